@@ -1,0 +1,91 @@
+// A group of ranks on one host and the collectives it can run: the torch-free half of the backend.
+//
+// NOTE [Order of calls]
+// Collectives of one communicator are numbered by a sequence that every rank counts alike, so
+// every rank must make the same calls in the same order. A communicator runs one collective at a
+// time (a mutex orders callers on one rank); point-to-point traffic is independent of it.
+//
+// NOTE [Failure]
+// A call succeeds or throws Error. An Error from validation (kInvalidArgument, kUnsupported) is
+// raised before anything is sent and leaves the group usable. Any other one makes the group failed
+// on this rank: the failure is published to the peers first, and every later call throws at once.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/core/collective.hpp"
+#include "kernels/core/error.hpp"
+#include "kernels/plan/algorithm.hpp"
+#include "symm_mem/segment.hpp"
+#include "symm_mem/store.hpp"
+
+namespace symm {
+
+class PointToPoint;
+
+struct CommunicatorConfig {
+  std::string group_name;
+  int rank = 0;  // group rank
+  int world_size = 1;
+  std::vector<std::int64_t> global_ranks;  // by group rank; for messages. Empty: same as group rank
+  std::chrono::milliseconds timeout{1'800'000};  // default of every operation, and of set-up
+  Algorithm algorithm = Algorithm::kAuto;        // forced for every collective that has it
+  std::size_t workspace_bytes = 8u << 20;        // a rank; multiple of 64 KiB, 512 KiB to 1 GiB
+  bool high_priority = false;                    // raises nothing on the host; kept for devices
+};
+
+class Communicator {
+ public:
+  // Collective over the group. Throws Error as PeerMesh::connect does; a group of one needs no
+  // peer and touches the store not at all.
+  static std::unique_ptr<Communicator> create(KeyValueStore& store, CommunicatorConfig config);
+  ~Communicator();
+
+  int rank() const;
+  int world_size() const;
+  const CommunicatorConfig& config() const;
+
+  // Carries out one collective and returns when this rank's buffers may be used again.
+  // Collective. Not reentrant. timeout <= 0 means the group's default. Blocks; throws Error.
+  void run(const CollectiveArgs& args, std::chrono::milliseconds timeout = {});
+
+  // Throws what run() would throw for `args` without communicating: kInvalidArgument or
+  // kUnsupported with the argument's name. Local, cheap.
+  void validate(const CollectiveArgs& args) const;
+
+  // The number that the next collective will get, from 1. Local.
+  std::uint64_t next_sequence() const;
+
+  // send/recv between two ranks. Lives as long as the communicator.
+  PointToPoint& point_to_point();
+
+  // Makes `local` known to the group, so that a tensor inside it is read in place by the peers.
+  // Collective (counts as one call in the order of collectives).
+  std::shared_ptr<Segment> rendezvous(std::shared_ptr<LocalSegment> local,
+                                      std::chrono::milliseconds timeout = {});
+
+  // Fails the group on this rank and tells the peers; calls in progress here and there throw
+  // kAborted. Local, any thread, never blocks.
+  void abort(const std::string& reason);
+
+  // Leaves in good order: peers that still need this rank get kPeerLeft rather than kPeerLost.
+  // Interrupts calls in progress on this rank. Local, idempotent, any thread.
+  void shutdown();
+
+  // The failure that later calls throw; nullopt while the group works.
+  std::optional<Error> failure() const;
+
+ private:
+  Communicator();
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace symm

@@ -1,0 +1,76 @@
+// What a caller asks of a collective, on one rank.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "kernels/core/dtype.hpp"
+#include "kernels/core/reduce_op.hpp"
+
+namespace symm {
+
+enum class CollectiveKind : std::uint8_t {
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kAllGather,
+  kGather,
+  kScatter,
+  kReduceScatter,
+  kAllToAll,
+  kBarrier,
+};
+inline constexpr int kCollectiveKindCount = 9;
+
+inline constexpr std::array<std::string_view, kCollectiveKindCount> kCollectiveKindNames = {
+    "all_reduce", "reduce",         "broadcast",  "all_gather", "gather",
+    "scatter",    "reduce_scatter", "all_to_all", "barrier"};
+
+constexpr std::string_view collective_name(CollectiveKind kind) {
+  return kCollectiveKindNames[static_cast<std::size_t>(kind)];
+}
+
+// One rank's share of a tensor list or of a split tensor. `count` is in elements; `data` may be
+// null where count is 0. Alignment is arbitrary.
+struct Part {
+  void* data = nullptr;
+  std::size_t count = 0;
+};
+
+// Buffers by collective (r is a group rank, N the world size; all memory belongs to the caller and
+// must stay valid until the call has returned):
+//
+//   kind            input          output         input_parts        output_parts
+//   all_reduce      count          count          -                  -
+//   reduce          count          count at root  -                  -
+//   broadcast       count at root  count          -                  -
+//   all_gather      count          -              -                  [N], r's share at r
+//   gather          count          -              -                  [N] at root
+//   scatter         -              count          [N] at root        -
+//   reduce_scatter  -              count          [N], share for r   -
+//   all_to_all      -              -              [N], to r          [N], from r
+//   barrier         -              -              -                  -
+//
+// output may equal input (in place); for all_gather output_parts[rank].data may equal input, and
+// for reduce_scatter output may equal input_parts[rank].data. Other overlap is refused.
+// all_gather and reduce_scatter accept shares of different size; every rank must then pass the
+// same list of counts.
+struct CollectiveArgs {
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  Dtype dtype = Dtype::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;         // group rank
+  double factor = 1.0;  // this rank's PREMUL_SUM factor
+  std::size_t count = 0;
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::span<const Part> input_parts;
+  std::span<const Part> output_parts;
+  // Hash of a dense, non-contiguous layout that all ranks must share; 0 for contiguous tensors.
+  std::uint32_t layout = 0;
+};
+
+}  // namespace symm

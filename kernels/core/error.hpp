@@ -1,0 +1,36 @@
+// The one error type below the torch seam. Host only.
+//
+// A message states the argument, what was expected, what came, and the rank. It is turned into
+// c10's exception once, in the backend.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace symm {
+
+enum class ErrorCode {
+  kInvalidArgument,  // the caller's input is wrong; nothing was sent
+  kUnsupported,      // a combination that has no meaning or is not there, named in the message
+  kTimeout,          // a peer did not arrive within the operation's time-out
+  kPeerLost,         // a peer's process ended while it was needed
+  kPeerLeft,         // a peer destroyed its group while it was needed
+  kMismatch,         // two ranks made different calls at the same sequence number
+  kAborted,          // abort() on this rank or on a peer, or a call on a group that has failed
+  kSystem,           // the operating system refused: memory, descriptors, sockets
+  kSecurity,         // a peer, a descriptor or a Store value failed a check
+};
+
+// Stable lower-case name, e.g. "peer_lost"; appears in messages and in the flight record.
+const char* error_code_name(ErrorCode code) noexcept;
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  ErrorCode code() const noexcept { return code_; }
+
+ private:
+  ErrorCode code_;
+};
+
+}  // namespace symm

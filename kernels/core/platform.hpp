@@ -1,0 +1,39 @@
+// Compiler and vendor differences of the whole project live in this header, in atomics.hpp and in
+// the gpu_api headers; nothing else tests a vendor macro.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__) || defined(__HIP__)
+#define SYMM_GPU_COMPILER 1
+#define SYMM_HOST_DEVICE __host__ __device__
+#else
+#define SYMM_GPU_COMPILER 0
+#define SYMM_HOST_DEVICE
+#endif
+
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+#define SYMM_DEVICE_PASS 1
+#else
+#define SYMM_DEVICE_PASS 0
+#endif
+
+#define SYMM_INLINE SYMM_HOST_DEVICE inline
+
+namespace symm {
+
+// Flags of different writers never share a line; 128 covers the adjacent-line prefetcher of x86
+// and the sector pairs of GPUs.
+inline constexpr std::size_t kCacheLine = 128;
+
+// Upper bound of ranks in one group on one host; sizes the per-peer arrays that live on the stack.
+inline constexpr int kMaxRanks = 128;
+
+SYMM_INLINE constexpr std::size_t align_up(std::size_t value, std::size_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+SYMM_INLINE constexpr std::size_t min_size(std::size_t a, std::size_t b) { return a < b ? a : b; }
+
+}  // namespace symm

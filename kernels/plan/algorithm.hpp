@@ -1,0 +1,31 @@
+// The methods by which a collective can be carried out, and their names.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace symm {
+
+enum class Algorithm : std::uint8_t {
+  kAuto,       // the table decides
+  kOneShot,    // through the small slots: every rank reads every contribution it needs
+  kTwoShot,    // all_reduce, reduce: each rank reduces its share, then shares are gathered
+  kRing,       // all_reduce: ordered ring, partial sums 0 -> N-1, results round again
+  kPipelined,  // data movement and reduce_scatter: chunks through the workspace
+};
+inline constexpr int kAlgorithmCount = 5;
+
+inline constexpr std::array<std::string_view, kAlgorithmCount> kAlgorithmNames = {
+    "auto", "one_shot", "two_shot", "ring", "pipelined"};
+
+constexpr std::string_view algorithm_name(Algorithm algorithm) {
+  return kAlgorithmNames[static_cast<std::size_t>(algorithm)];
+}
+
+// Throws Error(kInvalidArgument) that lists the names. `source` says where the text came from
+// (an environment variable, an option).
+Algorithm parse_algorithm(std::string_view text, std::string_view source);
+
+}  // namespace symm
