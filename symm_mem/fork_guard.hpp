@@ -3,7 +3,8 @@
 // A child inherits sockets and shared mappings. Left alone it would keep a dead parent's sockets
 // open (hiding the death from peers) and could write into live shared memory. So descriptors and
 // mappings are registered here: a child closes the descriptors at once, and the mappings are not
-// inherited (MADV_DONTFORK).
+// inherited (MADV_DONTFORK). Owners of such things must do nothing in a process of another
+// generation than the one that made them; GuardedDescriptor (guarded_descriptor.hpp) does so.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +16,22 @@ namespace symm {
 // work under another. Thread safe, costs one load.
 std::uint32_t fork_generation() noexcept;
 
-// `fd` will be closed in every child forked from now on. Local, thread safe.
-void close_on_fork(int fd);
-void forget_on_fork(int fd) noexcept;
+// While a ForkHold lives no thread of this process completes a fork(), so that making a descriptor
+// or a mapping and registering it is one step to every child. Thread safe. Keep it for a few short
+// system calls only; a thread must neither make a second one nor fork while it has one.
+class ForkHold {
+ public:
+  ForkHold();
+  ~ForkHold();
+  ForkHold(const ForkHold&) = delete;
+  ForkHold& operator=(const ForkHold&) = delete;
 
-// The range is not mapped in children forked from now on.
-void unmap_on_fork(void* base, std::size_t bytes);
+  // `fd` will be closed in every child forked from now on, until it is forgotten.
+  void close_in_child(int fd);
+  void forget(int fd) noexcept;
+
+  // The page-aligned range is not mapped in children forked from now on. Throws Error(kSystem).
+  void unmap_in_child(void* base, std::size_t bytes);
+};
 
 }  // namespace symm

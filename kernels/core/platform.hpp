@@ -21,6 +21,14 @@
 
 #define SYMM_INLINE SYMM_HOST_DEVICE inline
 
+// For functions that are compiled in translation units of different instruction sets: no copy of
+// its own exists that the linker could take from the wrong one.
+#if SYMM_GPU_COMPILER
+#define SYMM_FORCE_INLINE SYMM_HOST_DEVICE __forceinline__
+#else
+#define SYMM_FORCE_INLINE __attribute__((always_inline)) inline
+#endif
+
 namespace symm {
 
 // Flags of different writers never share a line; 128 covers the adjacent-line prefetcher of x86

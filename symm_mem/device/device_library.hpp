@@ -24,10 +24,15 @@ inline constexpr char kDeviceLibrarySymbol[] = "symm_device_library";
 
 // Opens the library of `kind` once (from the directory that holds libsymm, else the loader's path)
 // and returns it. Throws Error(kUnsupported) with one clear sentence that says what was looked for
-// and why it cannot be used. Thread safe. kHost is refused: host memory needs no library.
+// and why it cannot be used; a later call looks again. Thread safe. kHost is refused: host memory
+// needs no library.
 const DeviceLibrary& device_library(DeviceKind kind);
 
 // The sentence that device_library() would throw, or "" where it would succeed.
 std::string device_library_problem(DeviceKind kind);
+
+// What device_library() does, looking in `directory` in place of the one that holds libsymm, and
+// without remembering the result. An opened library stays open. Thread safe.
+const DeviceLibrary& open_device_library(const std::string& directory, DeviceKind kind);
 
 }  // namespace symm

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Finds or makes the Python environment in which symm is built and tested, and writes its
+# interpreter's path to .cache/python. Does nothing, quickly, when all is there.
+#   PYTHON=...   the interpreter to start from (default: python3)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly torch_requirement="torch==2.13.0"
+readonly tools=(pip numpy pytest pytest-timeout hypothesis expecttest "scikit-build-core>=0.11"
+  ninja nlohmann-json rich typer matplotlib scikit-learn ruff==0.17.5 clang-format==14.0.6
+  clang-tidy==14.0.6)
+
+fail() {
+  echo "setup: $*" >&2
+  exit 1
+}
+
+system_packages() {
+  local missing=()
+  command -v g++ >/dev/null || missing+=(g++)
+  cmake_is_new_enough || missing+=(cmake)
+  command -v ninja >/dev/null || missing+=(ninja-build)
+  [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] ||
+    missing+=(libgtest-dev)
+  command -v "${PYTHON:-python3}" >/dev/null || missing+=(python3 python3-venv)
+  has_python_headers || missing+=(python3-dev)
+  [ ${#missing[@]} -eq 0 ] && return
+  if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null
+    cmake_is_new_enough || fail "cmake 3.25 or newer is needed, the system has $(cmake_version)"
+  else
+    fail "install these system packages first: ${missing[*]} (cmake 3.25 or newer)"
+  fi
+}
+
+cmake_version() {
+  cmake --version 2>/dev/null | sed -nE '1s/.* ([0-9.]+).*/\1/p'
+}
+
+cmake_is_new_enough() {
+  command -v cmake >/dev/null &&
+    printf '3.25\n%s\n' "$(cmake_version)" | sort --check=quiet --version-sort
+}
+
+has_python_headers() {
+  command -v "${PYTHON:-python3}" >/dev/null || return 0
+  "${PYTHON:-python3}" -c 'if True:
+    import os, sys, sysconfig
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    sys.exit(not os.path.exists(header))'
+}
+
+# Prints the folder that holds torch, if $1 imports torch 2.11 or newer.
+folder_of_torch() {
+  "$1" -c 'if True:
+    import os, sys
+    import torch
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < (2, 11):
+        sys.exit(1)
+    print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null
+}
+
+pip_may_write() {
+  "$1" -c 'if True:
+    import os, sys, sysconfig
+    import pip
+    marker = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+    managed = os.path.exists(marker) and sys.prefix == sys.base_prefix
+    sys.exit(managed or not os.access(sysconfig.get_path("purelib"), os.W_OK))' 2>/dev/null
+}
+
+make_environment() {
+  local start="${PYTHON:-python3}" torch_folder
+  if torch_folder=$(folder_of_torch "$start"); then
+    if pip_may_write "$start"; then
+      "$start" -c 'import sys; print(sys.executable)' >.cache/python
+      return
+    fi
+    "$start" -m venv --system-site-packages .venv
+    # A virtual environment made from another one does not see that one's packages by itself.
+    local site
+    site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo "$torch_folder" >"$site/torch_of_the_system.pth"
+  else
+    echo "setup: $start has no torch 2.11 or newer; installing $torch_requirement into .venv" >&2
+    "$start" -m venv .venv
+    .venv/bin/python -m pip install --quiet "$torch_requirement"
+  fi
+  echo "$PWD/.venv/bin/python" >.cache/python
+}
+
+missing_tools() {
+  "$1" - "${@:2}" <<'PYTHON_END'
+import re
+import sys
+from importlib import metadata
+
+for requirement in sys.argv[1:]:
+    name, operator, wanted = re.fullmatch(r"([\w-]+)(==|>=)?(.*)", requirement).groups()
+    try:
+        found = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        print(requirement)
+        continue
+    if operator == "==" and found != wanted:
+        print(requirement)
+PYTHON_END
+}
+
+mkdir -p .cache
+system_packages
+if [ -n "${PYTHON:-}" ] && [ -s .cache/started_from ] &&
+  [ "$(cat .cache/started_from)" != "$PYTHON" ]; then
+  rm -f .cache/python
+fi
+if ! [ -s .cache/python ] || ! [ -x "$(cat .cache/python)" ]; then
+  make_environment
+  echo "${PYTHON:-python3}" >.cache/started_from
+fi
+python=$(cat .cache/python)
+mapfile -t missing < <(missing_tools "$python" "${tools[@]}")
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "setup: installing ${missing[*]}" >&2
+  "$python" -m pip install --quiet "${missing[@]}"
+fi

@@ -1,0 +1,40 @@
+# Compiler settings that hold for every target of the project.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release or RelWithDebInfo" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# No fused multiply-add where the source has none: in one instruction set and not in another it
+# would change result bits.
+add_compile_options(-Wall -Wextra -Werror -ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC 12 warns of overlapping copies inside std::string's operator+ (its bug 105651).
+  add_compile_options(-Wno-restrict)
+endif()
+
+if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(SYMM_CCACHE ccache)
+  if(SYMM_CCACHE)
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${SYMM_CCACHE}")
+  endif()
+endif()
+
+if(SYMM_SANITIZE)
+  if(NOT SYMM_SANITIZE MATCHES "^(address|undefined|address,undefined|thread)$")
+    message(FATAL_ERROR "SYMM_SANITIZE must be address, undefined, address,undefined or thread, "
+                        "but is \"${SYMM_SANITIZE}\".")
+  endif()
+  add_compile_options("-fsanitize=${SYMM_SANITIZE}" -fno-omit-frame-pointer -g)
+  add_link_options("-fsanitize=${SYMM_SANITIZE}")
+  if(SYMM_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # GCC says that it does not model fences; that stays visible without ending the build.
+    add_compile_options(-Wno-error=tsan)
+  else()
+    add_compile_options(-fno-sanitize-recover=all)
+  endif()
+endif()

@@ -1,0 +1,168 @@
+// The c10d backend "symm": every collective of a torch.distributed process group, carried out by
+// this library's own kernels.
+//
+// A c10d member function here does three things: it checks the tensors and turns them into
+// CollectiveArgs (collective_call.hpp), it runs them or queues them (issue), and it turns
+// symm::Error into PyTorch's exception (errors.hpp). Everything else is below the torch seam.
+//
+// NOTE [Where an operation runs]
+// asyncOp == false: on the caller's thread, when nothing of this group is queued; the returned Work
+// is finished and errors are thrown by the call itself. Else, and between startCoalescing and
+// endCoalescing: on the group's queue, in the order of the calls. A synchronous call that finds the
+// queue busy is queued and waited for. send and recv start at once and progress by themselves.
+//
+// All collectives are collective over the group and must be called in the same order on every rank.
+// Thread safety: as c10d's: calls from several threads are safe, their order is the caller's care.
+// They block; call them without Python's interpreter lock.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/ProcessGroupSymmOptions.hpp"
+#include "backend/WorkSymm.hpp"
+#include "backend/collective_call.hpp"
+#include "backend/engine/group_engine.hpp"
+
+namespace symm {
+
+class ProcessGroupSymm final : public c10d::Backend {
+ public:
+  using Options = ProcessGroupSymmOptions;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  // Collective over the group: connects the ranks through `store`, which must be the group's own
+  // (c10d hands out one with a prefix). Throws DistBackendError naming the ranks that did not come
+  // within the time-out, ValueError for a wrong option. options == nullptr gives the defaults.
+  ProcessGroupSymm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                   const c10::intrusive_ptr<Options>& options = nullptr);
+  // Interrupts what is in flight, as the end of the process does. Local.
+  ~ProcessGroupSymm() override;
+
+  const std::string getBackendName() const override { return "symm"; }
+  // A copy: splitGroup writes to what it gets.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
+
+  // Reductions.
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+
+  // Data movement.
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& output_lists, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
+                        std::vector<std::int64_t>& output_splits,
+                        std::vector<std::int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  // The error names the ranks that did not come; all of them, whatever `wait_all_ranks` says.
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  // Point-to-point; ranks are group ranks.
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // Coalescing covers the calls of one thread.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  // `ranks` are group ranks of this group. nullptr where this rank is not among them; the same
+  // backend again where the call repeats the last one with the same store (c10d splits once per
+  // device type). Collective over `ranks`.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  // Ranks count their operations alike from the start, so there is nothing to agree on.
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
+  void enableCollectivesTiming() override {}
+  void eagerConnectSingleDevice(at::Device) override {}
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+  // Makes the symmetric memory in which `tensor` lies known to the group, so that collectives read
+  // it in place. Collective: it counts as one call in the order of collectives. ValueError where
+  // the tensor was not allocated by allocate_symmetric().
+  void rendezvous(const at::Tensor& tensor);
+
+ private:
+  using Milliseconds = std::chrono::milliseconds;
+
+  CallBuilder builder(CollectiveKind kind) const { return {kind, rank_, size_}; }
+  CallBatch one(CollectiveCall call) const;
+
+  // Runs or queues `calls`; see NOTE [Where an operation runs]. `title` names the operation in
+  // profiles.
+  WorkPtr issue(c10d::OpType type, const char* title, CallBatch calls, Milliseconds timeout,
+                bool async_op);
+  WorkPtr run_inline(c10d::OpType type, const char* title, const CallBatch& calls,
+                     Milliseconds timeout);
+  WorkPtr enqueue(c10d::OpType type, const char* title, CallBatch calls, Milliseconds timeout);
+
+  CollectiveCall gather_into(at::Tensor& output, at::Tensor& input, int index) const;
+  CollectiveCall scatter_from(at::Tensor& output, at::Tensor& input, const c10d::ReduceOp& op,
+                              int index) const;
+  enum class Direction { kSend, kRecv };
+  WorkPtr transfer(Direction direction, c10d::OpType type, Tensors& tensors, int peer, int tag);
+
+  bool coalescing() const {
+    return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
+  void add_coalesced(const WorkPtr& work);
+
+  const c10::intrusive_ptr<Options> options_;
+  std::shared_ptr<GroupEngine> engine_;
+  std::atomic<std::uint64_t> sequence_{0};  // operations issued so far
+
+  std::atomic<std::thread::id> coalescing_thread_{};
+  std::mutex mutex_;  // guards what follows
+  std::vector<WorkPtr> coalesced_;
+  struct LastSplit {
+    c10::weak_intrusive_ptr<c10d::Store> store;
+    std::vector<int> ranks;
+    c10::weak_intrusive_ptr<c10d::Backend> backend;
+  };
+  std::optional<LastSplit> last_split_;
+};
+
+// A one-dimensional uint8 CPU tensor of `bytes` zeros in memory that can become symmetric
+// (ProcessGroupSymm::rendezvous). The memory lives as long as the tensor's storage, or a group that
+// knows it. Local.
+at::Tensor allocate_symmetric(std::int64_t bytes);
+
+}  // namespace symm

@@ -1,0 +1,57 @@
+#include "backend/ProcessGroupSymmOptions.hpp"
+
+#include "kernels/core/error.hpp"
+
+namespace symm {
+
+ProcessGroupSymmOptions::ProcessGroupSymmOptions(std::chrono::milliseconds timeout)
+    : c10d::Backend::Options("symm", timeout) {}
+
+c10::intrusive_ptr<ProcessGroupSymmOptions> ProcessGroupSymmOptions::from(
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+  if (!options) return c10::make_intrusive<ProcessGroupSymmOptions>();
+  if (const auto* own = dynamic_cast<const ProcessGroupSymmOptions*>(options.get())) {
+    return c10::make_intrusive<ProcessGroupSymmOptions>(*own);
+  }
+  auto copy = c10::make_intrusive<ProcessGroupSymmOptions>(options->timeout);
+  copy->group_name = options->group_name;
+  copy->global_ranks_in_group = options->global_ranks_in_group;
+  return copy;
+}
+
+void ProcessGroupSymmOptions::set_algorithm(const std::string& name) {
+  parse_algorithm(name, "the option algorithm");
+  algorithm_ = name;
+}
+
+void ProcessGroupSymmOptions::set_workspace_bytes(std::int64_t bytes) {
+  const auto size = static_cast<std::size_t>(bytes);
+  if (bytes < 0 || size < kMinWorkspaceBytes || size > kMaxWorkspaceBytes ||
+      size % kWorkspaceUnit != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the option workspace_bytes: expected a multiple of " +
+                    std::to_string(kWorkspaceUnit) + " from " + std::to_string(kMinWorkspaceBytes) +
+                    " to " + std::to_string(kMaxWorkspaceBytes) + ", got " + std::to_string(bytes));
+  }
+  workspace_bytes_ = size;
+}
+
+void ProcessGroupSymmOptions::validate_timeout() const {
+  if (timeout.count() <= 0) {
+    throw Error(ErrorCode::kInvalidArgument, "the option timeout: expected more than 0 ms, got " +
+                                                 std::to_string(timeout.count()) + " ms");
+  }
+}
+
+void ProcessGroupSymmOptions::validate(int world_size) const {
+  validate_timeout();
+  if (!global_ranks_in_group.empty() &&
+      global_ranks_in_group.size() != static_cast<std::size_t>(world_size)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the option global_ranks_in_group: expected none or one entry for each of the " +
+                    std::to_string(world_size) + " ranks, got " +
+                    std::to_string(global_ranks_in_group.size()));
+  }
+}
+
+}  // namespace symm

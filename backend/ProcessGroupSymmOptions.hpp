@@ -1,0 +1,53 @@
+// What a program may choose when it makes a process group.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/plan/algorithm.hpp"
+
+namespace symm {
+
+// Copyable; a group copies its options when it is made, so later changes do not reach it. Every
+// setter throws Error(kInvalidArgument) that names the option, what is expected and what came, and
+// then changes nothing.
+class ProcessGroupSymmOptions final : public c10d::Backend::Options {
+ public:
+  static constexpr std::size_t kDefaultWorkspaceBytes = std::size_t{8} << 20;
+  static constexpr std::size_t kMinWorkspaceBytes = std::size_t{512} << 10;
+  static constexpr std::size_t kMaxWorkspaceBytes = std::size_t{1} << 30;
+  static constexpr std::size_t kWorkspaceUnit = std::size_t{64} << 10;
+
+  explicit ProcessGroupSymmOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout);
+  ProcessGroupSymmOptions(const ProcessGroupSymmOptions&) = default;
+
+  // A copy of `options` where it is of this type, else one that takes over what every backend's
+  // options have. nullptr gives the defaults.
+  static c10::intrusive_ptr<ProcessGroupSymmOptions> from(
+      const c10::intrusive_ptr<c10d::Backend::Options>& options);
+
+  // One of kAlgorithmNames; "auto" lets the table decide.
+  const std::string& algorithm() const { return algorithm_; }
+  void set_algorithm(const std::string& name);
+
+  // A rank's staging memory: a multiple of 64 KiB, 512 KiB to 1 GiB.
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  void set_workspace_bytes(std::int64_t bytes);
+
+  // For devices with streams; the host has none.
+  bool is_high_priority_stream = false;
+
+  // Check what the base class lets anybody write: the time-out, and the list of ranks too.
+  void validate_timeout() const;
+  void validate(int world_size) const;
+
+ private:
+  std::string algorithm_ = "auto";
+  std::size_t workspace_bytes_ = kDefaultWorkspaceBytes;
+};
+
+}  // namespace symm

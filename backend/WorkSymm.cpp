@@ -1,0 +1,335 @@
+#include "backend/WorkSymm.hpp"
+
+#include <ATen/core/jit_type.h>
+#include <c10/util/Logging.h>
+
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "backend/errors.hpp"
+
+namespace symm {
+
+WorkSymm::WorkSymm(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
+                   TensorVector outputs)
+    : c10d::Work(rank, type, title),
+      sequence_(sequence),
+      outputs_(std::move(outputs)),
+      started_(Clock::now()) {}
+
+void WorkSymm::finish_at_birth() noexcept {
+  ended_ = Clock::now();
+  completed_ = true;
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  finished_.store(true, std::memory_order_release);
+}
+
+void WorkSymm::finish(std::exception_ptr failure) noexcept {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  c10::intrusive_ptr<c10::ivalue::Future> future_result;
+  {
+    std::lock_guard lock(mutex_);
+    if (completed_) return;
+    ended_ = Clock::now();
+    completed_ = true;
+    exception_ = std::move(failure);
+    finished_.store(true, std::memory_order_release);
+    future = future_;
+    future_result = future_result_;
+    cv_.notify_all();
+  }
+  // A callback of the user that throws is the future's business; one of the profiler must not end
+  // the process.
+  try {
+    if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+    if (future) complete(*future);
+    if (future_result) complete_result(*future_result);
+  } catch (const std::exception& error) {
+    LOG(ERROR) << "symm: a callback of a finished operation failed: " << error.what();
+  } catch (...) {
+    LOG(ERROR) << "symm: a callback of a finished operation failed";
+  }
+}
+
+bool WorkSymm::isCompleted() { return finished(); }
+
+bool WorkSymm::isSuccess() const { return finished() && !exception_; }
+
+std::exception_ptr WorkSymm::exception() const { return finished() ? exception_ : nullptr; }
+
+int WorkSymm::sourceRank() const {
+  TORCH_CHECK(false, "sourceRank() may only be called on the work of a recv.");
+}
+
+std::vector<at::Tensor> WorkSymm::result() { return {outputs_.begin(), outputs_.end()}; }
+
+void WorkSymm::synchronize() {
+  if (finished()) rethrow_failure();
+}
+
+void WorkSymm::rethrow_failure() const {
+  if (exception_) std::rethrow_exception(exception_);
+}
+
+bool WorkSymm::wait_until_finished(std::chrono::milliseconds limit) {
+  if (finished()) return true;
+  std::unique_lock lock(mutex_);
+  const auto ended = [this] { return completed_; };
+  if (limit.count() > 0) return cv_.wait_for(lock, limit, ended);
+  cv_.wait(lock, ended);
+  return true;
+}
+
+void WorkSymm::throw_wait_timeout(std::chrono::milliseconds limit) const {
+  throw_torch_error(Error(ErrorCode::kTimeout,
+                          "wait() of operation " + std::to_string(sequence_) + " on group rank " +
+                              std::to_string(rank_) + ": not done after " +
+                              std::to_string(limit.count()) + " ms; it stays in flight"));
+}
+
+bool WorkSymm::wait(std::chrono::milliseconds timeout) {
+  if (!wait_until_finished(timeout)) throw_wait_timeout(timeout);
+  release_inputs();
+  rethrow_failure();
+  return true;
+}
+
+void WorkSymm::abort() {
+  if (!finished()) abort_group();
+}
+
+std::uint64_t WorkSymm::getSequencenumber() const { return sequence_; }
+
+float WorkSymm::getDuration() const {
+  if (!finished()) return 0.0f;
+  return std::chrono::duration<float, std::milli>(ended_ - started_).count();
+}
+
+void WorkSymm::complete(c10::ivalue::Future& future) const {
+  if (exception_) {
+    future.setError(exception_);
+  } else {
+    future.markCompleted(c10::IValue(std::vector<at::Tensor>(outputs_.begin(), outputs_.end())));
+  }
+}
+
+void WorkSymm::complete_result(c10::ivalue::Future& future) const {
+  const auto result = exception_ ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+  future.markCompleted(c10::IValue(static_cast<std::int64_t>(result)));
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkSymm::getFuture() {
+  std::unique_lock lock(mutex_);
+  if (!future_) {
+    future_ =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    if (completed_) {
+      lock.unlock();
+      complete(*future_);
+    }
+  }
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkSymm::getFutureResult() {
+  std::unique_lock lock(mutex_);
+  if (!future_result_) {
+    future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
+    if (completed_) {
+      lock.unlock();
+      complete_result(*future_result_);
+    }
+  }
+  return future_result_;
+}
+
+namespace {
+
+TensorVector outputs_of(const CallBatch& calls) {
+  TensorVector outputs;
+  for (const CollectiveCall& call : calls) {
+    outputs.append(call.outputs.begin(), call.outputs.end());
+  }
+  return outputs;
+}
+
+}  // namespace
+
+CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const char* title,
+                               std::uint64_t sequence, CallBatch calls,
+                               std::shared_ptr<Communicator> communicator,
+                               std::chrono::milliseconds timeout)
+    : WorkSymm(rank, type, title, sequence, outputs_of(calls)),
+      calls_(std::move(calls)),
+      communicator_(std::move(communicator)),
+      timeout_(timeout) {}
+
+void CollectiveWork::run() noexcept {
+  std::exception_ptr failure;
+  try {
+    for (const CollectiveCall& call : calls_) communicator_->run(call.args, timeout_);
+  } catch (const Error& error) {
+    failure = torch_error(error);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  std::shared_ptr<Communicator> communicator;
+  {
+    std::lock_guard lock(mutex_);
+    communicator.swap(communicator_);
+  }
+  finish(std::move(failure));
+}
+
+void CollectiveWork::cancel(const Error& reason) noexcept {
+  std::shared_ptr<Communicator> communicator;
+  {
+    std::lock_guard lock(mutex_);
+    communicator.swap(communicator_);
+  }
+  finish(torch_error(reason));
+}
+
+void CollectiveWork::release_inputs() {
+  CallBatch calls;
+  std::lock_guard lock(mutex_);
+  calls.swap(calls_);
+}
+
+void CollectiveWork::abort_group() {
+  std::shared_ptr<Communicator> communicator;
+  {
+    std::lock_guard lock(mutex_);
+    communicator = communicator_;
+  }
+  if (communicator) communicator->abort("abort() of an operation was called");
+}
+
+TransferWork::TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, at::Tensor tensor,
+                           const std::shared_ptr<Communicator>& communicator)
+    : WorkSymm(rank, type, nullptr, sequence,
+               type == c10d::OpType::SEND ? TensorVector{} : TensorVector{tensor}),
+      tensor_(std::move(tensor)),
+      communicator_(communicator) {}
+
+void TransferWork::start(std::shared_ptr<Transfer> transfer) {
+  transfer_ = std::move(transfer);
+  if (steps_.fetch_add(1, std::memory_order_acq_rel) == 1) finish_from_transfer();
+}
+
+void TransferWork::transfer_done() noexcept {
+  if (steps_.fetch_add(1, std::memory_order_acq_rel) == 1) finish_from_transfer();
+}
+
+void TransferWork::finish_from_transfer() noexcept {
+  const std::optional<Error> error = transfer_->error();
+  finish(error ? torch_error(*error) : nullptr);
+}
+
+bool TransferWork::isCompleted() {
+  if (!finished() && transfer_->done()) finish_from_transfer();
+  return finished();
+}
+
+bool TransferWork::wait(std::chrono::milliseconds timeout) {
+  if (!isCompleted()) {
+    if (const std::shared_ptr<Communicator> communicator = communicator_.lock()) {
+      try {
+        communicator->point_to_point().wait(*transfer_, timeout);
+      } catch (const Error& error) {
+        // The transfer's own failure is reported below, from the transfer.
+        if (!transfer_->done()) throw_torch_error(error);
+      }
+    }
+    if (transfer_->done()) finish_from_transfer();
+  }
+  return WorkSymm::wait(timeout);
+}
+
+int TransferWork::sourceRank() const {
+  TORCH_CHECK(opType_ != c10d::OpType::SEND,
+              "sourceRank() may only be called on the work of a recv.");
+  TORCH_CHECK(finished(), "sourceRank() may only be called once the recv is done: wait() first.");
+  return transfer_->peer();
+}
+
+void TransferWork::release_inputs() {
+  at::Tensor released;
+  std::lock_guard lock(mutex_);
+  std::swap(released, tensor_);
+}
+
+void TransferWork::abort_group() {
+  if (const std::shared_ptr<Communicator> communicator = communicator_.lock()) {
+    communicator->abort("abort() of a transfer was called");
+  }
+}
+
+CoalescedWork::CoalescedWork(int rank, std::uint64_t sequence,
+                             std::vector<c10::intrusive_ptr<Work>> works, TensorVector outputs)
+    : WorkSymm(rank, c10d::OpType::COALESCED, nullptr, sequence, std::move(outputs)),
+      works_(std::move(works)) {
+  if (works_.empty()) finish_at_birth();
+}
+
+void CoalescedWork::finish_with_last() noexcept {
+  std::exception_ptr first;
+  for (const c10::intrusive_ptr<Work>& work : works_) {
+    if (!first) first = work->exception();
+  }
+  finish(std::move(first));
+}
+
+bool CoalescedWork::isCompleted() {
+  if (finished()) return true;
+  for (const c10::intrusive_ptr<Work>& work : works_) {
+    if (!work->isCompleted()) return false;
+  }
+  finish_with_last();
+  return true;
+}
+
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  const auto begin = Clock::now();
+  for (const c10::intrusive_ptr<Work>& work : works_) {
+    std::chrono::milliseconds left = timeout;
+    if (timeout.count() > 0) {
+      const auto spent =
+          std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+      left = std::max(std::chrono::milliseconds(1), timeout - spent);
+    }
+    work->wait(left);
+  }
+  isCompleted();
+  return true;
+}
+
+void CoalescedWork::abort() {
+  for (const c10::intrusive_ptr<Work>& work : works_) work->abort();
+}
+
+void CoalescedWork::follow() {
+  if (works_.empty() || follows_.exchange(true)) return;
+  auto unfinished = std::make_shared<std::atomic<std::size_t>>(works_.size());
+  const auto self = c10::intrusive_ptr<CoalescedWork>::unsafe_reclaim_from_nonowning(this);
+  for (const c10::intrusive_ptr<Work>& work : works_) {
+    work->getFuture()->addCallback([self, unfinished](c10::ivalue::Future&) {
+      if (unfinished->fetch_sub(1, std::memory_order_acq_rel) == 1) self->finish_with_last();
+    });
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
+  auto future = WorkSymm::getFuture();
+  follow();
+  return future;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFutureResult() {
+  auto future = WorkSymm::getFutureResult();
+  follow();
+  return future;
+}
+
+}  // namespace symm

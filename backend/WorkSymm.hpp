@@ -1,0 +1,160 @@
+// What an operation of the process group returns.
+//
+// NOTE [Life of a Work]
+// A Work is pending until finish() is called, once, with or without an exception; from then on
+// nothing changes. A synchronous operation that ran on its caller's thread returns a Work that was
+// born finished. Waiters are woken before the callbacks of a future run. Tensors are kept until
+// wait() or the destructor, so that they are released on a thread of the user where there is one.
+//
+// Thread safety: every member may be called from any thread (functional collectives wait from other
+// threads). wait() blocks: call it without Python's interpreter lock.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "backend/collective_call.hpp"
+#include "backend/engine/communicator.hpp"
+#include "backend/engine/point_to_point.hpp"
+
+namespace symm {
+
+using TensorVector = c10::SmallVector<at::Tensor, 2>;
+
+class WorkSymm : public c10d::Work {
+ public:
+  // `title` names the operation in a profile and may be nullptr. The sequence number counts the
+  // operations of the group, from 1.
+  WorkSymm(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
+           TensorVector outputs);
+
+  // For the operation itself: the Work is born finished.
+  void finish_at_birth() noexcept;
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  // Host memory needs no stream order: rethrows the failure of a finished Work.
+  void synchronize() override;
+  // Blocks until finished and rethrows. timeout <= 0 stands for the operation's own time-out, which
+  // ends it with an error. A positive one that passes first throws DistBackendError and leaves the
+  // operation in flight.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  // Fails the whole group: an operation cannot be taken back alone.
+  void abort() override;
+  // Completed with the list of output tensors, or with the exception.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  // Completed with a c10d::WorkResult as a number, never with an exception.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  std::uint64_t getSequencenumber() const override;
+  // Milliseconds from the call to the end; 0 while pending.
+  float getDuration() const override;
+
+ protected:
+  using Clock = std::chrono::steady_clock;
+
+  // Ends the Work; later calls do nothing. Runs the callbacks of futures on this thread.
+  void finish(std::exception_ptr failure) noexcept;
+  bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
+  // Blocks until finished or until `limit` (> 0) has passed; false in the latter case.
+  bool wait_until_finished(std::chrono::milliseconds limit);
+  void rethrow_failure() const;
+  [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds limit) const;
+
+  // Lets go of what only the running operation needed. On a waiter's thread.
+  virtual void release_inputs() {}
+  virtual void abort_group() {}
+
+ private:
+  void complete(c10::ivalue::Future& future) const;
+  void complete_result(c10::ivalue::Future& future) const;
+
+  const std::uint64_t sequence_;
+  TensorVector outputs_;
+  const Clock::time_point started_;
+  Clock::time_point ended_{};
+  std::atomic<bool> finished_{false};
+  // Under mutex_ of the base, as exception_ is; both are made only when asked for.
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_result_;
+};
+
+// One or more collectives on the group's queue.
+class CollectiveWork final : public WorkSymm {
+ public:
+  CollectiveWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
+                 CallBatch calls, std::shared_ptr<Communicator> communicator,
+                 std::chrono::milliseconds timeout);
+
+  // On the queue's thread.
+  void run() noexcept;
+  void cancel(const Error& reason) noexcept;
+
+ private:
+  void release_inputs() override;
+  void abort_group() override;
+
+  CallBatch calls_;
+  std::shared_ptr<Communicator> communicator_;  // until finished; under mutex_
+  const std::chrono::milliseconds timeout_;
+};
+
+// A send or recv. wait() makes progress on the waiter's thread.
+class TransferWork final : public WorkSymm {
+ public:
+  TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, at::Tensor tensor,
+               const std::shared_ptr<Communicator>& communicator);
+
+  // `transfer` was started for this Work's tensor; the engine calls transfer_done() from its
+  // on_done, on any thread and perhaps before start() is.
+  void start(std::shared_ptr<Transfer> transfer);
+  void transfer_done() noexcept;
+
+  bool isCompleted() override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  int sourceRank() const override;
+
+ private:
+  void finish_from_transfer() noexcept;
+  void release_inputs() override;
+  void abort_group() override;
+
+  at::Tensor tensor_;                         // under mutex_
+  std::weak_ptr<Communicator> communicator_;  // a transfer does not keep its group alive
+  std::shared_ptr<Transfer> transfer_;        // set once by start()
+  std::atomic<int> steps_{0};                 // start() and transfer_done(), in either order
+};
+
+// The operations between startCoalescing and endCoalescing.
+class CoalescedWork final : public WorkSymm {
+ public:
+  CoalescedWork(int rank, std::uint64_t sequence, std::vector<c10::intrusive_ptr<Work>> works,
+                TensorVector outputs);
+
+  bool isCompleted() override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+
+ private:
+  // All works have ended.
+  void finish_with_last() noexcept;
+  // Makes the last of the works finish this one.
+  void follow();
+
+  const std::vector<c10::intrusive_ptr<Work>> works_;
+  std::atomic<bool> follows_{false};
+};
+
+}  // namespace symm

@@ -1,0 +1,288 @@
+#include "backend/collective_call.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+namespace symm {
+
+namespace {
+
+std::size_t count_of(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()); }
+
+struct Range {
+  std::uintptr_t begin;
+  std::uintptr_t end;
+};
+
+Range range_of(const void* data, std::size_t count, std::size_t element_bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  return {begin, begin + count * element_bytes};
+}
+
+bool overlap(const Range& a, const Range& b) {
+  return a.begin < b.end && b.begin < a.end && a.begin != a.end && b.begin != b.end;
+}
+
+bool any_overlap(const std::vector<Part>& parts, std::size_t element_bytes) {
+  // Shares of one tensor come in ascending order, so sorting is seldom needed.
+  const auto disjoint_in_order = [](const auto& ranges) {
+    for (std::size_t i = 1; i < ranges.size(); ++i) {
+      if (ranges[i].begin < ranges[i - 1].end) return false;
+    }
+    return true;
+  };
+  c10::SmallVector<Range, 16> ranges;
+  for (const Part& part : parts) {
+    if (part.count > 0) ranges.push_back(range_of(part.data, part.count, element_bytes));
+  }
+  if (disjoint_in_order(ranges)) return false;
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  return !disjoint_in_order(ranges);
+}
+
+}  // namespace
+
+CallBuilder::CallBuilder(CollectiveKind kind, int rank, int world_size)
+    : checks_(collective_name(kind), rank, world_size) {
+  call_.args.kind = kind;
+}
+
+CallBuilder& CallBuilder::reduce(const c10d::ReduceOp& op) {
+  reduces_ = true;
+  call_.args.op = checks_.reduce_op(op, call_.args.factor);
+  return *this;
+}
+
+CallBuilder& CallBuilder::root(std::int64_t root, const char* name) {
+  checks_.rank_in_range(root, name);
+  call_.args.root = static_cast<int>(root);
+  return *this;
+}
+
+void CallBuilder::dtype(const at::Tensor& tensor, const Argument& argument) {
+  if (scalar_type_ != at::ScalarType::Undefined) {
+    checks_.same_dtype(tensor, argument, scalar_type_);
+    return;
+  }
+  scalar_type_ = tensor.scalar_type();
+  call_.args.dtype = reduces_ ? checks_.arithmetic_dtype(tensor, argument)
+                              : checks_.movable_dtype(tensor, argument);
+}
+
+const at::Tensor& CallBuilder::kept_input(const at::Tensor& tensor, const Argument& argument) {
+  checks_.readable(tensor, argument);
+  dtype(tensor, argument);
+  const bool plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  call_.inputs.push_back(plain ? tensor : tensor.resolve_conj().resolve_neg().contiguous());
+  return call_.inputs.back();
+}
+
+CallBuilder& CallBuilder::in_place(const at::Tensor& tensor, Argument argument) {
+  checks_.usable(tensor, argument);
+  dtype(tensor, argument);
+  if (!tensor.is_non_overlapping_and_dense()) [[unlikely]] {
+    checks_.writable(tensor, argument);  // a tensor with one element may count as contiguous only
+  }
+  call_.args.count = count_of(tensor);
+  call_.args.output = tensor.mutable_data_ptr();
+  call_.args.input = call_.args.output;
+  call_.args.layout = layout_hash(tensor);
+  call_.outputs.push_back(tensor);
+  return *this;
+}
+
+CallBuilder& CallBuilder::input(const at::Tensor& tensor, Argument argument) {
+  const at::Tensor& kept = kept_input(tensor, argument);
+  call_.args.count = count_of(kept);
+  call_.args.input = kept.const_data_ptr();
+  return *this;
+}
+
+CallBuilder& CallBuilder::output(const at::Tensor& tensor, Argument argument) {
+  checks_.writable(tensor, argument);
+  dtype(tensor, argument);
+  call_.args.count = count_of(tensor);
+  call_.args.output = tensor.mutable_data_ptr();
+  call_.outputs.push_back(tensor);
+  return *this;
+}
+
+void CallBuilder::add_part(std::vector<Part>& parts, const void* data, std::size_t count) {
+  parts.push_back({const_cast<void*>(data), count});
+}
+
+CallBuilder& CallBuilder::input_list(const std::vector<at::Tensor>& tensors, const char* name) {
+  checks_.list_size(tensors.size(), static_cast<std::size_t>(checks_.world_size()), name);
+  call_.input_parts.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& kept = kept_input(tensors[i], {name, static_cast<int>(i)});
+    add_part(call_.input_parts, kept.const_data_ptr(), count_of(kept));
+  }
+  return *this;
+}
+
+CallBuilder& CallBuilder::output_list(const std::vector<at::Tensor>& tensors, const char* name) {
+  checks_.list_size(tensors.size(), static_cast<std::size_t>(checks_.world_size()), name);
+  call_.output_parts.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Argument argument{name, static_cast<int>(i)};
+    checks_.writable(tensors[i], argument);
+    dtype(tensors[i], argument);
+    add_part(call_.output_parts, tensors[i].mutable_data_ptr(), count_of(tensors[i]));
+    call_.outputs.push_back(tensors[i]);
+  }
+  return *this;
+}
+
+void CallBuilder::add_shares(std::vector<Part>& parts, const at::Tensor& tensor, const void* data,
+                             const Argument& argument) {
+  const auto ranks = static_cast<std::size_t>(checks_.world_size());
+  const std::size_t total = count_of(tensor);
+  if (total % ranks != 0) {
+    checks_.fail(ErrorCode::kInvalidArgument, argument,
+                 "expected a number of elements that divides by the world size " +
+                     std::to_string(ranks) + ", got " + std::to_string(total));
+  }
+  const std::size_t share_bytes = total / ranks * tensor.element_size();
+  parts.reserve(ranks);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    add_part(parts, static_cast<const std::byte*>(data) + r * share_bytes, total / ranks);
+  }
+}
+
+CallBuilder& CallBuilder::input_shares(const at::Tensor& tensor, Argument argument) {
+  const at::Tensor& kept = kept_input(tensor, argument);
+  add_shares(call_.input_parts, kept, kept.const_data_ptr(), argument);
+  return *this;
+}
+
+CallBuilder& CallBuilder::output_shares(const at::Tensor& tensor, Argument argument) {
+  checks_.writable(tensor, argument);
+  dtype(tensor, argument);
+  add_shares(call_.output_parts, tensor, tensor.mutable_data_ptr(), argument);
+  call_.outputs.push_back(tensor);
+  return *this;
+}
+
+void CallBuilder::add_rows(std::vector<Part>& parts, const at::Tensor& tensor, const void* data,
+                           const std::vector<std::int64_t>& rows, const char* name,
+                           const char* rows_name) {
+  const auto ranks = static_cast<std::size_t>(checks_.world_size());
+  const std::int64_t total_rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  if (rows.empty()) {
+    if (total_rows % checks_.world_size() != 0) {
+      checks_.fail(ErrorCode::kInvalidArgument, {name},
+                   "expected dimension 0 to divide by the world size " + std::to_string(ranks) +
+                       " where no split sizes are given, got " + std::to_string(total_rows));
+    }
+    add_shares(parts, tensor, data, {name});
+    return;
+  }
+  checks_.list_size(rows.size(), ranks, rows_name);
+  std::int64_t sum = 0;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    if (rows[r] < 0 || rows[r] > total_rows) {
+      checks_.fail(ErrorCode::kInvalidArgument, {rows_name, static_cast<int>(r)},
+                   "expected 0 to " + std::to_string(total_rows) + ", the size of dimension 0 of " +
+                       name + ", got " + std::to_string(rows[r]));
+    }
+    sum += rows[r];
+  }
+  if (sum != total_rows) {
+    checks_.fail(ErrorCode::kInvalidArgument, {rows_name},
+                 "expected a sum of " + std::to_string(total_rows) +
+                     ", the size of dimension 0 of " + name + ", got " + std::to_string(sum));
+  }
+  const std::size_t row = total_rows == 0 ? 0 : count_of(tensor) / total_rows;
+  const auto* next = static_cast<const std::byte*>(data);
+  parts.reserve(ranks);
+  for (const std::int64_t share : rows) {
+    const std::size_t count = row * static_cast<std::size_t>(share);
+    add_part(parts, next, count);
+    next += count * tensor.element_size();
+  }
+}
+
+CallBuilder& CallBuilder::input_rows(const at::Tensor& tensor,
+                                     const std::vector<std::int64_t>& rows, const char* name,
+                                     const char* rows_name) {
+  const at::Tensor& kept = kept_input(tensor, {name});
+  add_rows(call_.input_parts, kept, kept.const_data_ptr(), rows, name, rows_name);
+  return *this;
+}
+
+CallBuilder& CallBuilder::output_rows(const at::Tensor& tensor,
+                                      const std::vector<std::int64_t>& rows, const char* name,
+                                      const char* rows_name) {
+  checks_.writable(tensor, {name});
+  dtype(tensor, {name});
+  add_rows(call_.output_parts, tensor, tensor.mutable_data_ptr(), rows, name, rows_name);
+  call_.outputs.push_back(tensor);
+  return *this;
+}
+
+CallBuilder& CallBuilder::even_parts(const char* name) {
+  const std::vector<Part>& parts =
+      call_.input_parts.empty() ? call_.output_parts : call_.input_parts;
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    checks_.element_count(parts[r].count, call_.args.count, {name, static_cast<int>(r)});
+  }
+  return *this;
+}
+
+CallBuilder& CallBuilder::own_part(const char* name) {
+  const std::vector<Part>& parts =
+      call_.input_parts.empty() ? call_.output_parts : call_.input_parts;
+  const auto own = static_cast<std::size_t>(checks_.rank());
+  checks_.element_count(parts[own].count, call_.args.count, {name, checks_.rank()});
+  return *this;
+}
+
+void CallBuilder::check_overlap() const {
+  const CollectiveArgs& args = call_.args;
+  const std::size_t bytes = dtype_bytes(args.dtype);
+  const auto own = static_cast<std::size_t>(checks_.rank());
+  const auto refuse = [&](const char* which) {
+    checks_.fail(ErrorCode::kInvalidArgument, {which},
+                 "expected memory of its own, got tensors that overlap each other");
+  };
+  const bool lone_input = args.input && call_.input_parts.empty();
+  const bool lone_output = args.output && call_.output_parts.empty();
+  if (lone_input && lone_output && args.input != args.output &&
+      overlap(range_of(args.input, args.count, bytes), range_of(args.output, args.count, bytes))) {
+    refuse("input and output");
+  }
+  if (any_overlap(call_.output_parts, bytes)) refuse("the output tensors");
+
+  // In place means exactly the own part.
+  const auto check_against_parts = [&](const void* data, const std::vector<Part>& parts) {
+    const Range lone = range_of(data, args.count, bytes);
+    for (std::size_t r = 0; r < parts.size(); ++r) {
+      if (r == own && parts[r].data == data) continue;
+      if (overlap(lone, range_of(parts[r].data, parts[r].count, bytes))) refuse("input and output");
+    }
+  };
+  if (lone_input) check_against_parts(args.input, call_.output_parts);
+  if (lone_output) check_against_parts(args.output, call_.input_parts);
+
+  if (!call_.input_parts.empty() && !call_.output_parts.empty()) {
+    for (const Part& in : call_.input_parts) {
+      const Range range = range_of(in.data, in.count, bytes);
+      for (const Part& out : call_.output_parts) {
+        if (overlap(range, range_of(out.data, out.count, bytes))) refuse("input and output");
+      }
+    }
+  }
+}
+
+CollectiveCall CallBuilder::build() {
+  check_overlap();
+  call_.args.input_parts = call_.input_parts;
+  call_.args.output_parts = call_.output_parts;
+  return std::move(call_);
+}
+
+}  // namespace symm

@@ -1,0 +1,85 @@
+// From the tensors of a c10d call to the CollectiveArgs of the engine.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "backend/tensor_checks.hpp"
+#include "kernels/core/collective.hpp"
+
+namespace symm {
+
+// One collective, ready to run, with everything that its pointers lead to. Movable: the parts live
+// on the heap, so the spans in `args` stay right.
+struct CollectiveCall {
+  CollectiveArgs args;
+  std::vector<Part> input_parts;
+  std::vector<Part> output_parts;
+  c10::SmallVector<at::Tensor, 2> outputs;  // what the caller gets; the value of the future
+  c10::SmallVector<at::Tensor, 2> inputs;   // kept alive until the call is done
+};
+
+// The calls that one c10d operation stands for; more than one for the coalesced forms.
+using CallBatch = c10::SmallVector<CollectiveCall, 1>;
+
+// Builds one call, checking each tensor as it is added. Inputs that are only read may be
+// non-contiguous: a contiguous copy is made and kept. Throws as TensorChecks does.
+class CallBuilder {
+ public:
+  CallBuilder(CollectiveKind kind, int rank, int world_size);
+
+  const TensorChecks& checks() const { return checks_; }
+
+  // A reduction's operator; must come before the tensors.
+  CallBuilder& reduce(const c10d::ReduceOp& op);
+  CallBuilder& root(std::int64_t root, const char* name);
+
+  // One tensor that is read and overwritten. Dense in any order of dimensions.
+  CallBuilder& in_place(const at::Tensor& tensor, Argument argument);
+  CallBuilder& input(const at::Tensor& tensor, Argument argument);
+  CallBuilder& output(const at::Tensor& tensor, Argument argument);
+
+  // A list with one tensor a rank.
+  CallBuilder& input_list(const std::vector<at::Tensor>& tensors, const char* name);
+  CallBuilder& output_list(const std::vector<at::Tensor>& tensors, const char* name);
+
+  // One tensor that holds every rank's share one after the other, in equal shares.
+  CallBuilder& input_shares(const at::Tensor& tensor, Argument argument);
+  CallBuilder& output_shares(const at::Tensor& tensor, Argument argument);
+
+  // The same with rank r's share being rows[r] entries of dimension 0; equal where rows is empty.
+  CallBuilder& input_rows(const at::Tensor& tensor, const std::vector<std::int64_t>& rows,
+                          const char* name, const char* rows_name);
+  CallBuilder& output_rows(const at::Tensor& tensor, const std::vector<std::int64_t>& rows,
+                           const char* name, const char* rows_name);
+
+  // Every part has as many elements as the input or output has.
+  CallBuilder& even_parts(const char* name);
+  // The own part of a list has as many elements as the input or output has.
+  CallBuilder& own_part(const char* name);
+
+  // Checks that nothing overlaps that must not, and gives the call away.
+  CollectiveCall build();
+
+ private:
+  void dtype(const at::Tensor& tensor, const Argument& argument);
+  const at::Tensor& kept_input(const at::Tensor& tensor, const Argument& argument);
+  void add_part(std::vector<Part>& parts, const void* data, std::size_t count);
+  void add_shares(std::vector<Part>& parts, const at::Tensor& tensor, const void* data,
+                  const Argument& argument);
+  void add_rows(std::vector<Part>& parts, const at::Tensor& tensor, const void* data,
+                const std::vector<std::int64_t>& rows, const char* name, const char* rows_name);
+  void check_overlap() const;
+
+  TensorChecks checks_;
+  CollectiveCall call_;
+  at::ScalarType scalar_type_ = at::ScalarType::Undefined;
+  bool reduces_ = false;
+};
+
+}  // namespace symm

@@ -1,0 +1,441 @@
+#include "backend/engine/communicator.hpp"
+
+#include <cstdlib>
+#include <mutex>
+#include <numeric>
+
+#include "backend/engine/group_health.hpp"
+#include "backend/engine/group_memory.hpp"
+#include "backend/engine/mailbox_engine.hpp"
+#include "backend/engine/settings.hpp"
+#include "backend/engine/validation.hpp"
+#include "kernels/core/atomics.hpp"
+#include "kernels/cpu/host_collectives.hpp"
+#include "kernels/plan/plan.hpp"
+#include "symm_mem/fork_guard.hpp"
+
+namespace symm {
+
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// Ranks that share this host's cores: torchrun says how many of the job there are.
+int ranks_on_host(int world_size) {
+  const char* local = std::getenv("LOCAL_WORLD_SIZE");
+  return std::max(world_size, local == nullptr ? 0 : std::atoi(local));
+}
+
+// FNV-1a over the ranks' counts: agreed lists must agree element by element.
+std::uint64_t hash_counts(std::span<const Part> parts) {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const Part& part : parts) hash = (hash ^ part.count) * 1099511628211u;
+  return hash;
+}
+
+std::string seconds(Clock::duration time) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3f s", std::chrono::duration<double>(time).count());
+  return text;
+}
+
+// The largest share that a plan is chosen by. For all_to_all only rows are known to a rank, so a
+// plan follows from the kind alone: the call finds out in its first step (NOTE [All-to-all
+// rounds]).
+std::uint64_t largest_share_bytes(const CollectiveArgs& args) {
+  std::size_t count = args.count;
+  if (args.kind == CollectiveKind::kAllToAll) return PlanRow::kNoLimit;
+  const auto& parts =
+      args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;
+  if (args.kind == CollectiveKind::kAllGather || args.kind == CollectiveKind::kReduceScatter) {
+    for (const Part& part : parts) count = std::max(count, part.count);
+  }
+  return count * dtype_bytes(args.dtype);
+}
+
+// The start of this rank's input where it is one array of `bytes` that peers could read in place.
+struct InputArray {
+  const void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm) {
+  const std::size_t size = dtype_bytes(args.dtype);
+  const std::size_t bytes = args.count * size;
+  switch (args.kind) {
+    case CollectiveKind::kAllReduce:
+      // Results of a two-shot stay where the input was; a one-shot would overwrite what is read.
+      if (algorithm == Algorithm::kTwoShot && args.input == args.output) return {args.input, bytes};
+      if (algorithm == Algorithm::kOneShot && args.input != args.output) return {args.input, bytes};
+      return {};
+    case CollectiveKind::kReduce:
+      return {args.input, bytes};
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kGather:
+      return {args.input, bytes};
+    case CollectiveKind::kBroadcast:
+      return rank == args.root ? InputArray{args.input, bytes} : InputArray{};
+    case CollectiveKind::kScatter:
+      if (rank != args.root) return {};
+      break;
+    case CollectiveKind::kReduceScatter:
+      break;
+    default:
+      return {};
+  }
+  std::size_t total = 0;
+  const auto* base = static_cast<const std::byte*>(args.input_parts[0].data);
+  for (const Part& part : args.input_parts) {
+    if (part.data != base + total) return {};
+    total += part.count * size;
+  }
+  return {base, total};
+}
+
+}  // namespace
+
+class Communicator::Impl : public CallObserver {
+ public:
+  Impl(KeyValueStore& store, CommunicatorConfig config);
+  ~Impl() override = default;
+
+  void run(const CollectiveArgs& args, milliseconds timeout);
+  std::shared_ptr<Segment> rendezvous(std::shared_ptr<LocalSegment> local, milliseconds timeout);
+  void check_usable() const;
+
+  bool keep_waiting(int peer) override;
+  bool check_peer(int peer, const std::byte** base, double* factor) override;
+  void report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) override;
+
+  const CommunicatorConfig& config() const { return config_; }
+  GroupHealth& health() const { return *health_; }
+  MailboxEngine& mailboxes() const { return *mailbox_engine_; }
+  std::uint64_t next_sequence() const { return sequence_.load(std::memory_order_relaxed) + 1; }
+
+ private:
+  void set_up(KeyValueStore& store);
+  void adopt_agreement();
+  void begin_call(const CallRecord& record, milliseconds timeout);
+  bool verify_record(int peer, std::uint64_t sequence);
+  bool verify_backlog();
+  CallRecord make_record(const CollectiveArgs& args, const Plan& plan) const;
+  template <class Body>
+  void run_call(const CallRecord& record, milliseconds timeout, Body&& body);
+  const CallRecord& own_record(std::uint64_t sequence) const;
+  std::string call_name() const;
+
+  CommunicatorConfig config_;
+  Agreement agreement_;
+  const std::uint32_t fork_generation_ = fork_generation();
+  std::unique_ptr<PeerMesh> mesh_;
+  std::unique_ptr<GroupMemory> memory_;
+  std::unique_ptr<GroupHealth> health_;
+  std::unique_ptr<HostExecutor> executor_;
+  std::unique_ptr<MailboxEngine> mailbox_engine_;
+
+  std::mutex call_mutex_;
+  std::atomic<std::uint64_t> sequence_{0};
+  std::vector<std::uint64_t> verified_;  // by peer: its calls up to here agree with ours
+  Clock::time_point call_start_;
+  milliseconds call_timeout_{0};
+};
+
+Communicator::Impl::Impl(KeyValueStore& store, CommunicatorConfig config)
+    : config_(std::move(config)) {
+  check_config(config_);
+  if (config_.global_ranks.empty()) {
+    config_.global_ranks.resize(static_cast<std::size_t>(config_.world_size));
+    std::iota(config_.global_ranks.begin(), config_.global_ranks.end(), 0);
+  }
+  agreement_ = Agreement::proposed_by(config_, Environment::read());
+  selected_isa();  // a wrong SYMM_ISA is an error of set-up
+  set_up(store);
+  health_ = std::make_unique<GroupHealth>(config_.group_name, config_.rank, config_.global_ranks,
+                                          mesh_.get(), memory_.get());
+  mailbox_engine_ = std::make_unique<MailboxEngine>(config_, memory_.get(), *health_);
+  verified_.resize(static_cast<std::size_t>(config_.world_size));
+  if (config_.world_size == 1) return;
+  memory_->set_patience({config_.timeout, [this] { return !keep_waiting(config_.rank); }});
+  executor_ = std::make_unique<HostExecutor>(memory_->view(),
+                                             wait_policy(ranks_on_host(config_.world_size)), *this);
+  store_release(&memory_->control(config_.rank).progress.lifecycle,
+                static_cast<std::uint32_t>(Lifecycle::kMember));
+}
+
+void Communicator::Impl::set_up(KeyValueStore& store) {
+  mesh_ = PeerMesh::connect(store, {.group_name = config_.group_name,
+                                    .rank = config_.rank,
+                                    .world_size = config_.world_size,
+                                    .timeout = config_.timeout,
+                                    .payload = agreement_.encode()});
+  if (config_.world_size == 1) return;
+  adopt_agreement();
+  memory_ =
+      std::make_unique<GroupMemory>(*mesh_, agreement_.workspace_bytes,
+                                    GroupMemory::Patience{config_.timeout, [] { return false; }});
+}
+
+// Every rank sees all proposals, so all come to the same verdict.
+void Communicator::Impl::adopt_agreement() {
+  std::vector<Agreement> proposals;
+  for (int rank = 0; rank < config_.world_size; ++rank) {
+    proposals.push_back(rank == config_.rank ? agreement_
+                                             : Agreement::decode(mesh_->peer(rank).payload));
+    const std::uint64_t bytes = proposals.back().workspace_bytes;
+    if (bytes != proposals.front().workspace_bytes) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "workspace_bytes: expected the same on every rank of group \"" +
+                      config_.group_name + "\", got " +
+                      std::to_string(proposals.front().workspace_bytes) + " on rank 0 and " +
+                      std::to_string(bytes) + " on rank " + std::to_string(rank));
+    }
+  }
+  agreement_ = proposals.front();
+}
+
+void Communicator::Impl::check_usable() const {
+  if (fork_generation() != fork_generation_) {
+    throw Error(ErrorCode::kAborted,
+                "symm: group \"" + config_.group_name +
+                    "\" belongs to the parent process; a forked child must make its own");
+  }
+  if (health_->failed()) {
+    const Error failure = health_->failure();
+    throw Error(failure.code(), failure.what());
+  }
+}
+
+const CallRecord& Communicator::Impl::own_record(std::uint64_t sequence) const {
+  return memory_->control(config_.rank).calls[sequence % kCallRing];
+}
+
+std::string Communicator::Impl::call_name() const {
+  const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed);
+  return describe_call(own_record(sequence)) + " seq " + std::to_string(sequence);
+}
+
+bool Communicator::Impl::keep_waiting(int) {
+  const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed);
+  const std::string name = call_name();
+  if (!health_->check_peers(sequence, name) || !verify_backlog()) return false;
+  const Clock::duration elapsed = Clock::now() - call_start_;
+  if (elapsed < call_timeout_) return true;
+  health_->fail(Error(ErrorCode::kTimeout, health_->prefix() + name + ": timed out after " +
+                                               seconds(elapsed) + "; " +
+                                               health_->attendance(sequence)));
+  return false;
+}
+
+bool Communicator::Impl::verify_record(int peer, std::uint64_t sequence) {
+  const CallRecord& mine = own_record(sequence);
+  const CallRecord& theirs = memory_->control(peer).calls[sequence % kCallRing];
+  const bool same_shape = mine.sequence == theirs.sequence && mine.kind == theirs.kind &&
+                          mine.dtype == theirs.dtype && mine.op == theirs.op &&
+                          mine.root == theirs.root && mine.count == theirs.count &&
+                          mine.counts_hash == theirs.counts_hash;
+  if (same_shape && mine.layout == theirs.layout && mine.algorithm == theirs.algorithm &&
+      mine.chunk_bytes == theirs.chunk_bytes) {
+    return true;
+  }
+  std::string message = health_->prefix() + "different calls at seq " + std::to_string(sequence) +
+                        ": " + health_->rank_name(config_.rank) + " called " + describe_call(mine) +
+                        ", " + health_->rank_name(peer) + " called " + describe_call(theirs);
+  if (same_shape && mine.layout != theirs.layout) message += " with another memory layout";
+  health_->fail(Error(ErrorCode::kMismatch, message));
+  return false;
+}
+
+// Compares what peers have entered since they were last looked at: calls in which this rank did
+// not wait for them.
+bool Communicator::Impl::verify_backlog() {
+  const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed);
+  for (int peer = 0; peer < config_.world_size; ++peer) {
+    std::uint64_t& verified = verified_[static_cast<std::size_t>(peer)];
+    if (peer == config_.rank || verified == sequence) continue;
+    const std::uint64_t entered = load_acquire(&memory_->control(peer).progress.entered);
+    for (; verified < std::min(entered, sequence); ++verified) {
+      if (!verify_record(peer, verified + 1)) return false;
+    }
+  }
+  return true;
+}
+
+bool Communicator::Impl::check_peer(int peer, const std::byte** base, double* factor) {
+  const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed);
+  std::uint64_t& verified = verified_[static_cast<std::size_t>(peer)];
+  for (; verified < sequence; ++verified) {
+    if (!verify_record(peer, verified + 1)) return false;
+  }
+  const CallRecord& theirs = memory_->control(peer).calls[sequence % kCallRing];
+  if (theirs.segment != 0) *base = memory_->resolve(peer, theirs.segment, theirs.offset);
+  *factor = theirs.factor;
+  return true;
+}
+
+void Communicator::Impl::report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) {
+  health_->fail(Error(ErrorCode::kMismatch, health_->prefix() + call_name() + ": " +
+                                                health_->rank_name(peer) + " sends " +
+                                                std::to_string(theirs) + " elements to " +
+                                                health_->rank_name(config_.rank) +
+                                                ", which expects " + std::to_string(mine)));
+}
+
+CallRecord Communicator::Impl::make_record(const CollectiveArgs& args, const Plan& plan) const {
+  CallRecord record{};
+  record.sequence = sequence_.load(std::memory_order_relaxed) + 1;
+  record.kind = static_cast<std::uint8_t>(args.kind);
+  record.dtype = static_cast<std::uint8_t>(args.dtype);
+  record.op = reduces(args.kind) ? static_cast<std::uint8_t>(args.op) : std::uint8_t{0};
+  record.layout = args.layout;
+  record.root = args.root;
+  record.count = args.count;
+  if (args.kind == CollectiveKind::kAllGather) {
+    record.counts_hash = hash_counts(args.output_parts);
+  } else if (args.kind == CollectiveKind::kReduceScatter) {
+    record.counts_hash = hash_counts(args.input_parts);
+  }
+  // Shares of one agreed list: a rank's own differs from its peers' where the list is uneven.
+  if (record.counts_hash != 0) {
+    const auto& list =
+        args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;
+    record.count = std::accumulate(list.begin(), list.end(), std::uint64_t{0},
+                                   [](std::uint64_t sum, const Part& p) { return sum + p.count; });
+  }
+  record.algorithm = static_cast<std::uint8_t>(plan.algorithm);
+  record.chunk_bytes = static_cast<std::uint32_t>(plan.chunk_bytes);
+  record.factor = args.factor;
+  const InputArray input = input_array(args, config_.rank, plan.algorithm);
+  if (input.data != nullptr && input.bytes > 0) {
+    if (const auto place = memory_->find(input.data, input.bytes)) {
+      record.segment = place->segment;
+      record.offset = place->offset;
+    }
+  }
+  return record;
+}
+
+void Communicator::Impl::begin_call(const CallRecord& record, milliseconds timeout) {
+  ControlRegion& control = memory_->control(config_.rank);
+  control.calls[record.sequence % kCallRing] = record;
+  sequence_.store(record.sequence, std::memory_order_relaxed);
+  store_release(&control.progress.entered, record.sequence);
+  call_start_ = Clock::now();
+  call_timeout_ = timeout.count() > 0 ? timeout : config_.timeout;
+}
+
+// Runs `body`, which returns false or throws when it cannot go on, as the call `record`.
+template <class Body>
+void Communicator::Impl::run_call(const CallRecord& record, milliseconds timeout, Body&& body) {
+  begin_call(record, timeout);
+  bool went_well = false;
+  try {
+    went_well = verify_backlog() && body();
+  } catch (const Error& error) {
+    health_->fail(Error(error.code(), health_->prefix() + call_name() + ": " + error.what()));
+  }
+  if (!went_well) throw health_->failure();
+  store_release(&memory_->control(config_.rank).progress.completed, record.sequence);
+}
+
+void Communicator::Impl::run(const CollectiveArgs& args, milliseconds timeout) {
+  validate_collective(args, config_.rank, config_.world_size);
+  const ReduceKernels* kernels =
+      reduces(args.kind) ? &reduce_kernels(args.dtype, args.op, selected_isa()) : nullptr;
+  const std::lock_guard lock(call_mutex_);
+  check_usable();
+  if (config_.world_size == 1) {
+    sequence_.fetch_add(1, std::memory_order_relaxed);
+    run_alone(args, kernels);
+    return;
+  }
+  const std::uint64_t staged =
+      args.kind == CollectiveKind::kAllToAll
+          ? PlanRow::kNoLimit
+          : staged_bytes(args.kind, config_.world_size, largest_share_bytes(args));
+  const Plan plan =
+      agreement_.table.select(args.kind, config_.world_size, staged, agreement_.algorithm);
+  const CallRecord record = make_record(args, plan);
+  executor_->begin({.element_bytes = dtype_bytes(args.dtype),
+                    .kernels = kernels,
+                    .factor = args.factor,
+                    .in_place = record.segment != 0});
+  run_call(record, timeout,
+           [&] { return run_collective(*executor_, args, plan, *memory_) && executor_->end(); });
+}
+
+std::shared_ptr<Segment> Communicator::Impl::rendezvous(std::shared_ptr<LocalSegment> local,
+                                                        milliseconds timeout) {
+  const std::lock_guard lock(call_mutex_);
+  check_usable();
+  if (config_.world_size == 1) {
+    const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+    return Segment::rendezvous(*mesh_, std::move(local), sequence, config_.timeout,
+                               [] { return false; });
+  }
+  // The barrier brings all ranks here, or tells them apart from ranks that made another call.
+  const CollectiveArgs args{};
+  const Plan plan =
+      agreement_.table.select(CollectiveKind::kBarrier, config_.world_size, 0, Algorithm::kAuto);
+  executor_->begin({});
+  std::shared_ptr<Segment> segment;
+  run_call(make_record(args, plan), timeout, [&] {
+    if (!run_collective(*executor_, args, plan, *memory_) || !executor_->end()) return false;
+    segment = memory_->add_segment(std::move(local));
+    return true;
+  });
+  return segment;
+}
+
+Communicator::Communicator() = default;
+
+Communicator::~Communicator() {
+  if (impl_ != nullptr) shutdown();
+}
+
+std::unique_ptr<Communicator> Communicator::create(KeyValueStore& store,
+                                                   CommunicatorConfig config) {
+  std::unique_ptr<Communicator> communicator(new Communicator());
+  communicator->impl_ = std::make_unique<Impl>(store, std::move(config));
+  return communicator;
+}
+
+int Communicator::rank() const { return impl_->config().rank; }
+int Communicator::world_size() const { return impl_->config().world_size; }
+const CommunicatorConfig& Communicator::config() const { return impl_->config(); }
+
+void Communicator::run(const CollectiveArgs& args, milliseconds timeout) {
+  impl_->run(args, timeout);
+}
+
+void Communicator::validate(const CollectiveArgs& args) const {
+  impl_->check_usable();
+  validate_collective(args, rank(), world_size());
+}
+
+std::uint64_t Communicator::next_sequence() const { return impl_->next_sequence(); }
+
+PointToPoint& Communicator::point_to_point() { return impl_->mailboxes(); }
+
+std::shared_ptr<Segment> Communicator::rendezvous(std::shared_ptr<LocalSegment> local,
+                                                  milliseconds timeout) {
+  return impl_->rendezvous(std::move(local), timeout);
+}
+
+void Communicator::abort(const std::string& reason) {
+  GroupHealth& health = impl_->health();
+  health.fail(Error(ErrorCode::kAborted, health.prefix() + "aborted: " + reason));
+}
+
+void Communicator::shutdown() {
+  impl_->health().leave();
+  impl_->mailboxes().stop();
+}
+
+std::optional<Error> Communicator::failure() const {
+  const GroupHealth& health = impl_->health();
+  if (!health.failed()) return std::nullopt;
+  return health.failure();
+}
+
+}  // namespace symm

@@ -1,0 +1,77 @@
+// One process group's communicator together with its queue, and how the two end.
+//
+// NOTE [Ways to end]
+//   shutdown()   what destroy_process_group does: takes no new call, lets the queued ones finish
+//                (each is bounded by its own time-out), then leaves in good order.
+//   interrupt()  the process ends or the group is dropped: queued operations are cancelled, running
+//                ones are interrupted, peers are told that this rank has left.
+//   abort()      the group has failed: peers are told at once; later calls throw the failure.
+// None of them blocks for ever, and each may be called more than once and from any thread.
+//
+// In a forked child every member throws or does nothing: the parent's memory and sockets are not
+// the child's to use, and its threads are not there.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "backend/engine/async_queue.hpp"
+#include "backend/engine/communicator.hpp"
+#include "symm_mem/store.hpp"
+
+namespace symm {
+
+class GroupEngine {
+ public:
+  // Collective, as Communicator::create; registers the group for the end of the process.
+  static std::shared_ptr<GroupEngine> create(KeyValueStore& store, CommunicatorConfig config);
+  // Interrupts, and releases the communicator. Blocks briefly (blocking_section).
+  ~GroupEngine();
+  GroupEngine(const GroupEngine&) = delete;
+  GroupEngine& operator=(const GroupEngine&) = delete;
+
+  // Throws Error(kAborted) for a destroyed group and in a forked child. Two loads.
+  void check_usable() const {
+    if (closed_.load(std::memory_order_acquire) || is_forked_child()) [[unlikely]] {
+      throw_unusable();
+    }
+  }
+
+  Communicator& communicator() { return *communicator_; }
+  // For whoever may outlive the group: a queued operation, a transfer.
+  const std::shared_ptr<Communicator>& shared_communicator() const { return communicator_; }
+  AsyncQueue& queue() { return queue_; }
+
+  // True when a synchronous call may run on the calling thread without overtaking another.
+  bool may_run_inline() const { return queue_.idle() || queue_.on_worker_thread(); }
+
+  // The time-out of a call that asked for `requested`; values of 0 and less mean the group's.
+  std::chrono::milliseconds timeout(std::chrono::milliseconds requested) const {
+    return requested.count() > 0
+               ? requested
+               : std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
+  }
+  void set_timeout(std::chrono::milliseconds timeout);
+
+  void shutdown();
+  void interrupt();
+  void abort(const std::string& reason);
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+
+ private:
+  GroupEngine(std::shared_ptr<Communicator> communicator, std::chrono::milliseconds timeout);
+  bool is_forked_child() const;
+  [[noreturn]] void throw_unusable() const;
+  void close(const char* why);
+
+  std::shared_ptr<Communicator> communicator_;
+  AsyncQueue queue_;
+  std::atomic<std::int64_t> timeout_ms_;
+  std::atomic<bool> closed_{false};
+  std::uint32_t fork_generation_;
+};
+
+}  // namespace symm

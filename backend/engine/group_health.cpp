@@ -1,0 +1,150 @@
+#include "backend/engine/group_health.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/core/atomics.hpp"
+#include "kernels/core/collective.hpp"
+#include "kernels/cpu/host_collectives.hpp"
+
+namespace symm {
+
+namespace {
+
+bool has_root(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast ||
+         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
+}
+
+}  // namespace
+
+std::string describe_call(const CallRecord& record) {
+  if (record.kind >= kCollectiveKindCount || record.dtype >= kDtypeCount ||
+      record.op >= kReduceOpCount || record.algorithm >= kAlgorithmCount) {
+    return "an unreadable record";
+  }
+  const auto kind = static_cast<CollectiveKind>(record.kind);
+  std::string text(collective_name(kind));
+  if (kind == CollectiveKind::kBarrier) return text;
+  text += "(" + std::string(dtype_name(static_cast<Dtype>(record.dtype)));
+  if (reduces(kind)) {
+    text += ", " + std::string(reduce_op_name(static_cast<ReduceOp>(record.op)));
+  }
+  if (kind == CollectiveKind::kAllToAll) {
+    text += ", own counts";
+  } else {
+    text += ", count " + std::to_string(record.count);
+  }
+  if (has_root(kind)) text += ", root " + std::to_string(record.root);
+  text += ", " + std::string(algorithm_name(static_cast<Algorithm>(record.algorithm)));
+  return text + ")";
+}
+
+GroupHealth::GroupHealth(std::string group_name, int rank, std::vector<std::int64_t> global_ranks,
+                         PeerMesh* mesh, GroupMemory* memory)
+    : global_ranks_(std::move(global_ranks)), rank_(rank), mesh_(mesh), memory_(memory) {
+  prefix_ = "symm: group \"" + group_name + "\": " + rank_name(rank) + ": ";
+}
+
+std::string GroupHealth::rank_name(int rank) const {
+  std::string name = "rank " + std::to_string(rank);
+  const std::int64_t global = global_ranks_[static_cast<std::size_t>(rank)];
+  if (global != rank) name += " (global rank " + std::to_string(global) + ")";
+  return name;
+}
+
+Error GroupHealth::failure() const {
+  const std::lock_guard lock(mutex_);
+  return *failure_;
+}
+
+void GroupHealth::fail(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.has_value()) return;
+  failure_ = error;
+  if (memory_ != nullptr) {
+    FailureRecord& record = memory_->control(rank_).failure;
+    record.code = static_cast<std::uint32_t>(error.code());
+    std::strncpy(record.text, error.what(), FailureRecord::kTextBytes - 1);
+    store_release(&record.state, std::uint32_t{1});
+  }
+  failed_.store(true, std::memory_order_release);
+}
+
+void GroupHealth::leave() {
+  const std::lock_guard lock(mutex_);
+  if (memory_ != nullptr) {
+    store_release(&memory_->control(rank_).progress.lifecycle,
+                  static_cast<std::uint32_t>(Lifecycle::kLeft));
+  }
+  if (!failure_.has_value()) {
+    failure_ = Error(ErrorCode::kAborted, prefix_ + "the group was destroyed on this rank");
+  }
+  failed_.store(true, std::memory_order_release);
+}
+
+bool GroupHealth::is_gone(int peer, Error* reason) {
+  const auto& progress = memory_->control(peer).progress;
+  const bool hung_up = mesh_->hung_up(peer);
+  if (load_acquire(&progress.lifecycle) == static_cast<std::uint32_t>(Lifecycle::kLeft)) {
+    *reason = Error(ErrorCode::kPeerLeft, rank_name(peer) + " has left the group");
+    return true;
+  }
+  if (!hung_up) return false;
+  *reason = Error(ErrorCode::kPeerLost, rank_name(peer) + " died (its process, pid " +
+                                            std::to_string(mesh_->peer(peer).pid) +
+                                            ", has ended or closed its connection)");
+  return true;
+}
+
+bool GroupHealth::check_peer(int peer, std::uint64_t sequence, const std::string& call) {
+  Error reason(ErrorCode::kPeerLost, "");
+  const bool gone = is_gone(peer, &reason);
+  // Looked at after the connection: whatever a peer had to say it said before it went.
+  const FailureRecord& record = memory_->control(peer).failure;
+  if (load_acquire(&record.state) == 1) {
+    const std::string text(record.text, ::strnlen(record.text, FailureRecord::kTextBytes));
+    fail(Error(static_cast<ErrorCode>(record.code),
+               prefix_ + call + ": " + rank_name(peer) + " gave up: " + text));
+    return false;
+  }
+  if (!gone || load_acquire(&memory_->control(peer).progress.completed) >= sequence) return true;
+  fail(Error(reason.code(), prefix_ + call + ": " + reason.what() + " before it was completed; " +
+                                attendance(sequence)));
+  return false;
+}
+
+bool GroupHealth::check_peers(std::uint64_t sequence, const std::string& call) {
+  if (failed()) return false;
+  for (int peer = 0; mesh_ != nullptr && peer < mesh_->world_size(); ++peer) {
+    if (peer != rank_ && !check_peer(peer, sequence, call)) return false;
+  }
+  return true;
+}
+
+std::string GroupHealth::attendance(std::uint64_t sequence) const {
+  std::string arrived;
+  std::string missing;
+  for (int peer = 0; peer < mesh_->world_size(); ++peer) {
+    if (peer == rank_) continue;
+    const ControlRegion& control = memory_->control(peer);
+    const std::uint64_t entered = load_acquire(&control.progress.entered);
+    if (entered >= sequence) {
+      arrived += (arrived.empty() ? "" : ", ") + rank_name(peer);
+      continue;
+    }
+    missing += (missing.empty() ? "" : ", ") + rank_name(peer);
+    if (entered == 0) {
+      missing += " (no call yet)";
+    } else {
+      const CallRecord& last = control.calls[entered % kCallRing];
+      const bool complete = load_acquire(&control.progress.completed) >= entered;
+      missing += " (last: " + describe_call(last) + " seq " + std::to_string(entered) +
+                 (complete ? ", completed)" : ", not completed)");
+    }
+  }
+  return "arrived: " + (arrived.empty() ? "no other rank" : arrived) +
+         "; not arrived: " + (missing.empty() ? "none" : missing);
+}
+
+}  // namespace symm

@@ -1,0 +1,40 @@
+// What the environment and the options say, parsed once, and what the ranks of a group agree on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/engine/communicator.hpp"
+#include "kernels/plan/plan.hpp"
+
+namespace symm {
+
+// The environment of this process. Throws Error(kInvalidArgument) that names the variable.
+//   SYMM_ALGO         an algorithm's name: forces it for every collective that has it
+//   SYMM_TUNING_FILE  path of a JSON tuning table (PlanTable::from_json)
+struct Environment {
+  Algorithm algorithm = Algorithm::kAuto;
+  PlanTable table = PlanTable::built_in();
+
+  static Environment read();
+};
+
+// Throws Error(kInvalidArgument) that names the option, what is expected and what came.
+void check_config(const CommunicatorConfig& config);
+
+// What must be the same on every rank. Rank 0 decides the algorithm and the table; the workspace
+// must have been given alike.
+struct Agreement {
+  Algorithm algorithm = Algorithm::kAuto;
+  std::uint64_t workspace_bytes = 0;
+  PlanTable table = PlanTable::built_in();
+
+  static Agreement proposed_by(const CommunicatorConfig& config, const Environment& environment);
+  std::vector<std::uint8_t> encode() const;
+  // Hostile input. Throws Error(kSecurity).
+  static Agreement decode(std::span<const std::uint8_t> bytes);
+};
+
+}  // namespace symm

@@ -1,0 +1,31 @@
+#include "backend/errors.hpp"
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace symm {
+
+void throw_torch_error(const Error& error) {
+  const c10::SourceLocation where{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
+  const std::string message =
+      std::string("symm [") + error_code_name(error.code()) + "]: " + error.what();
+  switch (error.code()) {
+    case ErrorCode::kInvalidArgument:
+      throw c10::ValueError(where, message);
+    case ErrorCode::kUnsupported:
+      throw c10::NotImplementedError(where, message);
+    default:
+      throw c10::DistBackendError(where, message);
+  }
+}
+
+std::exception_ptr torch_error(const Error& error) {
+  try {
+    throw_torch_error(error);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace symm

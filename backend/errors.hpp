@@ -1,0 +1,30 @@
+// The one place where symm::Error becomes the exception that PyTorch users expect.
+//
+//   kInvalidArgument -> c10::ValueError            ValueError in Python
+//   kUnsupported     -> c10::NotImplementedError   NotImplementedError
+//   everything else  -> c10::DistBackendError      torch.distributed.DistBackendError
+#pragma once
+
+#include <exception>
+#include <utility>
+
+#include "kernels/core/error.hpp"
+
+namespace symm {
+
+[[noreturn]] void throw_torch_error(const Error& error);
+
+// The same exception, for a Work or a future to hold.
+std::exception_ptr torch_error(const Error& error);
+
+// Runs `body`, turning an Error that leaves it into PyTorch's exception. Costs nothing otherwise.
+template <typename Body>
+decltype(auto) with_torch_errors(Body&& body) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const Error& error) {
+    throw_torch_error(error);
+  }
+}
+
+}  // namespace symm

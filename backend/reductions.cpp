@@ -1,0 +1,94 @@
+// The collectives that combine values: all_reduce, reduce, reduce_scatter and their other forms.
+#include <string>
+#include <utility>
+
+#include "backend/ProcessGroupSymm.hpp"
+#include "backend/errors.hpp"
+
+namespace symm {
+
+using c10d::OpType;
+using WorkPtr = ProcessGroupSymm::WorkPtr;
+
+WorkPtr ProcessGroupSymm::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  return with_torch_errors([&] {
+    CallBuilder call = builder(CollectiveKind::kAllReduce);
+    call.reduce(opts.reduceOp).in_place(call.checks().only(tensors, "tensors"), {"tensor"});
+    return issue(OpType::ALLREDUCE, "symm:all_reduce", one(call.build()), opts.timeout,
+                 opts.asyncOp);
+  });
+}
+
+WorkPtr ProcessGroupSymm::allreduce_coalesced(Tensors& tensors,
+                                              const c10d::AllreduceCoalescedOptions& opts) {
+  return with_torch_errors([&] {
+    CallBatch calls;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      CallBuilder call = builder(CollectiveKind::kAllReduce);
+      call.reduce(opts.reduceOp).in_place(tensors[i], {"tensors", static_cast<int>(i)});
+      calls.push_back(call.build());
+    }
+    return issue(OpType::ALLREDUCE_COALESCED, "symm:all_reduce_coalesced", std::move(calls),
+                 opts.timeout, opts.asyncOp);
+  });
+}
+
+WorkPtr ProcessGroupSymm::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  return with_torch_errors([&] {
+    CallBuilder call = builder(CollectiveKind::kReduce);
+    call.root(opts.rootRank, "dst")
+        .reduce(opts.reduceOp)
+        .in_place(call.checks().only(tensors, "tensors"), {"tensor"});
+    CollectiveCall built = call.build();
+    if (opts.rootRank != rank_) built.args.output = nullptr;
+    return issue(OpType::REDUCE, "symm:reduce", one(std::move(built)), opts.timeout, opts.asyncOp);
+  });
+}
+
+WorkPtr ProcessGroupSymm::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                         const c10d::ReduceScatterOptions& opts) {
+  return with_torch_errors([&] {
+    CallBuilder call = builder(CollectiveKind::kReduceScatter);
+    call.reduce(opts.reduceOp)
+        .output(call.checks().only(outputs, "outputs"), {"output"})
+        .input_list(call.checks().only(inputs, "inputs"), "input_list")
+        .own_part("input_list");
+    return issue(OpType::REDUCE_SCATTER, "symm:reduce_scatter", one(call.build()), opts.timeout,
+                 opts.asyncOp);
+  });
+}
+
+CollectiveCall ProcessGroupSymm::scatter_from(at::Tensor& output, at::Tensor& input,
+                                              const c10d::ReduceOp& op, int index) const {
+  CallBuilder call = builder(CollectiveKind::kReduceScatter);
+  call.reduce(op)
+      .output(output, {"output", index})
+      .input_shares(input, {"input", index})
+      .even_parts("input's shares");
+  return call.build();
+}
+
+WorkPtr ProcessGroupSymm::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                               const c10d::ReduceScatterOptions& opts) {
+  return with_torch_errors([&] {
+    return issue(OpType::_REDUCE_SCATTER_BASE, "symm:reduce_scatter_single",
+                 one(scatter_from(output, input, opts.reduceOp, -1)), opts.timeout, opts.asyncOp);
+  });
+}
+
+WorkPtr ProcessGroupSymm::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                          const c10d::ReduceScatterOptions& opts) {
+  return with_torch_errors([&] {
+    builder(CollectiveKind::kReduceScatter)
+        .checks()
+        .list_size(inputs.size(), outputs.size(), "inputs");
+    CallBatch calls;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      calls.push_back(scatter_from(outputs[i], inputs[i], opts.reduceOp, static_cast<int>(i)));
+    }
+    return issue(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "symm:reduce_scatter_single_coalesced",
+                 std::move(calls), opts.timeout, opts.asyncOp);
+  });
+}
+
+}  // namespace symm

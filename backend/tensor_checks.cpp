@@ -1,0 +1,232 @@
+#include "backend/tensor_checks.hpp"
+
+#include <ATen/core/Formatting.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include <optional>
+#include <sstream>
+
+#include "symm_mem/device/device_library.hpp"
+
+namespace symm {
+
+namespace {
+
+template <typename T>
+std::string printed(const T& value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+std::optional<Dtype> dtype_of(at::ScalarType type) {
+  switch (type) {
+    case at::kHalf:
+      return Dtype::kFloat16;
+    case at::kBFloat16:
+      return Dtype::kBFloat16;
+    case at::kFloat:
+      return Dtype::kFloat32;
+    case at::kDouble:
+      return Dtype::kFloat64;
+    case at::kFloat8_e4m3fn:
+      return Dtype::kFloat8E4M3Fn;
+    case at::kFloat8_e5m2:
+      return Dtype::kFloat8E5M2;
+    case at::kFloat8_e4m3fnuz:
+      return Dtype::kFloat8E4M3FnUz;
+    case at::kFloat8_e5m2fnuz:
+      return Dtype::kFloat8E5M2FnUz;
+    case at::kChar:
+      return Dtype::kInt8;
+    case at::kByte:
+      return Dtype::kUInt8;
+    case at::kShort:
+      return Dtype::kInt16;
+    case at::kInt:
+      return Dtype::kInt32;
+    case at::kLong:
+      return Dtype::kInt64;
+    case at::kBool:
+      return Dtype::kBool;
+    case at::kComplexFloat:
+      return Dtype::kComplex64;
+    case at::kComplexDouble:
+      return Dtype::kComplex128;
+    default:
+      return std::nullopt;
+  }
+}
+
+// A dtype without arithmetic here travels as another one of its size.
+std::optional<Dtype> carrier_of(std::size_t bytes) {
+  switch (bytes) {
+    case 1:
+      return Dtype::kUInt8;
+    case 2:
+      return Dtype::kInt16;
+    case 4:
+      return Dtype::kInt32;
+    case 8:
+      return Dtype::kInt64;
+    case 16:
+      return Dtype::kComplex128;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool is_lazy_view(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
+
+}  // namespace
+
+std::string Argument::text() const {
+  return index < 0 ? std::string(name) : std::string(name) + "[" + std::to_string(index) + "]";
+}
+
+void TensorChecks::fail(ErrorCode code, const Argument& argument,
+                        const std::string& problem) const {
+  throw Error(code, std::string(operation_) + ": " + argument.text() + ": " + problem +
+                        " (group rank " + std::to_string(rank_) + " of " +
+                        std::to_string(world_size_) + ")");
+}
+
+void TensorChecks::readable(const at::Tensor& tensor, const Argument& argument) const {
+  if (!tensor.defined()) {
+    fail(ErrorCode::kInvalidArgument, argument, "expected a tensor, got an undefined one");
+  }
+  if (tensor.layout() != at::kStrided) [[unlikely]] {
+    fail(ErrorCode::kUnsupported, argument,
+         "expected a dense tensor (layout torch.strided), got layout " + printed(tensor.layout()));
+  }
+  if (tensor.device().is_cpu()) [[likely]]
+    return;
+  if (tensor.device().is_cuda()) {
+    const DeviceKind kind =
+        at::detail::getCUDAHooks().hasROCM() ? DeviceKind::kHip : DeviceKind::kCuda;
+    const std::string problem = device_library_problem(kind);
+    fail(ErrorCode::kUnsupported, argument,
+         "expected a CPU tensor, got one on " + tensor.device().str() + ". " +
+             (problem.empty() ? "Collectives on that device are not in this build." : problem));
+  }
+  fail(ErrorCode::kUnsupported, argument,
+       "expected a tensor on cpu or cuda, got one on " + tensor.device().str());
+}
+
+void TensorChecks::usable(const at::Tensor& tensor, const Argument& argument) const {
+  readable(tensor, argument);
+  if (is_lazy_view(tensor)) [[unlikely]] {
+    fail(ErrorCode::kInvalidArgument, argument,
+         "expected plain memory to write to, got a lazily conjugated or negated view; pass "
+         "tensor.resolve_conj().resolve_neg()");
+  }
+}
+
+void TensorChecks::writable(const at::Tensor& tensor, const Argument& argument) const {
+  usable(tensor, argument);
+  if (!tensor.is_contiguous()) [[unlikely]] {
+    fail(ErrorCode::kInvalidArgument, argument,
+         "expected a contiguous tensor, got size " + printed(tensor.sizes()) + " with strides " +
+             printed(tensor.strides()));
+  }
+}
+
+Dtype TensorChecks::arithmetic_dtype(const at::Tensor& tensor, const Argument& argument) const {
+  const std::optional<Dtype> dtype = dtype_of(tensor.scalar_type());
+  if (!dtype) [[unlikely]] {
+    fail(ErrorCode::kUnsupported, argument,
+         std::string("no reduction is defined for dtype ") + c10::toString(tensor.scalar_type()));
+  }
+  return *dtype;
+}
+
+Dtype TensorChecks::movable_dtype(const at::Tensor& tensor, const Argument& argument) const {
+  std::optional<Dtype> dtype = dtype_of(tensor.scalar_type());
+  if (!dtype && !tensor.is_quantized()) dtype = carrier_of(tensor.element_size());
+  if (!dtype) [[unlikely]] {
+    fail(ErrorCode::kUnsupported, argument,
+         std::string("dtype ") + c10::toString(tensor.scalar_type()) + " cannot be sent");
+  }
+  return *dtype;
+}
+
+void TensorChecks::same_dtype(const at::Tensor& tensor, const Argument& argument,
+                              at::ScalarType expected) const {
+  if (tensor.scalar_type() == expected) [[likely]]
+    return;
+  fail(ErrorCode::kInvalidArgument, argument,
+       std::string("expected dtype ") + c10::toString(expected) +
+           " as in the other tensors of the call, got " + c10::toString(tensor.scalar_type()));
+}
+
+void TensorChecks::rank_in_range(std::int64_t rank, const char* name) const {
+  if (rank >= 0 && rank < world_size_) [[likely]]
+    return;
+  fail(ErrorCode::kInvalidArgument, {name},
+       "expected a rank of the group, 0 to " + std::to_string(world_size_ - 1) + ", got " +
+           std::to_string(rank));
+}
+
+void TensorChecks::list_size(std::size_t size, std::size_t expected, const char* name) const {
+  if (size == expected) [[likely]]
+    return;
+  fail(ErrorCode::kInvalidArgument, {name},
+       "expected " + std::to_string(expected) + (expected == 1 ? " entry" : " entries") + ", got " +
+           std::to_string(size));
+}
+
+void TensorChecks::element_count(std::size_t count, std::size_t expected,
+                                 const Argument& argument) const {
+  if (count == expected) [[likely]]
+    return;
+  fail(ErrorCode::kInvalidArgument, argument,
+       "expected " + std::to_string(expected) + " elements, got " + std::to_string(count));
+}
+
+ReduceOp TensorChecks::reduce_op(const c10d::ReduceOp& op, double& factor) const {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::kAvg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND:
+      return ReduceOp::kBand;
+    case c10d::ReduceOp::BOR:
+      return ReduceOp::kBor;
+    case c10d::ReduceOp::BXOR:
+      return ReduceOp::kBxor;
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto* supplement =
+          dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      if (!supplement) {
+        fail(ErrorCode::kInvalidArgument, {"op"}, "PREMUL_SUM came without its factor");
+      }
+      factor = supplement->tensor_factor.defined() ? supplement->tensor_factor.item().toDouble()
+                                                   : supplement->double_factor;
+      return ReduceOp::kPreMulSum;
+    }
+    default:
+      fail(ErrorCode::kInvalidArgument, {"op"},
+           "expected a reduction operator, got the value " + std::to_string(op.op_));
+  }
+}
+
+std::uint32_t layout_hash(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return 0;
+  std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
+  const auto add = [&hash](std::int64_t value) {
+    hash = (hash ^ static_cast<std::uint64_t>(value)) * 1099511628211ull;
+  };
+  for (const std::int64_t size : tensor.sizes()) add(size);
+  for (const std::int64_t stride : tensor.strides()) add(stride);
+  const auto folded = static_cast<std::uint32_t>(hash ^ (hash >> 32));
+  return folded == 0 ? 1 : folded;
+}
+
+}  // namespace symm

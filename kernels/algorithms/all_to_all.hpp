@@ -1,0 +1,119 @@
+// all_to_all: every rank sends a share of its own size to every rank.
+//
+// NOTE [All-to-all rounds]
+// No rank knows the whole matrix of sizes, so step 0 carries, in the small slot, a rank's row of
+// counts and, where all of its data fits behind them, the data: small exchanges end there, and a
+// rank's data may come this way although another's does not. Having read all rows, every rank
+// knows the largest share that is still to be moved, hence how many rounds follow; in round i each
+// rank stages the i-th piece of every share in one slot and reads its pieces from all others.
+// Steps: 1 + ceil(largest share / (chunk / world_size)).
+#pragma once
+
+#include "kernels/algorithms/executor.hpp"
+
+namespace symm {
+
+namespace all_to_all_header {
+
+SYMM_INLINE constexpr std::size_t bytes(int world_size) {
+  return align_up(static_cast<std::size_t>(world_size) * sizeof(std::uint64_t), kCacheLine);
+}
+
+SYMM_INLINE std::uint64_t row_total(const std::uint64_t* counts, int begin, int end) {
+  std::uint64_t total = 0;
+  for (int r = begin; r < end; ++r) total += counts[r];
+  return total;
+}
+
+// True where a rank's data follows its counts in the small slot of step 0.
+SYMM_INLINE bool is_inline(const std::uint64_t* counts, int world_size, std::size_t element_bytes,
+                           std::size_t capacity) {
+  return row_total(counts, 0, world_size) * element_bytes <= capacity - bytes(world_size);
+}
+
+}  // namespace all_to_all_header
+
+// What step 0 has told a rank.
+struct AllToAllState {
+  std::size_t largest = 0;       // bytes of the largest share that is still to be moved
+  bool arrived[kMaxRanks] = {};  // by sender: its data came with its counts
+};
+
+// Step 0: announces this rank's counts, with the data where it fits, and reads everybody's.
+template <Executor X>
+SYMM_HOST_DEVICE bool all_to_all_announce(X& x, const Part* inputs, const Part* outputs,
+                                          AllToAllState* state) {
+  namespace header = all_to_all_header;
+  const int world = x.world_size();
+  const int me = x.rank();
+  const std::size_t size = x.element_bytes();
+  std::byte* slot = x.open_slot(0);
+  if (slot == nullptr) return false;
+  auto* row = reinterpret_cast<std::uint64_t*>(slot);
+  for (int r = 0; r < world; ++r) row[r] = r == me ? 0 : inputs[r].count;
+  if (header::is_inline(row, world, size, x.chunk_bytes())) {
+    std::byte* data = slot + header::bytes(world);
+    for (int r = 0; r < world; ++r) {
+      x.copy(data, as_bytes(inputs[r].data), row[r] * size);
+      data += row[r] * size;
+    }
+  }
+  x.publish(0);
+  x.copy(as_bytes(outputs[me].data), as_bytes(inputs[me].data), inputs[me].count * size);
+  for (int i = 0; i < world; ++i) {
+    const int peer = nth_peer(me, i, world);
+    if (peer != me && !x.await(peer, 0)) return false;
+    const std::byte* theirs = x.slot(peer, 0);
+    const auto* counts = reinterpret_cast<const std::uint64_t*>(theirs);
+    if (peer != me && counts[me] != outputs[peer].count) {
+      return x.count_mismatch(peer, counts[me], outputs[peer].count);
+    }
+    state->arrived[peer] = header::is_inline(counts, world, size, x.chunk_bytes());
+    if (!state->arrived[peer]) {
+      for (int r = 0; r < world; ++r) {
+        if (counts[r] * size > state->largest) state->largest = counts[r] * size;
+      }
+    } else if (peer != me) {
+      x.copy(as_bytes(outputs[peer].data),
+             theirs + header::bytes(world) + header::row_total(counts, 0, me) * size,
+             outputs[peer].count * size);
+    }
+  }
+  x.read_done(0);
+  return true;
+}
+
+// The rounds that follow where state.largest > 0: on every rank, or on none.
+template <Executor X>
+SYMM_HOST_DEVICE bool all_to_all_rounds(X& x, const Part* inputs, const Part* outputs,
+                                        const AllToAllState& state) {
+  const int world = x.world_size();
+  const int me = x.rank();
+  const std::size_t size = x.element_bytes();
+  const std::size_t lane = whole_elements(x.chunk_bytes() / static_cast<std::size_t>(world), size);
+  const Pieces pieces{state.largest, lane};
+  for (std::uint32_t i = 0; i < pieces.count(); ++i) {
+    const std::uint32_t step = i + 1;
+    const std::size_t offset = pieces.offset(i);
+    for (int r = 0; r < world && !state.arrived[me]; ++r) {
+      if (r == me) continue;
+      if (!x.stage(step, static_cast<std::size_t>(r) * lane, as_bytes(inputs[r].data) + offset,
+                   pieces.bytes_of(i, inputs[r].count * size))) {
+        return false;
+      }
+    }
+    x.publish(step);
+    for (int k = 1; k < world; ++k) {
+      const int peer = nth_peer(me, k, world);
+      if (!x.await(peer, step)) return false;
+      if (state.arrived[peer]) continue;
+      x.copy(as_bytes(outputs[peer].data) + offset,
+             x.slot(peer, step) + static_cast<std::size_t>(me) * lane,
+             pieces.bytes_of(i, outputs[peer].count * size));
+    }
+    x.read_done(step);
+  }
+  return true;
+}
+
+}  // namespace symm

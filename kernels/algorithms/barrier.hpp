@@ -1,0 +1,20 @@
+// barrier: every rank publishes one empty step and waits for everybody's.
+//
+// Steps: 1. Bytes moved: none. On return every rank has entered.
+#pragma once
+
+#include "kernels/algorithms/executor.hpp"
+
+namespace symm {
+
+template <Executor X>
+SYMM_HOST_DEVICE bool barrier(X& x) {
+  x.publish(0);
+  for (int i = 1; i < x.world_size(); ++i) {
+    if (!x.await(nth_peer(x.rank(), i, x.world_size()), 0)) return false;
+  }
+  x.read_done(0);
+  return true;
+}
+
+}  // namespace symm

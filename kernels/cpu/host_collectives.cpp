@@ -1,0 +1,115 @@
+#include "kernels/cpu/host_collectives.hpp"
+
+#include <cstring>
+
+#include "kernels/algorithms/all_gather.hpp"
+#include "kernels/algorithms/all_reduce.hpp"
+#include "kernels/algorithms/all_reduce_ring.hpp"
+#include "kernels/algorithms/all_to_all.hpp"
+#include "kernels/algorithms/barrier.hpp"
+#include "kernels/algorithms/broadcast.hpp"
+#include "kernels/algorithms/gather.hpp"
+#include "kernels/algorithms/reduce.hpp"
+#include "kernels/algorithms/reduce_scatter.hpp"
+#include "kernels/algorithms/scatter.hpp"
+
+namespace symm {
+
+namespace {
+
+bool run_all_reduce(HostExecutor& x, const CollectiveArgs& args, Algorithm algorithm) {
+  const std::size_t bytes = args.count * x.element_bytes();
+  switch (algorithm) {
+    case Algorithm::kRing:
+      return all_reduce_ring(x, args.input, args.output, bytes);
+    case Algorithm::kTwoShot:
+      return all_reduce_two_shot(x, args.input, args.output, bytes);
+    default:
+      return all_reduce_one_shot(x, args.input, args.output, bytes);
+  }
+}
+
+bool run_all_to_all(HostExecutor& x, const CollectiveArgs& args, const Plan& plan,
+                    SlotProvider& slots) {
+  // Step 0 goes through the small slots whatever the plan: what follows depends on what it says.
+  const SlotProvider::Slots small = slots.small();
+  x.use_slots(small.bases, small.slot_bytes, small.slot_bytes);
+  AllToAllState state;
+  if (!all_to_all_announce(x, args.input_parts.data(), args.output_parts.data(), &state)) {
+    return false;
+  }
+  if (state.largest == 0) return true;
+  if (uses_workspace(plan.algorithm)) {
+    const SlotProvider::Slots workspace = slots.workspace();
+    x.use_slots(workspace.bases, workspace.slot_bytes, plan.chunk_bytes);
+  }
+  return all_to_all_rounds(x, args.input_parts.data(), args.output_parts.data(), state);
+}
+
+}  // namespace
+
+bool run_collective(HostExecutor& x, const CollectiveArgs& args, const Plan& plan,
+                    SlotProvider& slots) {
+  if (args.kind == CollectiveKind::kAllToAll) return run_all_to_all(x, args, plan, slots);
+  const SlotProvider::Slots place =
+      uses_workspace(plan.algorithm) ? slots.workspace() : slots.small();
+  x.use_slots(place.bases, place.slot_bytes, plan.chunk_bytes);
+  const std::size_t bytes = args.count * x.element_bytes();
+  switch (args.kind) {
+    case CollectiveKind::kAllReduce:
+      return run_all_reduce(x, args, plan.algorithm);
+    case CollectiveKind::kReduce:
+      return plan.algorithm == Algorithm::kTwoShot
+                 ? reduce_two_shot(x, args.input, args.output, bytes, args.root)
+                 : reduce_one_shot(x, args.input, args.output, bytes, args.root);
+    case CollectiveKind::kBroadcast:
+      return broadcast(x, args.input, args.output, bytes, args.root);
+    case CollectiveKind::kAllGather:
+      return all_gather(x, args.input, args.output_parts.data());
+    case CollectiveKind::kGather:
+      return gather(x, args.input, bytes, args.output_parts.data(), args.root);
+    case CollectiveKind::kScatter:
+      return scatter(x, args.input_parts.data(), args.output, bytes, args.root);
+    case CollectiveKind::kReduceScatter:
+      return reduce_scatter(x, args.input_parts.data(), args.output);
+    case CollectiveKind::kBarrier:
+      return barrier(x);
+    case CollectiveKind::kAllToAll:
+      break;
+  }
+  return false;
+}
+
+void run_alone(const CollectiveArgs& args, const ReduceKernels* kernels) {
+  const void* input = args.input;
+  void* output = args.output;
+  std::size_t count = args.count;
+  switch (args.kind) {
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kGather:
+      output = args.output_parts[0].data;
+      break;
+    case CollectiveKind::kScatter:
+      input = args.input_parts[0].data;
+      break;
+    case CollectiveKind::kReduceScatter:
+      input = args.input_parts[0].data;
+      count = args.input_parts[0].count;
+      break;
+    case CollectiveKind::kAllToAll:
+      input = args.input_parts[0].data;
+      output = args.output_parts[0].data;
+      count = args.input_parts[0].count;
+      break;
+    default:
+      break;
+  }
+  if (count == 0 || args.kind == CollectiveKind::kBarrier) return;
+  if (reduces(args.kind)) {
+    kernels->reduce(output, &input, 1, &args.factor, 1, count);
+  } else if (output != input) {
+    std::memcpy(output, input, count * dtype_bytes(args.dtype));
+  }
+}
+
+}  // namespace symm

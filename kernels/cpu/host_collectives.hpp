@@ -1,0 +1,37 @@
+// Carries out a planned collective on the host.
+#pragma once
+
+#include "kernels/core/collective.hpp"
+#include "kernels/cpu/host_executor.hpp"
+#include "kernels/plan/plan.hpp"
+
+namespace symm {
+
+// Where a call's slots stand. `workspace` is asked for only by calls that need it, on every rank of
+// the group in the same call (a plan follows from shared facts), so making it may be collective.
+class SlotProvider {
+ public:
+  virtual ~SlotProvider() = default;
+  struct Slots {
+    std::byte* const* bases;  // by rank
+    std::size_t slot_bytes;
+  };
+  virtual Slots small() = 0;
+  virtual Slots workspace() = 0;  // may throw Error
+};
+
+// Runs `args` between begin() and end() of `executor`. Collective. False when the executor gave up;
+// its observer has the reason. At least two ranks; `args` has been validated.
+bool run_collective(HostExecutor& executor, const CollectiveArgs& args, const Plan& plan,
+                    SlotProvider& slots);
+
+// The collective of a group of one: no peer, no memory. `args` has been validated.
+void run_alone(const CollectiveArgs& args, const ReduceKernels* kernels);
+
+// True where a collective combines elements, so that its op counts.
+constexpr bool reduces(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
+         kind == CollectiveKind::kReduceScatter;
+}
+
+}  // namespace symm

@@ -1,0 +1,115 @@
+#include "kernels/cpu/host_executor.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/core/atomics.hpp"
+
+namespace symm {
+
+HostExecutor::HostExecutor(const SymmView& view, WaitPolicy policy, CallObserver& observer)
+    : view_(view), policy_(policy), observer_(observer) {
+  epoch_ = slowest_ = load_acquire(&own_done().value);
+}
+
+void HostExecutor::begin(const Call& call) {
+  call_ = call;
+  steps_ = 0;
+  std::fill_n(checked_, view_.world_size, false);
+  std::fill_n(input_bases_, view_.world_size, nullptr);
+  factors_[view_.rank] = call.factor;
+}
+
+void HostExecutor::use_slots(std::byte* const* slots, std::size_t slot_bytes,
+                             std::size_t chunk_bytes) {
+  view_.slots = slots;
+  view_.slot_bytes = slot_bytes;
+  chunk_bytes_ = std::min(chunk_bytes, slot_bytes);
+}
+
+bool HostExecutor::end() {
+  const std::uint32_t target = epoch_ + steps_;
+  if (call_.in_place) {
+    for (int peer = 0; peer < view_.world_size; ++peer) {
+      if (peer == view_.rank) continue;
+      if (!wait_for(view_.controls[peer]->done, target, peer, policy_, observer_)) return false;
+    }
+    slowest_ = target;
+  }
+  epoch_ = target;
+  return true;
+}
+
+std::byte* HostExecutor::open_slot(std::uint32_t step) {
+  steps_ = std::max(steps_, step + 1);
+  const std::uint32_t needed = epoch_ + step + 1 - kSlots;
+  if (!has_reached(slowest_, needed)) {
+    std::uint32_t slowest = epoch_ + step + 1;
+    for (int i = 1; i < view_.world_size; ++i) {
+      const int peer = nth_peer(view_.rank, i, view_.world_size);
+      const SignalLine& done = view_.controls[peer]->done;
+      if (!wait_for(done, needed, peer, policy_, observer_)) return nullptr;
+      const std::uint32_t value = load_acquire(&done.value);
+      if (has_reached(slowest, value)) slowest = value;
+    }
+    slowest_ = slowest;
+  }
+  return slot(view_.rank, step);
+}
+
+bool HostExecutor::stage(std::uint32_t step, std::size_t slot_offset, const std::byte* source,
+                         std::size_t bytes) {
+  if (call_.in_place) return true;
+  std::byte* slot = open_slot(step);
+  if (slot == nullptr) return false;
+  if (bytes > 0) std::memcpy(slot + slot_offset, source, bytes);
+  return true;
+}
+
+void HostExecutor::publish(std::uint32_t step) {
+  steps_ = std::max(steps_, step + 1);
+  post(own_ready(), epoch_ + step + 1);
+}
+
+bool HostExecutor::await(int peer, std::uint32_t step) {
+  steps_ = std::max(steps_, step + 1);
+  if (!wait_for(view_.controls[peer]->ready, epoch_ + step + 1, peer, policy_, observer_)) {
+    return false;
+  }
+  if (checked_[peer]) return true;
+  checked_[peer] = observer_.check_peer(peer, &input_bases_[peer], &factors_[peer]);
+  return checked_[peer];
+}
+
+void HostExecutor::read_done(std::uint32_t step) {
+  steps_ = std::max(steps_, step + 1);
+  post(own_done(), epoch_ + step + 1);
+}
+
+void HostExecutor::copy(std::byte* destination, const std::byte* source, std::size_t bytes) const {
+  if (bytes > 0 && destination != source) std::memcpy(destination, source, bytes);
+}
+
+void HostExecutor::reduce(std::byte* destination, const void* const* sources,
+                          std::size_t count) const {
+  if (count == 0) return;
+  call_.kernels->reduce(destination, sources, view_.world_size, factors_, view_.world_size, count);
+}
+
+void HostExecutor::accumulate(std::byte* out, const std::byte* in, const std::byte* source,
+                              std::size_t count) const {
+  if (count > 0) call_.kernels->accumulate(out, in, source, call_.factor, count);
+}
+
+void HostExecutor::finish(std::byte* destination, const std::byte* in, const std::byte* source,
+                          std::size_t count) const {
+  if (count == 0) return;
+  call_.kernels->finish(destination, in, source, call_.factor, view_.world_size, count);
+}
+
+bool HostExecutor::count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) {
+  observer_.report_count_mismatch(peer, theirs, mine);
+  return false;
+}
+
+}  // namespace symm

@@ -1,0 +1,95 @@
+// The executor of the host: one thread, shared memory, signals by futex-backed counters.
+//
+// An object serves one rank of one group for the group's life; calls to it are made by one thread
+// at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/algorithms/executor.hpp"
+#include "kernels/core/symm_view.hpp"
+#include "kernels/cpu/reduce_kernels.hpp"
+#include "kernels/cpu/wait.hpp"
+
+namespace symm {
+
+// Resolves where a peer's data stands that it reads in place, and hears of what goes wrong.
+class CallObserver : public WaitSupervisor {
+ public:
+  // `peer` has published its first step of this call: compares its record with this rank's.
+  // Returns false, having kept the reason, where they differ. *base: start of the peer's input
+  // where it is read in place, else null.
+  virtual bool check_peer(int peer, const std::byte** base, double* factor) = 0;
+  // The peer sends `theirs` elements where `mine` are expected.
+  virtual void report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) = 0;
+};
+
+class HostExecutor {
+ public:
+  // `view` with the small slots; the group's counters stand alike on every rank. All references
+  // must outlive the executor.
+  HostExecutor(const SymmView& view, WaitPolicy policy, CallObserver& observer);
+
+  // Starts a call. `kernels` may be null where nothing is reduced.
+  struct Call {
+    std::size_t element_bytes = 1;
+    const ReduceKernels* kernels = nullptr;
+    double factor = 1.0;
+    bool in_place = false;
+  };
+  void begin(const Call& call);
+
+  // Slots that the following steps use, and how much of a slot a step fills at most.
+  void use_slots(std::byte* const* slots, std::size_t slot_bytes, std::size_t chunk_bytes);
+
+  // Ends a call that went well: the group's epoch moves past its steps. Where data was read in
+  // place, first waits until no peer reads it any more; false when that wait was ended.
+  bool end();
+
+  int rank() const { return view_.rank; }
+  int world_size() const { return view_.world_size; }
+  std::size_t chunk_bytes() const { return chunk_bytes_; }
+  std::size_t element_bytes() const { return call_.element_bytes; }
+  std::size_t accumulate_bytes() const { return call_.kernels->accumulate_bytes; }
+  bool in_place() const { return call_.in_place; }
+
+  bool stage(std::uint32_t step, std::size_t slot_offset, const std::byte* source,
+             std::size_t bytes);
+  std::byte* open_slot(std::uint32_t step);
+  void publish(std::uint32_t step);
+  bool await(int peer, std::uint32_t step);
+  const std::byte* source(int peer, std::uint32_t step, std::size_t slot_offset,
+                          std::size_t input_offset) const {
+    const std::byte* base = input_bases_[peer];
+    return base != nullptr ? base + input_offset : slot(peer, step) + slot_offset;
+  }
+  std::byte* slot(int owner, std::uint32_t step) const { return view_.slot(owner, epoch_ + step); }
+  void read_done(std::uint32_t step);
+  void copy(std::byte* destination, const std::byte* source, std::size_t bytes) const;
+  void reduce(std::byte* destination, const void* const* sources, std::size_t count) const;
+  void accumulate(std::byte* out, const std::byte* in, const std::byte* source,
+                  std::size_t count) const;
+  void finish(std::byte* destination, const std::byte* in, const std::byte* source,
+              std::size_t count) const;
+  bool count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine);
+
+ private:
+  SignalLine& own_ready() const { return view_.controls[view_.rank]->ready; }
+  SignalLine& own_done() const { return view_.controls[view_.rank]->done; }
+
+  SymmView view_;
+  WaitPolicy policy_;
+  CallObserver& observer_;
+  Call call_;
+  std::size_t chunk_bytes_ = 0;
+  std::uint32_t epoch_ = 0;       // steps of all calls before this one
+  std::uint32_t steps_ = 0;       // steps of this call so far
+  std::uint32_t slowest_ = 0;     // every peer's done is known to have reached this
+  bool checked_[kMaxRanks] = {};  // peers whose record agrees with ours in this call
+  const std::byte* input_bases_[kMaxRanks] = {};
+  double factors_[kMaxRanks] = {};
+};
+
+static_assert(Executor<HostExecutor>);
+
+}  // namespace symm

@@ -1,0 +1,122 @@
+#include "kernels/cpu/wait.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <fstream>
+#include <string>
+
+#include "kernels/core/atomics.hpp"
+
+namespace symm {
+
+namespace {
+
+constexpr WaitPolicy kCoreEach{.pauses = 1000, .yields = 50};
+constexpr WaitPolicy kSharedCores{.pauses = 4, .yields = 50};
+
+// How long a sleeper goes without looking at what no signal tells.
+constexpr std::chrono::microseconds kSupervisionPeriod{2000};
+
+inline void pause_core() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+long futex(const std::uint32_t* word, int operation, std::uint32_t value, const timespec* limit) {
+  return ::syscall(SYS_futex, word, operation, value, limit, nullptr, 0);
+}
+
+void wake_sleepers(const SignalLine& line) {
+  if (load_seq_cst(&line.waiters) != 0) futex(&line.value, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+// Cores that the cgroup's bandwidth quota amounts to; 0 where there is none.
+int quota_cores() {
+  std::ifstream v2("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (v2 >> quota >> period) {
+    if (quota == "max" || period <= 0) return 0;
+    return static_cast<int>(std::ceil(std::strtod(quota.c_str(), nullptr) / period));
+  }
+  std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
+  std::ifstream v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  double microseconds = 0;
+  if (v1_quota >> microseconds && v1_period >> period && microseconds > 0 && period > 0) {
+    return static_cast<int>(std::ceil(microseconds / period));
+  }
+  return 0;
+}
+
+}  // namespace
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cores = 1;
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0) cores = std::max(1, CPU_COUNT(&set));
+  const int quota = quota_cores();
+  return quota > 0 ? std::min(cores, quota) : cores;
+}
+
+WaitPolicy wait_policy(int ranks_on_host) {
+  return ranks_on_host > usable_cores() ? kSharedCores : kCoreEach;
+}
+
+// The exchange is a full fence: the look at `waiters` cannot pass it. Together with the sleeper's
+// order (count oneself, then look at the value, which the kernel does again) no wake-up is lost.
+void post(SignalLine& line, std::uint32_t value) {
+  exchange_seq_cst(&line.value, value);
+  wake_sleepers(line);
+}
+
+void ring_bell(SignalLine& line) {
+  fetch_add(&line.value, std::uint32_t{1});
+  wake_sleepers(line);
+}
+
+void sleep_on(SignalLine& line, std::uint32_t seen, std::chrono::microseconds limit) {
+  const timespec time{.tv_sec = limit.count() / 1'000'000,
+                      .tv_nsec = limit.count() % 1'000'000 * 1000};
+  fetch_add(&line.waiters, std::uint32_t{1});
+  if (load_seq_cst(&line.value) == seen) futex(&line.value, FUTEX_WAIT, seen, &time);
+  fetch_add(&line.waiters, ~std::uint32_t{0});
+}
+
+bool spin_or_yield(int round, const WaitPolicy& policy) {
+  if (round < policy.pauses) {
+    pause_core();
+    return true;
+  }
+  if (round < policy.pauses + policy.yields) {
+    ::sched_yield();
+    return true;
+  }
+  return false;
+}
+
+bool wait_for(const SignalLine& line, std::uint32_t target, int peer, const WaitPolicy& policy,
+              WaitSupervisor& supervisor) {
+  for (int round = 0; !has_reached(load_acquire(&line.value), target); ++round) {
+    if (spin_or_yield(round, policy)) continue;
+    if (!supervisor.keep_waiting(peer)) return has_reached(load_acquire(&line.value), target);
+    const std::uint32_t seen = load_acquire(&line.value);
+    // A sleeper counts itself in the peer's line: the only write to a region by another rank.
+    if (!has_reached(seen, target)) {
+      sleep_on(const_cast<SignalLine&>(line), seen, kSupervisionPeriod);
+    }
+  }
+  return true;
+}
+
+}  // namespace symm

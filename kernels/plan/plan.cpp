@@ -1,0 +1,156 @@
+#include "kernels/plan/plan.hpp"
+
+#include <algorithm>
+
+#include "kernels/core/control_region.hpp"
+#include "kernels/core/error.hpp"
+#include "kernels/core/platform.hpp"
+
+namespace symm {
+
+namespace {
+
+std::string row_name(const PlanRow& row) {
+  return std::string(collective_name(row.kind)) + " row for worlds " +
+         std::to_string(row.min_world) + " to " + std::to_string(row.max_world) + ", max_bytes " +
+         (row.max_bytes == PlanRow::kNoLimit ? "unlimited" : std::to_string(row.max_bytes));
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, "tuning table: " + message);
+}
+
+void check_row(const PlanRow& row) {
+  if (!has_algorithm(row.kind, row.algorithm)) {
+    refuse(row_name(row) + ": algorithm " + std::string(algorithm_name(row.algorithm)) +
+           " does not carry out this collective; it has " + algorithm_list(row.kind));
+  }
+  if (row.min_world < 2 || row.max_world > kMaxRanks || row.min_world > row.max_world) {
+    refuse(row_name(row) +
+           ": expected 2 <= min_world <= max_world <= " + std::to_string(kMaxRanks));
+  }
+  constexpr std::size_t kLeast = 16 * 1024;
+  if (row.chunk_bytes < kLeast || row.chunk_bytes % kCacheLine != 0) {
+    refuse(row_name(row) + ": chunk_bytes must be a multiple of " + std::to_string(kCacheLine) +
+           " and at least " + std::to_string(kLeast) + ", got " + std::to_string(row.chunk_bytes));
+  }
+}
+
+// Rows of one kind must tile worlds 2..kMaxRanks and, in each range of worlds, all sizes.
+void check_cover(CollectiveKind kind, const std::vector<PlanRow>& rows) {
+  const std::string name(collective_name(kind));
+  int next_world = 2;
+  for (std::size_t i = 0; i < rows.size();) {
+    const PlanRow& first = rows[i];
+    if (first.min_world != next_world) {
+      refuse(name + ": worlds from " + std::to_string(next_world) + " on are " +
+             (first.min_world > next_world ? "missing" : "covered twice") +
+             " (next row: " + row_name(first) + ")");
+    }
+    std::uint64_t reached = 0;
+    bool open = true;
+    for (; i < rows.size() && rows[i].min_world == first.min_world; ++i) {
+      if (rows[i].max_world != first.max_world) {
+        refuse(row_name(rows[i]) + " overlaps the " + row_name(first));
+      }
+      if (!open || (reached != 0 && rows[i].max_bytes <= reached)) {
+        refuse(row_name(rows[i]) + " is never reached: rows before it cover its sizes");
+      }
+      reached = rows[i].max_bytes;
+      open = reached != PlanRow::kNoLimit;
+    }
+    if (open) {
+      refuse(name + ": sizes above " + std::to_string(reached) + " bytes are missing for worlds " +
+             std::to_string(first.min_world) + " to " + std::to_string(first.max_world));
+    }
+    next_world = first.max_world + 1;
+  }
+  if (next_world != kMaxRanks + 1) {
+    refuse(name + ": worlds from " + std::to_string(next_world) + " on are missing");
+  }
+}
+
+}  // namespace
+
+Algorithm parse_algorithm(std::string_view text, std::string_view source) {
+  const auto found = std::find(kAlgorithmNames.begin(), kAlgorithmNames.end(), text);
+  if (found == kAlgorithmNames.end()) {
+    std::string names;
+    for (const std::string_view name : kAlgorithmNames) {
+      names += (names.empty() ? "" : ", ") + std::string(name);
+    }
+    throw Error(ErrorCode::kInvalidArgument, std::string(source) + ": expected one of " + names +
+                                                 "; got '" + std::string(text) + "'");
+  }
+  return static_cast<Algorithm>(found - kAlgorithmNames.begin());
+}
+
+bool has_algorithm(CollectiveKind kind, Algorithm algorithm) {
+  switch (kind) {
+    case CollectiveKind::kAllReduce:
+      return algorithm == Algorithm::kOneShot || algorithm == Algorithm::kTwoShot ||
+             algorithm == Algorithm::kRing;
+    case CollectiveKind::kReduce:
+      return algorithm == Algorithm::kOneShot || algorithm == Algorithm::kTwoShot;
+    case CollectiveKind::kBarrier:
+      return algorithm == Algorithm::kOneShot;
+    default:
+      return algorithm == Algorithm::kOneShot || algorithm == Algorithm::kPipelined;
+  }
+}
+
+std::string algorithm_list(CollectiveKind kind) {
+  std::string list;
+  for (int i = 0; i < kAlgorithmCount; ++i) {
+    const auto algorithm = static_cast<Algorithm>(i);
+    if (!has_algorithm(kind, algorithm)) continue;
+    list += (list.empty() ? "" : ", ") + std::string(algorithm_name(algorithm));
+  }
+  return list;
+}
+
+std::uint64_t staged_bytes(CollectiveKind kind, int world_size, std::uint64_t largest_share) {
+  switch (kind) {
+    case CollectiveKind::kScatter:
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kAllToAll:
+      return largest_share * static_cast<std::uint64_t>(world_size);
+    default:
+      return largest_share;
+  }
+}
+
+PlanTable::PlanTable(std::vector<PlanRow> rows) : rows_(std::move(rows)) {
+  for (const PlanRow& row : rows_) check_row(row);
+  std::stable_sort(rows_.begin(), rows_.end(), [](const PlanRow& a, const PlanRow& b) {
+    return std::pair(a.kind, a.min_world) < std::pair(b.kind, b.min_world);
+  });
+  for (int i = 0; i < kCollectiveKindCount; ++i) {
+    const auto kind = static_cast<CollectiveKind>(i);
+    std::vector<PlanRow> of_kind;
+    std::copy_if(rows_.begin(), rows_.end(), std::back_inserter(of_kind),
+                 [kind](const PlanRow& row) { return row.kind == kind; });
+    check_cover(kind, of_kind);
+  }
+}
+
+Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged,
+                       Algorithm forced) const {
+  const PlanRow* chosen = nullptr;
+  const PlanRow* same_method = nullptr;
+  for (const PlanRow& row : rows_) {
+    if (row.kind != kind || world_size < row.min_world || world_size > row.max_world) continue;
+    if (row.algorithm == forced) same_method = &row;
+    if (chosen == nullptr && staged <= row.max_bytes) chosen = &row;
+  }
+  if (forced == Algorithm::kAuto || !has_algorithm(kind, forced)) {
+    return {chosen->algorithm, chosen->chunk_bytes};
+  }
+  constexpr std::size_t kDefaultChunk = 256 * 1024;
+  const std::size_t chunk = same_method != nullptr          ? same_method->chunk_bytes
+                            : forced == Algorithm::kOneShot ? kSmallSlotBytes
+                                                            : kDefaultChunk;
+  return {forced, chunk};
+}
+
+}  // namespace symm

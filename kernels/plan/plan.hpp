@@ -1,0 +1,86 @@
+// From the facts of a call to the method that carries it out.
+//
+// NOTE [What may decide]
+// A plan follows from facts that every rank of the group shares: kind, world size, sizes, and a
+// table that group rank 0 publishes at set-up. A fact of one rank (a pointer, an alignment, whether
+// a tensor is symmetric) must never decide: ranks that disagree wait for each other for ever.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/core/collective.hpp"
+#include "kernels/plan/algorithm.hpp"
+
+namespace symm {
+
+// How one call is carried out.
+struct Plan {
+  Algorithm algorithm = Algorithm::kOneShot;
+  std::size_t chunk_bytes = 0;  // of a slot that a step fills at most
+
+  bool operator==(const Plan&) const = default;
+};
+
+// True where `kind` can be carried out by `algorithm` (kAuto never can).
+bool has_algorithm(CollectiveKind kind, Algorithm algorithm);
+
+// "one_shot, two_shot, ring": what `kind` has, for messages.
+std::string algorithm_list(CollectiveKind kind);
+
+// True where an algorithm stages through the group's workspace, false where the small slots do.
+constexpr bool uses_workspace(Algorithm algorithm) { return algorithm != Algorithm::kOneShot; }
+
+// One line of the table: messages of `kind` among min_world..max_world ranks whose staged bytes are
+// at most max_bytes (and more than those of the line before).
+struct PlanRow {
+  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
+
+  CollectiveKind kind;
+  int min_world;
+  int max_world;
+  std::uint64_t max_bytes;
+  Algorithm algorithm;
+  std::size_t chunk_bytes;
+
+  bool operator==(const PlanRow&) const = default;
+};
+
+// Bytes that one rank stages in a call, which is what max_bytes speaks of: the message for
+// all_reduce, reduce and broadcast; one share for all_gather and gather; all shares for scatter,
+// reduce_scatter and all_to_all. `largest_share` is the message or the largest share, in bytes.
+std::uint64_t staged_bytes(CollectiveKind kind, int world_size, std::uint64_t largest_share);
+
+class PlanTable {
+ public:
+  // The compiled table (plan_table.cpp).
+  static const PlanTable& built_in();
+
+  // Parses {"rows": [{"collective", "min_world", "max_world", "max_bytes" (null: no limit),
+  // "algorithm", "chunk_bytes"}]}. Collectives that are named replace all their built-in rows.
+  // `source` names the text in messages. Throws Error(kInvalidArgument).
+  static PlanTable from_json(std::string_view text, std::string_view source);
+
+  // Reads a file; the same errors, and one that names a path that cannot be read.
+  static PlanTable from_file(const std::string& path);
+
+  // Throws Error(kInvalidArgument) unless rows of each collective cover every world size and every
+  // number of bytes once: no gap, no overlap, only algorithms that the collective has.
+  explicit PlanTable(std::vector<PlanRow> rows);
+
+  std::string to_json() const;
+  const std::vector<PlanRow>& rows() const { return rows_; }
+  bool operator==(const PlanTable&) const = default;
+
+  // The method for a call; `forced` (not kAuto) overrides the row's algorithm where the kind has
+  // it. Local, thread safe, allocates nothing. world_size >= 2.
+  Plan select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced) const;
+
+ private:
+  std::vector<PlanRow> rows_;  // by kind, world range, ascending max_bytes
+};
+
+}  // namespace symm

@@ -1,0 +1,164 @@
+// The Python module torch_symm._C: ProcessGroupSymm and its options as subclasses of what
+// torch.distributed has, and a few facts about the build.
+//
+// Built with the pybind11 that ships inside torch: only then do both modules share one registry of
+// types, so that c10d hands these classes back to Python as what they are.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <string>
+#include <utility>
+
+#include "backend/ProcessGroupSymm.hpp"
+#include "backend/engine/blocking_section.hpp"
+#include "backend/engine/live_groups.hpp"
+#include "backend/errors.hpp"
+#include "kernels/cpu/reduce_kernels.hpp"
+#include "symm_mem/device/device_library.hpp"
+
+namespace {
+
+namespace py = pybind11;
+using symm::ProcessGroupSymm;
+using symm::with_torch_errors;
+using Options = ProcessGroupSymm::Options;
+using OptionsPtr = c10::intrusive_ptr<Options>;
+using Milliseconds = std::chrono::milliseconds;
+
+// Objects are destroyed under the interpreter's lock, which a callback on one of our threads may be
+// waiting for; see blocking_section.hpp.
+void without_interpreter_lock(void (*body)(void*), void* context) {
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    const py::gil_scoped_release release;
+    body(context);
+  } else {
+    body(context);
+  }
+}
+
+OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
+                        std::int64_t workspace_bytes, bool is_high_priority_stream) {
+  auto options = c10::make_intrusive<Options>(timeout);
+  with_torch_errors([&] {
+    options->set_algorithm(algorithm);
+    options->set_workspace_bytes(workspace_bytes);
+    options->is_high_priority_stream = is_high_priority_stream;
+    options->validate_timeout();
+  });
+  return options;
+}
+
+void set_timeout(Options& options, Milliseconds timeout) {
+  const Milliseconds before = std::exchange(options.timeout, timeout);
+  try {
+    with_torch_errors([&] { options.validate_timeout(); });
+  } catch (...) {
+    options.timeout = before;
+    throw;
+  }
+}
+
+void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSymm>, c10d::Backend>&
+                      process_group) {
+  py::class_<Options, OptionsPtr, c10d::Backend::Options>(
+      process_group, "Options",
+      "What a program may choose for a process group. A wrong value raises ValueError when it is\n"
+      "set. A group copies its options, so one object may serve several.")
+      .def(py::init(&make_options), py::arg("timeout") = kBackendDefaultTimeout,
+           py::arg("algorithm") = "auto",
+           py::arg("workspace_bytes") = static_cast<std::int64_t>(Options::kDefaultWorkspaceBytes),
+           py::arg("is_high_priority_stream") = false)
+      .def_property(
+          "timeout", [](const Options& o) { return o.timeout; }, &set_timeout,
+          "How long an operation waits for its peers (datetime.timedelta).")
+      .def_property(
+          "algorithm", &Options::algorithm,
+          [](Options& o, const std::string& name) {
+            with_torch_errors([&] { o.set_algorithm(name); });
+          },
+          "The method of every collective that has it; \"auto\" lets a table decide.")
+      .def_property(
+          "workspace_bytes", &Options::workspace_bytes,
+          [](Options& o, std::int64_t bytes) {
+            with_torch_errors([&] { o.set_workspace_bytes(bytes); });
+          },
+          "Staging memory of a rank: a multiple of 64 KiB, 512 KiB to 1 GiB. Must be the\n"
+          "same on every rank.")
+      .def_readwrite("is_high_priority_stream", &Options::is_high_priority_stream,
+                     "For devices with streams; the CPU has none.")
+      .def("__copy__", [](const Options& o) { return c10::make_intrusive<Options>(o); })
+      .def("__deepcopy__",
+           [](const Options& o, const py::dict&) { return c10::make_intrusive<Options>(o); })
+      .def("__repr__", [](const Options& o) {
+        return "Options(timeout=" + std::to_string(o.timeout.count()) + " ms, algorithm='" +
+               o.algorithm() + "', workspace_bytes=" + std::to_string(o.workspace_bytes()) + ")";
+      });
+}
+
+void bind_process_group(py::module_& module) {
+  py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSymm>, c10d::Backend> process_group(
+      module, "ProcessGroupSymm", "The c10d backend of the name \"symm\".");
+  bind_options(process_group);
+  process_group
+      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                       const OptionsPtr& options) {
+             const py::gil_scoped_release release;
+             return c10::make_intrusive<ProcessGroupSymm>(store, rank, size, options);
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = OptionsPtr(),
+           "Connects the ranks of the group through `store`. Collective.")
+      .def_property_readonly("options", &ProcessGroupSymm::getBackendOptions,
+                             "A copy of the options that the group was made with.")
+      .def(
+          "perform_nocolor_split", [](ProcessGroupSymm&, const py::object&) {}, py::arg("device"),
+          "Does nothing: ranks outside a new group have no part in making it.")
+      .def("_set_default_timeout", &ProcessGroupSymm::setTimeout, py::arg("timeout"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("get_error", &ProcessGroupSymm::getError, py::call_guard<py::gil_scoped_release>(),
+           "SUCCESS while the group works, else the kind of the failure.")
+      .def(
+          "rendezvous", &ProcessGroupSymm::rendezvous, py::arg("tensor"),
+          py::call_guard<py::gil_scoped_release>(),
+          "Lets collectives read `tensor`, which must come from allocate(), in place. Collective.");
+}
+
+std::string device_library_problem(const std::string& device) {
+  for (const symm::DeviceKind kind : {symm::DeviceKind::kCuda, symm::DeviceKind::kHip}) {
+    if (device == symm::device_kind_name(kind)) return symm::device_library_problem(kind);
+  }
+  throw py::value_error("device: expected 'cuda' or 'hip', got '" + device + "'");
+}
+
+py::dict build_info() {
+  py::dict info;
+  info["torch"] = TORCH_VERSION;
+  info["compiler"] = __VERSION__;
+  info["device_library_version"] = symm::kDeviceLibraryVersion;
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The compiled part of torch_symm.";
+  // Registers Backend, Backend.Options and Store, which the classes below need.
+  py::module_::import("torch.distributed");
+  symm::set_blocking_hook(&without_interpreter_lock);
+  bind_process_group(module);
+
+  module.def(
+      "isa", [] { return with_torch_errors([] { return symm::isa_name(symm::selected_isa()); }); },
+      "Name of the instruction set that reductions on the CPU use.");
+  module.def("device_library_problem", &device_library_problem, py::arg("device"),
+             "The sentence that says why tensors on `device` (\"cuda\", \"hip\") cannot be used, "
+             "or \"\".");
+  module.def("build_info", &build_info, "What this module was compiled with.");
+  module.def("allocate", &symm::allocate_symmetric, py::arg("nbytes"),
+             py::call_guard<py::gil_scoped_release>(),
+             "A uint8 CPU tensor of zeros in memory that ProcessGroupSymm.rendezvous() accepts.");
+
+  py::module_::import("atexit").attr("register")(py::cpp_function(
+      [] { symm::interrupt_live_groups(); }, py::call_guard<py::gil_scoped_release>()));
+}

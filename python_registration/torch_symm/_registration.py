@@ -1,0 +1,116 @@
+"""Makes the name "symm" known to torch.distributed and creates its process groups.
+
+NOTE [One binary for one torch]
+The layout of c10d's classes changes between minor versions of torch, so a build works with the
+minor version that it was built for and no other. That is checked before the compiled module is
+loaded, because loading the wrong one ends in an unreadable symbol error or a crash.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import functools
+import importlib
+from types import ModuleType
+from typing import Any
+
+from torch_symm import _environment
+
+BACKEND = "symm"
+
+# The device types whose tensors the backend takes.
+DEVICES = ["cpu"]
+
+
+def register() -> None:
+    """Registers the backend with torch.distributed. Local, idempotent, cheap.
+
+    The devices keep the default backend that they have, unless SYMM_DEFAULT=1 puts symm there.
+    This is also the registrar of the entry point group ``torch.distributed.backends``.
+    """
+    from torch.distributed.distributed_c10d import Backend
+
+    if BACKEND.upper() not in Backend._plugins:
+        Backend.register_backend(BACKEND, create, extended_api=True, devices=list(DEVICES))
+    if _environment.flag("SYMM_DEFAULT"):
+        for device in DEVICES:
+            Backend.default_device_backend_map[device] = BACKEND
+
+
+def create(dist_backend_opts: Any, pg_options: Any | None) -> Any:
+    """Creates the backend of one process group; torch.distributed calls it. Collective.
+
+    Args:
+        dist_backend_opts: the store, rank, size, names and time-out that c10d gives.
+        pg_options: a ``torch_symm.Options`` or None. It is copied, so one object may serve several
+            groups. The ``timeout`` argument of ``init_process_group`` wins over the one in the
+            options, unless that argument was left at its default.
+
+    Raises:
+        TypeError: ``pg_options`` is of another type.
+        ImportError: this build of torch_symm is for another version of torch.
+        ValueError: an environment variable has a value that it cannot have.
+    """
+    _environment.check()
+    process_group = load().ProcessGroupSymm
+    options = _options(process_group.Options, pg_options, dist_backend_opts.timeout)
+    options.group_name = dist_backend_opts.group_id
+    options.global_ranks_in_group = list(dist_backend_opts.global_ranks_in_group)
+    return process_group(
+        dist_backend_opts.store,
+        dist_backend_opts.group_rank,
+        dist_backend_opts.group_size,
+        options,
+    )
+
+
+def _options(options_type: type, given: Any | None, timeout: datetime.timedelta) -> Any:
+    from torch.distributed.constants import default_pg_timeout
+
+    if given is None:
+        options = options_type()
+    elif isinstance(given, options_type):
+        options = copy.copy(given)
+        if timeout == default_pg_timeout:
+            return options
+    elif _environment.backend_name("SYMM_REPLACE") and hasattr(given, "_timeout"):
+        # The program asked for another backend with that backend's options.
+        options = options_type()
+        high_priority = getattr(given, "is_high_priority_stream", False)
+        options.is_high_priority_stream = high_priority
+    else:
+        raise TypeError(
+            "pg_options of the backend symm must be a torch_symm.Options or None, but is a "
+            f"{type(given).__module__}.{type(given).__qualname__}"
+        )
+    options.timeout = timeout
+    return options
+
+
+@functools.cache
+def load() -> ModuleType:
+    """Loads the compiled module, once it is certain that it fits the running torch."""
+    import torch  # noqa: F401  (its libraries must be in the process first)
+
+    problem = torch_version_problem()
+    if problem:
+        raise ImportError(problem)
+    return importlib.import_module("torch_symm._C")
+
+
+def torch_version_problem() -> str:
+    """The sentence that says why this build does not fit the running torch, or ""."""
+    import torch
+
+    from torch_symm import _build_info
+
+    built = ".".join(_build_info.TORCH_VERSION.split(".")[:2])
+    running = ".".join(torch.__version__.split(".")[:2])
+    if built == running:
+        return ""
+    return (
+        f"torch_symm {_build_info.VERSION} was built for torch {built}, but torch "
+        f"{torch.__version__} is running; install it again with this torch: "
+        "pip install --no-build-isolation --force-reinstall --no-deps <torch-symm>"
+    )

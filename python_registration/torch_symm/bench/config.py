@@ -1,0 +1,145 @@
+"""What one run measures: the validated options, the sizes, and the names of dtypes and ops."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "sendrecv",
+    "barrier",
+)
+
+_DTYPE_NAMES = (
+    "float32 float64 float16 bfloat16 float8_e4m3fn float8_e5m2 uint8 int8 int16 int32 int64"
+)
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES.split()}
+
+OPS: dict[str, dist.ReduceOp.RedOpType] = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
+BITWISE_OPS = ("band", "bor", "bxor")
+DEVICES = ("cpu",)
+
+_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class ConfigError(ValueError):
+    """An option has a value that cannot be measured; the message names the option."""
+
+
+def parse_size(text: str, option: str) -> int:
+    """Return the bytes that ``text`` says: a whole number with an optional suffix K, M or G."""
+    match = re.fullmatch(r"(\d+)([KMG]?)(?:I?B)?", text.strip().upper())
+    if match is None:
+        raise ConfigError(
+            f"{option}: expected a number of bytes such as 8, 64K or 1M, got {text!r}"
+        )
+    return int(match[1]) * _SUFFIXES[match[2]]
+
+
+def format_size(size: int) -> str:
+    """Return ``size`` in the shortest exact form that ``parse_size`` reads."""
+    for suffix in ("G", "M", "K"):
+        if size and size % _SUFFIXES[suffix] == 0:
+            return f"{size // _SUFFIXES[suffix]}{suffix}"
+    return str(size)
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """One run. Construction validates every field and raises ConfigError.
+
+    ``iters`` zero chooses the calls per block so that the blocks of one size, variant and backend
+    take about ``budget_ms`` together. ``step`` zero means a geometric series with ``factor``.
+    """
+
+    collectives: tuple[str, ...] = COLLECTIVES
+    ranks: int = 2
+    min_bytes: int = 8
+    max_bytes: int = 1 << 20
+    factor: int = 4
+    step: int = 0
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int = 0
+    iters: int = 0
+    warmup: int = 2
+    blocks: int = 5
+    budget_ms: float = 100.0
+    check: bool = True
+    backend: str = "symm"
+    against: str | None = None
+    device: str = "cpu"
+    timeout_s: float = 60.0
+    sizes: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in self.collectives:
+            _one_of("--collective", name, COLLECTIVES)
+        _one_of("--dtype", self.dtype, tuple(DTYPES))
+        _one_of("--op", self.op, tuple(OPS))
+        _one_of("--device", self.device, DEVICES)
+        _at_least("--ranks", self.ranks, 1)
+        _at_least("--min", self.min_bytes, 1)
+        _at_least("--max", self.max_bytes, self.min_bytes)
+        _at_least("--step", self.step, 0)
+        _at_least("--factor", self.factor, 1 if self.step else 2)
+        _at_least("--iters", self.iters, 0)
+        _at_least("--warmup", self.warmup, 0)
+        _at_least("--blocks", self.blocks, 1)
+        if not 0 <= self.root < self.ranks:
+            raise ConfigError(f"--root: expected a rank below {self.ranks}, got {self.root}")
+        if self.budget_ms <= 0:
+            raise ConfigError(f"--budget-ms: expected more than 0, got {self.budget_ms}")
+        if self.op in BITWISE_OPS and self.torch_dtype.is_floating_point:
+            raise ConfigError(f"--op: {self.op} needs an integer --dtype, got {self.dtype}")
+        if "sendrecv" in self.collectives and self.ranks < 2:
+            raise ConfigError(f"--ranks: sendrecv needs at least 2 ranks, got {self.ranks}")
+        object.__setattr__(self, "sizes", tuple(self._sizes()))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Return the element type of the buffers."""
+        return DTYPES[self.dtype]
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Return the backend under test, then the one it is compared with, if any."""
+        return (self.backend,) if self.against is None else (self.backend, self.against)
+
+    def _sizes(self) -> list[int]:
+        sizes = [self.min_bytes]
+        while True:
+            following = sizes[-1] + self.step if self.step else sizes[-1] * self.factor
+            if following > self.max_bytes:
+                return sizes
+            sizes.append(following)
+
+
+def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{option}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def _at_least(option: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{option}: expected at least {least}, got {value}")

@@ -1,0 +1,74 @@
+"""The results of one size, in the form that is shown, written as JSON and plotted."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+VARIANTS = ("out_of_place", "in_place")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One variant on one backend.
+
+    ``time_us`` is the time of one call: a block's time is the largest over the ranks of the mean
+    over its calls, and the median over the blocks is taken. ``wrong`` counts wrong elements over
+    all ranks, None where nothing was checked.
+    """
+
+    time_us: float
+    algbw: float
+    busbw: float
+    wrong: int | None
+    iters: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class BackendResult:
+    """Both variants on one backend; None where the operation has no such variant.
+
+    ``error`` says why a backend refused the operation; its variants are None then.
+    """
+
+    backend: str
+    out_of_place: Timing | None
+    in_place: Timing | None
+    error: str | None = None
+
+    def variant(self, name: str) -> Timing | None:
+        """Return the timing of ``out_of_place`` or ``in_place``."""
+        return getattr(self, name)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One collective at one size, on the backend under test and on the one it is against."""
+
+    collective: str
+    size: int
+    count: int
+    dtype: str
+    redop: str
+    root: int
+    results: tuple[BackendResult, ...]
+
+    @property
+    def wrong(self) -> int:
+        """Return the wrong elements of the backend under test."""
+        timings = [self.results[0].variant(name) for name in VARIANTS]
+        return sum(timing.wrong or 0 for timing in timings if timing is not None)
+
+    def ratio(self, variant: str) -> float | None:
+        """Return time of the backend compared with over time of the one under test.
+
+        Above 1 the backend under test is the faster one. None without both times.
+        """
+        timings = [result.variant(variant) for result in self.results]
+        if len(timings) < 2 or timings[0] is None or timings[1] is None:
+            return None
+        return timings[1].time_us / timings[0].time_us
+
+    def to_json(self) -> dict:
+        """Return the row as JSON-ready values, with the ratio of each variant."""
+        return asdict(self) | {"ratio": {name: self.ratio(name) for name in VARIANTS}}

@@ -1,0 +1,327 @@
+// Collectives through a whole communicator: bootstrap, shared memory, plans, failures. Ranks are
+// threads; the memory is mapped once for each of them, as between processes.
+#include "backend/engine/communicator.hpp"
+
+#include <gtest/gtest.h>
+
+#include <latch>
+#include <thread>
+
+#include "backend/engine/point_to_point.hpp"
+#include "test/support/collective_cases.hpp"
+#include "test/support/expect_error.hpp"
+#include "test/support/memory_store.hpp"
+#include "test/support/rank_threads.hpp"
+
+namespace symm {
+namespace {
+
+using std::chrono::milliseconds;
+using test::expect_error;
+
+CommunicatorConfig config_of(int rank, int world, Algorithm algorithm = Algorithm::kAuto) {
+  CommunicatorConfig config;
+  config.group_name = "test";
+  config.rank = rank;
+  config.world_size = world;
+  config.timeout = milliseconds(20'000);
+  config.algorithm = algorithm;
+  return config;
+}
+
+// Calls body(communicator) on every rank.
+void run_group(int world, const std::function<void(Communicator&)>& body,
+               Algorithm algorithm = Algorithm::kAuto) {
+  test::MemoryStore store;
+  test::run_ranks(world, [&](int rank) {
+    const auto communicator = Communicator::create(store, config_of(rank, world, algorithm));
+    body(*communicator);
+  });
+}
+
+std::vector<std::optional<Error>> errors_in_group(int world,
+                                                  const std::function<void(Communicator&)>& body) {
+  test::MemoryStore store;
+  return test::errors_of_ranks(world, [&](int rank) {
+    const auto communicator = Communicator::create(store, config_of(rank, world));
+    body(*communicator);
+  });
+}
+
+CollectiveArgs sum_args(std::vector<float>& data) {
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllReduce;
+  args.dtype = Dtype::kFloat32;
+  args.count = data.size();
+  args.input = args.output = data.data();
+  return args;
+}
+
+class CommunicatorTest : public testing::TestWithParam<int> {};
+
+TEST_P(CommunicatorTest, RunsEveryCollectiveAtEverySize) {
+  run_group(GetParam(), [](Communicator& communicator) {
+    int round = 0;
+    for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1027},
+                                    std::size_t{70'001}, std::size_t{600'011}}) {
+      for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
+        test::CollectiveCase one(communicator.rank(), communicator.world_size(), ++round,
+                                 [&](const CollectiveArgs& args) { communicator.run(args); });
+        one.check(static_cast<CollectiveKind>(kind), count, round % communicator.world_size());
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest, testing::Values(1, 2, 3, 4, 8));
+
+TEST(Communicator, GivesTheSameBitsByEveryAlgorithm) {
+  for (const Algorithm algorithm :
+       {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kRing, Algorithm::kPipelined}) {
+    run_group(
+        5,
+        [](Communicator& communicator) {
+          int round = 0;
+          for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduce,
+                                            CollectiveKind::kReduceScatter}) {
+            for (const std::size_t count : {std::size_t{3}, std::size_t{300'007}}) {
+              test::CollectiveCase one(communicator.rank(), 5, ++round,
+                                       [&](const CollectiveArgs& args) { communicator.run(args); });
+              one.check(kind, count, 3);
+            }
+          }
+        },
+        algorithm);
+  }
+}
+
+TEST(Communicator, NamesBothSidesOfDifferentCalls) {
+  const auto errors = errors_in_group(3, [](Communicator& communicator) {
+    std::vector<float> data(communicator.rank() == 1 ? 5 : 4);
+    communicator.run(sum_args(data));
+  });
+  for (const auto& error : errors) {
+    expect_error(error, ErrorCode::kMismatch,
+                 {"seq 1", "rank 1", "all_reduce", "count 5", "count 4"});
+  }
+}
+
+TEST(Communicator, NoticesDifferentRootsAtTheNextCall) {
+  const auto errors = errors_in_group(2, [](Communicator& communicator) {
+    std::int32_t value = communicator.rank();
+    CollectiveArgs args;
+    args.kind = CollectiveKind::kBroadcast;
+    args.dtype = Dtype::kInt32;
+    args.count = 1;
+    args.root = communicator.rank();
+    args.input = args.output = &value;
+    communicator.run(args);
+    communicator.run(CollectiveArgs{});
+  });
+  for (const auto& error : errors) {
+    expect_error(error, ErrorCode::kMismatch, {"seq 1", "broadcast", "root 0", "root 1"});
+  }
+}
+
+TEST(Communicator, NamesWhoDidNotArrive) {
+  test::MemoryStore store;
+  std::latch others_gave_up(2);
+  const auto errors = test::errors_of_ranks(3, [&](int rank) {
+    const auto communicator = Communicator::create(store, config_of(rank, 3));
+    communicator->run(CollectiveArgs{});
+    std::vector<float> data(8);
+    if (rank == 2) {
+      others_gave_up.wait();
+      communicator->run(sum_args(data));
+    }
+    const auto error =
+        test::error_of([&] { communicator->run(sum_args(data), milliseconds(300)); });
+    others_gave_up.count_down();
+    if (error) throw *error;
+  });
+  expect_error(errors[0], ErrorCode::kTimeout,
+               {"all_reduce", "seq 2", "not arrived: rank 2", "barrier seq 1, completed"});
+  expect_error(errors[1], ErrorCode::kTimeout, {"seq 2", "rank 2"});
+  expect_error(errors[2], ErrorCode::kTimeout, {"gave up", "rank 2"});
+}
+
+TEST(Communicator, ARankThatLeavesIsNamed) {
+  const auto errors = errors_in_group(3, [](Communicator& communicator) {
+    communicator.run(CollectiveArgs{});
+    if (communicator.rank() == 0) return;
+    std::vector<float> data(4);
+    communicator.run(sum_args(data));
+  });
+  EXPECT_FALSE(errors[0].has_value());
+  expect_error(errors[1], ErrorCode::kPeerLeft, {"rank 0", "seq 2", "all_reduce"});
+  expect_error(errors[2], ErrorCode::kPeerLeft, {"rank 0", "seq 2", "all_reduce"});
+}
+
+TEST(Communicator, AbortOnOneRankEndsTheOthers) {
+  const auto errors = errors_in_group(3, [](Communicator& communicator) {
+    if (communicator.rank() == 1) {
+      communicator.abort("enough");
+    }
+    communicator.run(CollectiveArgs{});
+  });
+  for (const auto& error : errors) {
+    expect_error(error, ErrorCode::kAborted, {"aborted: enough", "rank 1"});
+  }
+}
+
+TEST(Communicator, RefusesBadArgumentsAndGoesOn) {
+  run_group(2, [](Communicator& communicator) {
+    std::vector<float> data(4, 1.0f + static_cast<float>(communicator.rank()));
+    CollectiveArgs args = sum_args(data);
+    args.op = ReduceOp::kBand;
+    expect_error(test::error_of([&] { communicator.run(args); }), ErrorCode::kUnsupported,
+                 {"BAND", "float32"});
+    args = sum_args(data);
+    args.kind = CollectiveKind::kBroadcast;
+    args.root = 2;
+    expect_error(test::error_of([&] { communicator.run(args); }), ErrorCode::kInvalidArgument,
+                 {"root", "got 2"});
+    communicator.run(sum_args(data));
+    EXPECT_EQ(data, std::vector<float>(4, 3.0f));
+  });
+}
+
+TEST(Communicator, ReadsRendezvousedMemoryInPlace) {
+  run_group(4, [](Communicator& communicator) {
+    const int world = communicator.world_size();
+    constexpr std::size_t kCount = 500'003;
+    auto local = LocalSegment::allocate(host_runtime(), (kCount + 9) * sizeof(float));
+    auto* in = reinterpret_cast<float*>(local->base()) + 7;
+    const auto segment = communicator.rendezvous(local);
+    ASSERT_EQ(segment->world_size(), world);
+    for (int round = 0; round < 3; ++round) {
+      // Only even ranks bring symmetric memory: readers follow what each owner says.
+      std::vector<float> plain(kCount);
+      float* data = communicator.rank() % 2 == 0 ? in : plain.data();
+      for (std::size_t i = 0; i < kCount; ++i) {
+        data[i] = test::reduce_value(communicator.rank(), i, round);
+      }
+      CollectiveArgs args;
+      args.kind = CollectiveKind::kAllReduce;
+      args.dtype = Dtype::kFloat32;
+      args.count = kCount;
+      args.input = args.output = data;
+      communicator.run(args);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        ASSERT_EQ(data[i], test::expected_sum(world, i, round)) << i;
+      }
+      std::vector<float> all(kCount * 4);
+      std::vector<Part> parts;
+      for (std::size_t r = 0; r < 4; ++r) parts.push_back({all.data() + r * kCount, kCount});
+      for (std::size_t i = 0; i < kCount; ++i) data[i] += static_cast<float>(communicator.rank());
+      args.kind = CollectiveKind::kAllGather;
+      args.output_parts = parts;
+      communicator.run(args);
+      // The call has returned, so no peer reads the input any more.
+      std::fill_n(data, kCount, -1.0f);
+      communicator.run(CollectiveArgs{});
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        ASSERT_EQ(all[i],
+                  test::expected_sum(world, i % kCount, round) + static_cast<float>(i / kCount));
+      }
+    }
+  });
+}
+
+TEST(Communicator, SendsAndReceivesByTag) {
+  run_group(3, [](Communicator& communicator) {
+    PointToPoint& p2p = communicator.point_to_point();
+    const int me = communicator.rank();
+    const std::vector<std::size_t> sizes = {0, 1, 480, 481, 3'000'001};
+    std::vector<std::vector<std::uint8_t>> out;
+    std::vector<std::vector<std::uint8_t>> in;
+    std::vector<std::shared_ptr<Transfer>> transfers;
+    out.reserve(64);
+    in.reserve(64);
+    const auto value = [](int from, int to, std::size_t size, std::size_t i) {
+      return static_cast<std::uint8_t>(i * 31 + size + static_cast<std::size_t>(from * 5 + to));
+    };
+    for (int peer = 0; peer < 3; ++peer) {
+      if (peer == me) continue;
+      for (std::size_t k = 0; k < sizes.size(); ++k) {
+        out.emplace_back(sizes[k]);
+        for (std::size_t i = 0; i < sizes[k]; ++i) out.back()[i] = value(me, peer, sizes[k], i);
+        transfers.push_back(p2p.start_send(out.back().data(), sizes[k], peer,
+                                           static_cast<std::int64_t>(k), {}, {}));
+      }
+    }
+    std::vector<std::pair<int, std::size_t>> order;
+    for (int peer = 0; peer < 3; ++peer) {
+      if (peer == me) continue;
+      for (std::size_t k = sizes.size(); k-- > 0;) {  // not the order of the sends
+        in.emplace_back(sizes[k], std::uint8_t{0xee});
+        order.emplace_back(peer, sizes[k]);
+        transfers.push_back(
+            p2p.start_recv(in.back().data(), sizes[k], peer, static_cast<std::int64_t>(k), {}, {}));
+      }
+    }
+    for (const auto& transfer : transfers) p2p.wait(*transfer, {});
+    for (std::size_t n = 0; n < in.size(); ++n) {
+      for (std::size_t i = 0; i < in[n].size(); ++i) {
+        ASSERT_EQ(in[n][i], value(order[n].first, me, order[n].second, i));
+      }
+    }
+  });
+}
+
+TEST(Communicator, ReceivesFromAnySourceInTheBackground) {
+  run_group(4, [](Communicator& communicator) {
+    PointToPoint& p2p = communicator.point_to_point();
+    p2p.progress_in_background();
+    std::vector<int> values(100'000, communicator.rank());
+    if (communicator.rank() != 0) {
+      const auto send = p2p.start_send(values.data(), values.size() * 4, 0, 9, {}, {});
+      while (!send->done()) std::this_thread::yield();
+      EXPECT_FALSE(send->error().has_value());
+      return;
+    }
+    std::vector<bool> seen(4, false);
+    for (int n = 0; n < 3; ++n) {
+      std::atomic<bool> called{false};
+      const auto recv = p2p.start_recv(values.data(), values.size() * 4, kAnySource, 9, {},
+                                       [&] { called = true; });
+      while (!called) std::this_thread::yield();
+      ASSERT_TRUE(recv->done());
+      ASSERT_EQ(values, std::vector<int>(values.size(), recv->peer()));
+      ASSERT_FALSE(seen[static_cast<std::size_t>(recv->peer())]);
+      seen[static_cast<std::size_t>(recv->peer())] = true;
+    }
+  });
+}
+
+TEST(Communicator, ARecvOfAnotherSizeIsAnErrorOnBothSidesAndTheGroupGoesOn) {
+  run_group(2, [](Communicator& communicator) {
+    PointToPoint& p2p = communicator.point_to_point();
+    std::vector<std::uint8_t> data(5000);
+    const bool sends = communicator.rank() == 0;
+    const auto transfer = sends ? p2p.start_send(data.data(), 4000, 1, 0, {}, {})
+                                : p2p.start_recv(data.data(), 5000, 0, 0, {}, {});
+    expect_error(test::error_of([&] { p2p.wait(*transfer, {}); }), ErrorCode::kMismatch,
+                 {"4000", "5000", "rank 0", "rank 1"});
+    std::vector<float> one(1, 1.0f);
+    communicator.run(sum_args(one));
+    EXPECT_EQ(one[0], 2.0f);
+  });
+}
+
+TEST(Communicator, ATransferThatCannotEndTimesOut) {
+  const auto errors = errors_in_group(2, [](Communicator& communicator) {
+    PointToPoint& p2p = communicator.point_to_point();
+    std::uint8_t byte = 0;
+    if (communicator.rank() == 0) {
+      p2p.wait(*p2p.start_recv(&byte, 1, 1, 3, milliseconds(200), {}), {});
+    } else {
+      p2p.wait(*p2p.start_recv(&byte, 1, 0, 4, {}, {}), {});
+    }
+  });
+  expect_error(errors[0], ErrorCode::kTimeout, {"recv from rank 1", "tag 3", "timed out"});
+  expect_error(errors[1], ErrorCode::kTimeout, {"rank 0 gave up"});
+}
+
+}  // namespace
+}  // namespace symm

@@ -1,0 +1,486 @@
+"""Every collective of torch.distributed as a function that carries it out once and compares what
+came with the model.
+
+Outputs lie, poisoned, inside a larger buffer whose margins must stay as they are; inputs that a
+collective may not change are compared with a copy afterwards.
+"""
+
+import dataclasses
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager, _get_default_store
+
+import model
+from harness import IS_SYMM
+
+MARGIN = 67  # elements on either side of a buffer; odd, so that views are unaligned
+
+
+@dataclasses.dataclass
+class Call:
+    """One collective call on this rank and what was found wrong with it."""
+
+    group: object
+    ranks: list[int]  # global ranks by group rank
+    me: int  # group rank
+    dtype: torch.dtype = torch.float32
+    op: str = "SUM"
+    count: int = 1027
+    aligned: bool = False
+    async_op: bool = False
+    salt: int = 0
+    problems: list[str] = dataclasses.field(default_factory=list)
+    _margins: list = dataclasses.field(default_factory=list)
+    _unchanged: list = dataclasses.field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def root(self) -> int:
+        """Group rank; moves with the salt so that every rank has its turn."""
+        return self.salt % self.size
+
+    @property
+    def global_root(self) -> int:
+        return self.ranks[self.root]
+
+    def content(self, group_rank: int, count: int | None = None, part: int = 0) -> torch.Tensor:
+        """What `group_rank` brings; `part` tells several tensors of one rank apart."""
+        # Keyed by the global rank, so that taking a group rank for a global one shows.
+        key = self.ranks[group_rank] + 64 * part
+        return model.make_input(
+            self.dtype, self.count if count is None else count, key, self.salt, self.op
+        )
+
+    def expected_reduction(self, count: int | None = None, part: int = 0) -> torch.Tensor:
+        return model.reduced([self.content(r, count, part) for r in range(self.size)], self.op)
+
+    def torch_op(self):
+        tensor_factor = self.dtype if self.salt % 2 and not self.dtype.is_complex else None
+        if tensor_factor is not None and self.dtype not in model.FLOATS:
+            tensor_factor = None
+        return model.reduce_op(self.op, self.me, tensor_factor)
+
+    def source(self, content: torch.Tensor) -> torch.Tensor:
+        """An input that the collective must leave as it is."""
+        tensor = self.inout(content)
+        self._unchanged.append((tensor, content.clone()))
+        return tensor
+
+    def inout(self, content: torch.Tensor) -> torch.Tensor:
+        tensor = self.target(content.numel())
+        tensor.copy_(content)
+        return tensor
+
+    def target(self, count: int | None = None) -> torch.Tensor:
+        """A poisoned output."""
+        count = self.count if count is None else count
+        margin = 64 if self.aligned else MARGIN
+        size = self.dtype.itemsize
+        base = torch.full(((count + 2 * margin) * size,), 0xA5, dtype=torch.uint8)
+        if self.dtype == torch.bool:
+            base.fill_(1)
+        self._margins.append((base, margin * size, count * size))
+        return base.view(self.dtype)[margin : margin + count]
+
+    def run(self, function, *args, **kwargs) -> None:
+        work = function(*args, group=self.group, async_op=self.async_op, **kwargs)
+        if self.async_op:
+            work.wait()
+
+    def check(self, what: str, got: torch.Tensor, expected: torch.Tensor) -> None:
+        self.problems += model.mismatch(what, got, expected, exact=IS_SYMM)
+
+    def finish(self) -> list[str]:
+        """Checks margins and inputs; all problems, each with the parameters of the call."""
+        for base, before, inside in self._margins:
+            untouched = torch.cat([base[:before], base[before + inside :]])
+            if not bool((untouched == (1 if self.dtype == torch.bool else 0xA5)).all()):
+                self.problems.append("wrote outside a buffer")
+        for tensor, copy in self._unchanged:
+            self.problems += model.mismatch("an input was changed", tensor, copy)
+        where = (
+            f"ranks {self.ranks} {model.name(self.dtype)} {self.op} count {self.count} "
+            f"aligned {self.aligned} async {self.async_op} salt {self.salt}"
+        )
+        return [f"{where}: {problem}" for problem in self.problems]
+
+
+def broadcast(c: Call) -> None:
+    tensor = c.inout(c.content(c.me)) if c.me == c.root else c.target()
+    c.run(dist.broadcast, tensor, src=c.global_root)
+    c.check("broadcast", tensor, c.content(c.root))
+
+
+def all_reduce(c: Call) -> None:
+    tensor = c.inout(c.content(c.me))
+    c.run(dist.all_reduce, tensor, op=c.torch_op())
+    c.check("all_reduce", tensor, c.expected_reduction())
+
+
+def all_reduce_coalesced(c: Call) -> None:
+    counts = [c.count, c.count // 2 + 1, c.count]
+    tensors = [c.inout(c.content(c.me, n, part)) for part, n in enumerate(counts)]
+    c.run(dist.all_reduce_coalesced, tensors, op=c.torch_op())
+    for part, (tensor, n) in enumerate(zip(tensors, counts, strict=True)):
+        c.check(f"all_reduce_coalesced[{part}]", tensor, c.expected_reduction(n, part))
+
+
+def reduce(c: Call) -> None:
+    # Gloo overwrites what the other ranks bring.
+    keep = c.me != c.root and IS_SYMM
+    tensor = c.source(c.content(c.me)) if keep else c.inout(c.content(c.me))
+    c.run(dist.reduce, tensor, dst=c.global_root, op=c.torch_op())
+    if c.me == c.root:
+        c.check("reduce", tensor, c.expected_reduction())
+
+
+def all_gather(c: Call) -> None:
+    outputs = [c.target() for _ in c.ranks]
+    c.run(dist.all_gather, outputs, c.source(c.content(c.me)))
+    for r, output in enumerate(outputs):
+        c.check(f"all_gather[{r}]", output, c.content(r))
+
+
+def all_gather_uneven(c: Call) -> None:
+    counts = [(c.count * (r + 1)) // 2 for r in range(c.size)]
+    outputs = [c.target(n) for n in counts]
+    c.run(dist.all_gather, outputs, c.source(c.content(c.me, counts[c.me])))
+    for r, output in enumerate(outputs):
+        c.check(f"all_gather_uneven[{r}]", output, c.content(r, counts[r]))
+
+
+def all_gather_into_tensor(c: Call) -> None:
+    output = c.target(c.count * c.size)
+    c.run(dist.all_gather_into_tensor, output, c.source(c.content(c.me)))
+    c.check("all_gather_into_tensor", output, torch.cat([c.content(r) for r in range(c.size)]))
+
+
+def all_gather_in_place(c: Call) -> None:
+    output = c.target(c.count * c.size)
+    mine = output[c.me * c.count : (c.me + 1) * c.count]
+    mine.copy_(c.content(c.me))
+    c.run(dist.all_gather_into_tensor, output, mine)
+    c.check("all_gather in place", output, torch.cat([c.content(r) for r in range(c.size)]))
+
+
+def all_gather_coalesced(c: Call) -> None:
+    counts = [c.count, c.count // 3 + 2]
+    outputs = [[c.target(n) for n in counts] for _ in c.ranks]
+    inputs = [c.source(c.content(c.me, n, part)) for part, n in enumerate(counts)]
+    c.run(dist.all_gather_coalesced, outputs, inputs)
+    for r, row in enumerate(outputs):
+        for part, n in enumerate(counts):
+            c.check(f"all_gather_coalesced[{r}][{part}]", row[part], c.content(r, n, part))
+
+
+def gather(c: Call) -> None:
+    outputs = [c.target() for _ in c.ranks] if c.me == c.root else None
+    c.run(dist.gather, c.source(c.content(c.me)), outputs, dst=c.global_root)
+    for r, output in enumerate(outputs or []):
+        c.check(f"gather[{r}]", output, c.content(r))
+
+
+def scatter(c: Call) -> None:
+    output = c.target()
+    at_root = c.me == c.root
+    inputs = [c.source(c.content(c.me, part=r)) for r in range(c.size)] if at_root else None
+    c.run(dist.scatter, output, inputs, src=c.global_root)
+    c.check("scatter", output, c.content(c.root, part=c.me))
+
+
+def reduce_scatter(c: Call) -> None:
+    output = c.target()
+    inputs = [c.source(c.content(c.me, part=r)) for r in range(c.size)]
+    c.run(dist.reduce_scatter, output, inputs, op=c.torch_op())
+    c.check("reduce_scatter", output, c.expected_reduction(part=c.me))
+
+
+def reduce_scatter_uneven(c: Call) -> None:
+    counts = [(c.count * (r + 1)) // 2 for r in range(c.size)]
+    output = c.target(counts[c.me])
+    inputs = [c.source(c.content(c.me, n, part=r)) for r, n in enumerate(counts)]
+    c.run(dist.reduce_scatter, output, inputs, op=c.torch_op())
+    c.check("reduce_scatter uneven", output, c.expected_reduction(counts[c.me], part=c.me))
+
+
+def reduce_scatter_tensor(c: Call) -> None:
+    output = c.target()
+    c.run(
+        dist.reduce_scatter_tensor,
+        output,
+        c.source(c.content(c.me, c.count * c.size)),
+        op=c.torch_op(),
+    )
+    whole = c.expected_reduction(c.count * c.size)
+    mine = slice(c.me * c.count, (c.me + 1) * c.count)
+    c.check("reduce_scatter_tensor", output, whole[mine])
+
+
+def _uneven(c: Call, sender: int, receiver: int) -> int:
+    """Elements that `sender` has for `receiver`: some pairs exchange nothing."""
+    return (c.count * ((sender + 2 * receiver + c.salt) % 3)) // 2
+
+
+def all_to_all(c: Call) -> None:
+    outputs = [c.target() for _ in c.ranks]
+    c.run(dist.all_to_all, outputs, [c.source(c.content(c.me, part=r)) for r in range(c.size)])
+    for r, output in enumerate(outputs):
+        c.check(f"all_to_all[{r}]", output, c.content(r, part=c.me))
+
+
+def all_to_all_uneven(c: Call) -> None:
+    outputs = [c.target(_uneven(c, r, c.me)) for r in range(c.size)]
+    inputs = [
+        c.source(c.content(c.me, _uneven(c, c.me, r), part=r)) for r in range(c.size)
+    ]
+    c.run(dist.all_to_all, outputs, inputs)
+    for r, output in enumerate(outputs):
+        c.check(f"all_to_all uneven[{r}]", output, c.content(r, _uneven(c, r, c.me), part=c.me))
+
+
+def all_to_all_single(c: Call) -> None:
+    output = c.target(c.count * c.size)
+    c.run(dist.all_to_all_single, output, c.source(c.content(c.me, c.count * c.size)))
+    mine = slice(c.me * c.count, (c.me + 1) * c.count)
+    expected = torch.cat([c.content(r, c.count * c.size)[mine] for r in range(c.size)])
+    c.check("all_to_all_single", output, expected)
+
+
+def all_to_all_single_uneven(c: Call) -> None:
+    to = [_uneven(c, c.me, r) for r in range(c.size)]
+    come = [_uneven(c, r, c.me) for r in range(c.size)]
+    output = c.target(sum(come))
+    pieces = [c.content(c.me, n, part=r) for r, n in enumerate(to)]
+    c.run(
+        dist.all_to_all_single,
+        output,
+        c.source(torch.cat(pieces)),
+        output_split_sizes=come,
+        input_split_sizes=to,
+    )
+    expected = torch.cat([c.content(r, n, part=c.me) for r, n in enumerate(come)])
+    c.check("all_to_all_single uneven", output, expected)
+
+
+def send_recv(c: Call) -> None:
+    """Blocking, round the ring: rank 0 starts, the others pass on after they received."""
+    following, before = (c.me + 1) % c.size, (c.me - 1) % c.size
+    message, received = c.source(c.content(c.me)), c.target()
+    if c.me == 0:
+        dist.send(message, dst=c.ranks[following], group=c.group, tag=c.salt)
+    source = dist.recv(received, src=c.ranks[before], group=c.group, tag=c.salt)
+    if c.me != 0:
+        dist.send(message, dst=c.ranks[following], group=c.group, tag=c.salt)
+    if source != c.ranks[before]:
+        c.problems.append(f"recv returned source {source}, expected {c.ranks[before]}")
+    c.check("recv", received, c.content(before))
+
+
+def isend_irecv_tags(c: Call) -> None:
+    """Three tagged messages to every other rank, received in another order than sent."""
+    peers = [r for r in range(c.size) if r != c.me]
+    tags = [c.salt * 8 + t for t in (1, 2, 3)]
+    works, received = [], {}
+    for peer in peers:
+        for part, tag in enumerate(tags):
+            message = c.source(c.content(c.me, c.count + part, part))
+            works.append(dist.isend(message, c.ranks[peer], group=c.group, tag=tag))
+    for part in (2, 0, 1):
+        for peer in reversed(peers):
+            received[peer, part] = c.target(c.count + part)
+            work = dist.irecv(received[peer, part], c.ranks[peer], c.group, tags[part])
+            works.append(work)
+    for work in reversed(works):
+        work.wait()
+    for (peer, part), tensor in received.items():
+        c.check(f"irecv from {peer} tag {part}", tensor, c.content(peer, c.count + part, part))
+
+
+def recv_any_source(c: Call) -> None:
+    """The root hears one message from each rank, in whatever order they come."""
+    if c.me != c.root:
+        dist.send(c.source(c.content(c.me)), dst=c.global_root, group=c.group, tag=c.salt)
+        return
+    seen = []
+    for _ in range(c.size - 1):
+        received = c.target()
+        seen.append(dist.recv(received, src=None, group=c.group, tag=c.salt))
+        if seen[-1] in c.ranks:
+            c.check("recv from any", received, c.content(c.ranks.index(seen[-1])))
+    if sorted(seen) != sorted(r for r in c.ranks if r != c.global_root):
+        c.problems.append(f"recv from any source named the sources {seen}")
+
+
+def batch_isend_irecv(c: Call) -> None:
+    """Both neighbours, both directions, in one batch."""
+    right, left = (c.me + 1) % c.size, (c.me - 1) % c.size
+    from_left, from_right = c.target(), c.target()
+    to_right, to_left = c.source(c.content(c.me, part=1)), c.source(c.content(c.me, part=2))
+    # With two ranks left is right, and messages of one pair match in order.
+    operations = [
+        dist.P2POp(dist.isend, to_right, c.ranks[right], group=c.group),
+        dist.P2POp(dist.isend, to_left, c.ranks[left], group=c.group),
+        dist.P2POp(dist.irecv, from_left, c.ranks[left], group=c.group),
+        dist.P2POp(dist.irecv, from_right, c.ranks[right], group=c.group),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    c.check("from left", from_left, c.content(left, part=1))
+    c.check("from right", from_right, c.content(right, part=2))
+
+
+def barrier(c: Call) -> None:
+    """Nobody leaves before everybody has come."""
+    # The key must be new for every call, and the same on every rank of the group.
+    store, key = _get_default_store(), f"barrier/{c.ranks}/{next_key(c)}"
+    store.add(key, 1)
+    work = dist.barrier(group=c.group, async_op=c.async_op)
+    if c.async_op:
+        work.wait()
+    arrived = store.add(key, 0)
+    if arrived != c.size:
+        c.problems.append(f"left the barrier when {arrived} of {c.size} had come")
+
+
+_barriers: dict[str, int] = {}
+
+
+def next_key(c: Call) -> int:
+    key = str(c.ranks)
+    _barriers[key] = _barriers.get(key, 0) + 1
+    return _barriers[key]
+
+
+def _object(c: Call, group_rank: int, part: int = 0):
+    length = (c.count * (group_rank + 1) + part) % 5000
+    return {"from": c.ranks[group_rank], "part": part, "text": "ä" * length, "salt": c.salt}
+
+
+def _same(c: Call, what: str, got, expected) -> None:
+    if got != expected:
+        c.problems.append(f"{what}: {str(got)[:200]} for {str(expected)[:200]}")
+
+
+def all_gather_object(c: Call) -> None:
+    out = [None] * c.size
+    dist.all_gather_object(out, _object(c, c.me), group=c.group)
+    _same(c, "all_gather_object", out, [_object(c, r) for r in range(c.size)])
+
+
+def broadcast_object_list(c: Call) -> None:
+    expected = [_object(c, c.root, part) for part in range(3)]
+    out = list(expected) if c.me == c.root else ["poison"] * 3
+    dist.broadcast_object_list(out, src=c.global_root, group=c.group)
+    _same(c, "broadcast_object_list", out, expected)
+
+
+def gather_object(c: Call) -> None:
+    out = [None] * c.size if c.me == c.root else None
+    dist.gather_object(_object(c, c.me), out, dst=c.global_root, group=c.group)
+    if c.me == c.root:
+        _same(c, "gather_object", out, [_object(c, r) for r in range(c.size)])
+
+
+def scatter_object_list(c: Call) -> None:
+    out = ["poison"]
+    given = [_object(c, c.root, part) for part in range(c.size)] if c.me == c.root else None
+    dist.scatter_object_list(out, given, src=c.global_root, group=c.group)
+    _same(c, "scatter_object_list", out, [_object(c, c.root, c.me)])
+
+
+def _coalesced(c: Call, device):
+    return _coalescing_manager(c.group, device, c.async_op)
+
+
+def _coalesced_all_reduce(c: Call, device) -> None:
+    tensors = [c.inout(c.content(c.me, c.count + part, part)) for part in range(3)]
+    with _coalesced(c, device) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor, op=c.torch_op(), group=c.group)
+    if c.async_op:
+        manager.wait()
+    for part, tensor in enumerate(tensors):
+        c.check(f"tensor {part}", tensor, c.expected_reduction(c.count + part, part))
+
+
+def coalescing_manager_all_reduce(c: Call) -> None:
+    _coalesced_all_reduce(c, None)
+
+
+def coalescing_manager_of_device(c: Call) -> None:
+    _coalesced_all_reduce(c, torch.device("cpu"))
+
+
+def coalescing_manager_all_gather(c: Call) -> None:
+    outputs = [c.target((c.count + part) * c.size) for part in range(2)]
+    with _coalesced(c, None) as manager:
+        for part, output in enumerate(outputs):
+            mine = c.source(c.content(c.me, c.count + part, part))
+            dist.all_gather_into_tensor(output, mine, group=c.group)
+    if c.async_op:
+        manager.wait()
+    for part, output in enumerate(outputs):
+        expected = [c.content(r, c.count + part, part) for r in range(c.size)]
+        c.check(f"output {part}", output, torch.cat(expected))
+
+
+def coalescing_manager_reduce_scatter(c: Call) -> None:
+    counts = [c.count, c.count + 3]
+    outputs = [c.target(n) for n in counts]
+    with _coalesced(c, None) as manager:
+        for part, output in enumerate(outputs):
+            whole = c.source(c.content(c.me, counts[part] * c.size, part))
+            dist.reduce_scatter_tensor(output, whole, op=c.torch_op(), group=c.group)
+    if c.async_op:
+        manager.wait()
+    for part, (output, n) in enumerate(zip(outputs, counts, strict=True)):
+        whole = c.expected_reduction(n * c.size, part)
+        c.check(f"output {part}", output, whole[c.me * n : (c.me + 1) * n])
+
+
+REDUCTIONS = [
+    all_reduce,
+    all_reduce_coalesced,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_uneven,
+    reduce_scatter_tensor,
+    coalescing_manager_all_reduce,
+    coalescing_manager_of_device,
+    coalescing_manager_reduce_scatter,
+]
+MOVES = [
+    broadcast,
+    all_gather,
+    all_gather_uneven,
+    all_gather_into_tensor,
+    all_gather_in_place,
+    all_gather_coalesced,
+    gather,
+    scatter,
+    all_to_all,
+    all_to_all_uneven,
+    all_to_all_single,
+    all_to_all_single_uneven,
+    coalescing_manager_all_gather,
+]
+POINT_TO_POINT = [send_recv, isend_irecv_tags, recv_any_source, batch_isend_irecv]
+OBJECTS = [all_gather_object, broadcast_object_list, gather_object, scatter_object_list]
+EVERY_CALL = [*REDUCTIONS, *MOVES, *POINT_TO_POINT, *OBJECTS, barrier]
+
+# What gloo has not got, does only for equal shares, or (any source) not with 0 elements.
+GLOO_LACKS = {
+    recv_any_source,
+    all_gather_uneven,
+    all_to_all_uneven,
+    reduce_scatter,
+    reduce_scatter_uneven,
+    all_gather_in_place,
+    coalescing_manager_of_device,
+    coalescing_manager_all_gather,
+    coalescing_manager_reduce_scatter,
+}

@@ -1,0 +1,88 @@
+"""How a program ends that never destroyed its group: with its own exit code, in bounded time, and
+without a crash, also while operations are in flight that can never complete."""
+
+import pytest
+
+from harness import BACKEND, IS_SYMM
+
+PROLOGUE = f"""
+import os, sys, time, torch, torch.distributed as dist
+rank = int(sys.argv[1])
+store = dist.FileStore(sys.argv[2], 4)
+dist.init_process_group({BACKEND!r}, store=store, rank=rank, world_size=4)
+tensor = torch.full((1000,), rank + 1.0)
+dist.all_reduce(tensor)
+assert tensor[7] == 10
+"""
+
+IN_FLIGHT = {
+    "nothing": "",
+    "all_reduce": """
+if rank < 3:
+    works = [dist.all_reduce(torch.ones(1 << 20), async_op=True) for _ in range(2)]
+""",
+    "irecv": "works = [dist.irecv(torch.ones(5), src=(rank + 1) % 4, tag=9)]\n",
+    "isend": "works = [dist.isend(torch.ones(1 << 20), dst=(rank + 1) % 4, tag=9)]\n",
+    "unwaited": "works = [dist.all_reduce(torch.ones(1 << 20), async_op=True)]\n",
+}
+ENDINGS = {
+    "return": ("", 0),
+    "sys_exit": ("sys.exit(3)\n", 3),
+    "exception": ("raise KeyError('nobody catches this')\n", 1),
+    "os_exit": ("os._exit(5)\n", 5),
+}
+
+
+@pytest.mark.parametrize("in_flight", IN_FLIGHT)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_exit_code(run_script, ending, in_flight):
+    if not IS_SYMM and in_flight != "nothing" and ending != "os_exit":
+        pytest.skip("gloo waits for its operations, or aborts, at the end of a process")
+    code_text, code = ENDINGS[ending]
+    results = run_script(PROLOGUE + IN_FLIGHT[in_flight] + code_text, world_size=4, limit=15)
+    for rank, result in enumerate(results):
+        where = f"rank {rank}: {result}"
+        assert result.exit_code == code, where
+        assert "terminate called" not in result.stderr, where
+        assert "Fatal Python error" not in result.stderr, where
+        assert result.seconds < 10, where
+        if ending == "exception":
+            assert "KeyError: 'nobody catches this'" in result.stderr, where
+
+
+def test_ranks_that_end_one_after_the_other(run_script):
+    """Rank r ends only when rank r-1's process is gone: nobody needs a peer to end."""
+    text = (
+        PROLOGUE
+        + """
+def ended(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+store.set(f"pid{rank}", str(os.getpid()))
+if rank:
+    before = int(store.get(f"pid{rank - 1}"))
+    while not ended(before):
+        pass
+"""
+    )
+    for rank, result in enumerate(run_script(text, world_size=4, limit=20)):
+        assert result.exit_code == 0, f"rank {rank}: {result}"
+
+
+def test_group_in_a_global_and_in_a_cycle(run_script):
+    text = PROLOGUE + """
+class Holder:
+    pass
+
+holder = Holder()
+holder.me, holder.group = holder, dist.new_group([0, 1, 2, 3])
+dist.all_reduce(tensor, group=holder.group)
+backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+del holder
+"""
+    for rank, result in enumerate(run_script(text, world_size=4, limit=20)):
+        assert result.exit_code == 0, f"rank {rank}: {result}"
+        assert "terminate called" not in result.stderr, result.stderr

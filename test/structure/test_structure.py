@@ -1,0 +1,184 @@
+"""The layout rules of the project: who may include what, and that every header stands alone."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = ["kernels", "symm_mem", "backend", "python_registration"]
+SUFFIXES = {".hpp", ".cpp", ".cuh", ".cu", ".inc", ".h"}
+
+TOP_LEVEL = {
+    *["CMakeLists.txt", "backend", "symm_mem", "kernels", "test", "python_registration", "docs"],
+    *["README.md", "LICENSE", "CONTRIBUTING.md", "CHANGELOG.md", "pyproject.toml", "Makefile"],
+}
+# What .gitignore names: results of a build, which need not be there.
+BUILD_RESULTS = re.compile(r"build.*|dist|demo_out|compile_commands\.json|.*\.egg-info|__pycache__")
+
+TORCH_HEADER = re.compile(r"(torch|c10|c10d|ATen|caffe2|pybind11)/|Python\.h$")
+VENDOR_HEADER = re.compile(
+    r"(cuda|hip|nv|nccl|rccl|cub|thrust|rocm|hsa|cooperative_groups|cu[A-Z])[\w/.]*"
+)
+VENDOR_MACRO = re.compile(
+    r"^\s*#\s*(?:if|ifdef|ifndef|elif)\b.*\b(__CUDA\w*|__NVCC__|__HIP\w*|__AMDGCN\w*|USE_ROCM)\b"
+)
+VENDOR_MACRO_FILES = {"platform.hpp", "atomics.hpp", "gpu_api.hpp"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+(<|")([^>"]+)[>"]')
+
+SOURCES = sorted(
+    path.relative_to(ROOT)
+    for layer in LAYERS
+    for path in (ROOT / layer).rglob("*")
+    if path.suffix in SUFFIXES
+)
+HEADERS = [path for path in SOURCES if path.suffix == ".hpp"]
+
+
+def is_torch_facing(path: Path) -> bool:
+    """Whether torch's headers may be used in this file."""
+    if path.is_relative_to("backend"):
+        return not path.is_relative_to("backend/engine")
+    return path.is_relative_to("symm_mem/c10d") or path.is_relative_to("python_registration")
+
+
+def is_gpu_file(path: Path) -> bool:
+    """Whether CUDA's or HIP's headers may be used in this file."""
+    return path.is_relative_to("kernels/gpu") or (
+        path.is_relative_to("symm_mem/device") and path.name.startswith("gpu")
+    )
+
+
+def includes(path: Path) -> list[tuple[int, str, str]]:
+    """(line number, "<" or '"', name) of each include."""
+    found = []
+    for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match:
+            found.append((number, match[1], match[2]))
+    return found
+
+
+def include_faults(path: Path) -> list[str]:
+    faults = []
+    layer = LAYERS.index(path.parts[0])
+    for number, quote, name in includes(path):
+        place = f"{path}:{number}: includes {name}"
+        own = name.split("/")[0] in LAYERS
+        if own and quote == '"':
+            if not (ROOT / name).exists():
+                faults.append(f"{place}, which does not exist")
+            if LAYERS.index(name.split("/")[0]) > layer:
+                faults.append(f"{place}, which stands to the right of {path.parts[0]}")
+            if is_torch_facing(Path(name)) and not is_torch_facing(path):
+                faults.append(f"{place}, a torch-facing header, from a torch-free file")
+        elif quote == '"':
+            faults.append(f"{place} in quotes; only headers of the project, from the root, are")
+        elif own:
+            faults.append(f"{place} in angle brackets")
+        elif TORCH_HEADER.match(name) and not is_torch_facing(path):
+            faults.append(f"{place}, a header of torch, in a torch-free file")
+        elif VENDOR_HEADER.fullmatch(name) and not is_gpu_file(path):
+            faults.append(f"{place}, a header of CUDA or HIP")
+    return faults
+
+
+def test_there_are_sources():
+    assert len(SOURCES) > 20
+    assert {path.parts[0] for path in SOURCES} >= {"kernels", "symm_mem", "backend"}
+
+
+def test_include_rule():
+    faults = [fault for path in SOURCES for fault in include_faults(path)]
+    assert not faults, "\n" + "\n".join(faults)
+
+
+def test_vendor_conditions_stand_in_their_headers():
+    faults = []
+    for path in SOURCES:
+        if path.name in VENDOR_MACRO_FILES:
+            continue
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+            match = VENDOR_MACRO.match(line)
+            if match:
+                faults.append(f"{path}:{number}: tests {match[1]}")
+    assert not faults, "\n" + "\n".join(faults)
+
+
+def test_headers_have_pragma_once():
+    without = [str(path) for path in HEADERS if "#pragma once" not in (ROOT / path).read_text()]
+    assert not without
+
+
+def test_top_level_names():
+    foreign = sorted(
+        name
+        for name in os.listdir(ROOT)
+        if name not in TOP_LEVEL and not name.startswith(".") and not BUILD_RESULTS.fullmatch(name)
+    )
+    assert not foreign
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "fault"),
+    [
+        ("kernels/core/x.hpp", '#include "symm_mem/segment.hpp"', "to the right of kernels"),
+        ("symm_mem/x.hpp", "#include <torch/types.h>", "a header of torch"),
+        ("backend/engine/x.cpp", "#include <c10/util/Exception.h>", "a header of torch"),
+        ("kernels/cpu/x.cpp", "#include <cuda_runtime.h>", "a header of CUDA or HIP"),
+        ("symm_mem/x.cpp", '#include "segment.hpp"', "from the root"),
+        ("symm_mem/x.cpp", '#include "symm_mem/no_such.hpp"', "does not exist"),
+    ],
+)
+def test_the_include_check_finds_faults(monkeypatch, path, text, fault):
+    match = INCLUDE.match(text)
+    monkeypatch.setattr(sys.modules[__name__], "includes", lambda _: [(1, match[1], match[2])])
+    found = include_faults(Path(path))
+    assert len(found) == 1
+    assert fault in found[0]
+
+
+def compile_alone(header: Path, flags: list[str], folder: Path) -> str:
+    """The compiler's complaint about a file that includes nothing but this header, or ""."""
+    source = folder / (str(header).replace("/", "_") + ".cpp")
+    source.write_text(f'#include "{header}"\n')
+    # With ccache an unchanged header costs next to nothing the next time.
+    compiler = ["ccache", "g++"] if shutil.which("ccache") else ["g++"]
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    command = [*compiler, "-std=c++20", "-O0", *warnings, f"-I{ROOT}", *flags]
+    command += ["-c", str(source), "-o", str(source.with_suffix(".o"))]
+    environment = {**os.environ, "CCACHE_NOHASHDIR": "1"}
+    result = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return f"{header}:\n{result.stderr[:2000]}" if result.returncode else ""
+
+
+def compile_all_alone(headers: list[Path], flags: list[str], folder: Path):
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        complaints = list(pool.map(lambda header: compile_alone(header, flags, folder), headers))
+    assert not any(complaints), "\n".join(filter(None, complaints))
+
+
+@pytest.mark.timeout(180)
+def test_torch_free_headers_compile_alone(tmp_path):
+    gpu_free = [path for path in HEADERS if not is_torch_facing(path) and not is_gpu_file(path)]
+    json = find_spec("nlohmann_json")
+    flags = [f"-isystem{json.submodule_search_locations[0]}/include"] if json else []
+    compile_all_alone(gpu_free, flags, tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_torch_facing_headers_compile_alone(tmp_path):
+    torch = find_spec("torch")
+    assert torch is not None, "torch is not installed"
+    include = f"{torch.submodule_search_locations[0]}/include"
+    flags = [f"-isystem{include}", f"-isystem{include}/torch/csrc/api/include"]
+    flags += ["-DUSE_DISTRIBUTED", "-DUSE_C10D"]
+    compile_all_alone([path for path in HEADERS if is_torch_facing(path)], flags, tmp_path)

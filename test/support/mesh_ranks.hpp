@@ -1,0 +1,40 @@
+// Meshes whose ranks are threads of this process.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "symm_mem/peer_mesh.hpp"
+#include "test/support/memory_store.hpp"
+#include "test/support/rank_threads.hpp"
+
+namespace symm::test {
+
+inline constexpr std::chrono::milliseconds kMeshTimeout{20000};
+
+inline PeerMeshConfig mesh_config(int rank, int world_size,
+                                  std::chrono::milliseconds timeout = kMeshTimeout) {
+  PeerMeshConfig config;
+  config.group_name = "test";
+  config.rank = rank;
+  config.world_size = world_size;
+  config.timeout = timeout;
+  return config;
+}
+
+// By rank. Throws the first rank's error.
+inline std::vector<std::unique_ptr<PeerMesh>> connect_all(int world_size) {
+  MemoryStore store;
+  std::vector<std::unique_ptr<PeerMesh>> meshes(static_cast<std::size_t>(world_size));
+  run_ranks(world_size, [&](int rank) {
+    meshes[static_cast<std::size_t>(rank)] =
+        PeerMesh::connect(store, mesh_config(rank, world_size));
+  });
+  return meshes;
+}
+
+}  // namespace symm::test
