@@ -11,6 +11,10 @@ namespace {
 
 std::size_t count_of(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()); }
 
+std::size_t ranks_of(const TensorChecks& checks) {
+  return static_cast<std::size_t>(checks.world_size());
+}
+
 struct Range {
   std::uintptr_t begin;
   std::uintptr_t end;
@@ -115,7 +119,7 @@ void CallBuilder::add_part(std::vector<Part>& parts, const void* data, std::size
 }
 
 CallBuilder& CallBuilder::input_list(const std::vector<at::Tensor>& tensors, const char* name) {
-  checks_.list_size(tensors.size(), static_cast<std::size_t>(checks_.world_size()), name);
+  checks_.list_size(tensors.size(), ranks_of(checks_), name);
   call_.input_parts.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& kept = kept_input(tensors[i], {name, static_cast<int>(i)});
@@ -125,7 +129,7 @@ CallBuilder& CallBuilder::input_list(const std::vector<at::Tensor>& tensors, con
 }
 
 CallBuilder& CallBuilder::output_list(const std::vector<at::Tensor>& tensors, const char* name) {
-  checks_.list_size(tensors.size(), static_cast<std::size_t>(checks_.world_size()), name);
+  checks_.list_size(tensors.size(), ranks_of(checks_), name);
   call_.output_parts.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Argument argument{name, static_cast<int>(i)};
@@ -137,32 +141,29 @@ CallBuilder& CallBuilder::output_list(const std::vector<at::Tensor>& tensors, co
   return *this;
 }
 
-void CallBuilder::add_shares(std::vector<Part>& parts, const at::Tensor& tensor, const void* data,
-                             const Argument& argument) {
-  const auto ranks = static_cast<std::size_t>(checks_.world_size());
-  const std::size_t total = count_of(tensor);
-  if (total % ranks != 0) {
-    checks_.fail(ErrorCode::kInvalidArgument, argument,
-                 "expected a number of elements that divides by the world size " +
-                     std::to_string(ranks) + ", got " + std::to_string(total));
-  }
-  const std::size_t share_bytes = total / ranks * tensor.element_size();
+// The number of elements divides by the world size.
+void CallBuilder::add_shares(std::vector<Part>& parts, const at::Tensor& tensor, const void* data) {
+  const std::size_t ranks = ranks_of(checks_);
+  const std::size_t share = count_of(tensor) / ranks;
+  const std::size_t share_bytes = share * tensor.element_size();
   parts.reserve(ranks);
   for (std::size_t r = 0; r < ranks; ++r) {
-    add_part(parts, static_cast<const std::byte*>(data) + r * share_bytes, total / ranks);
+    add_part(parts, static_cast<const std::byte*>(data) + r * share_bytes, share);
   }
 }
 
 CallBuilder& CallBuilder::input_shares(const at::Tensor& tensor, Argument argument) {
   const at::Tensor& kept = kept_input(tensor, argument);
-  add_shares(call_.input_parts, kept, kept.const_data_ptr(), argument);
+  checks_.element_count(count_of(kept), call_.args.count * ranks_of(checks_), argument);
+  add_shares(call_.input_parts, kept, kept.const_data_ptr());
   return *this;
 }
 
 CallBuilder& CallBuilder::output_shares(const at::Tensor& tensor, Argument argument) {
   checks_.writable(tensor, argument);
   dtype(tensor, argument);
-  add_shares(call_.output_parts, tensor, tensor.mutable_data_ptr(), argument);
+  checks_.element_count(count_of(tensor), call_.args.count * ranks_of(checks_), argument);
+  add_shares(call_.output_parts, tensor, tensor.mutable_data_ptr());
   call_.outputs.push_back(tensor);
   return *this;
 }
@@ -170,7 +171,7 @@ CallBuilder& CallBuilder::output_shares(const at::Tensor& tensor, Argument argum
 void CallBuilder::add_rows(std::vector<Part>& parts, const at::Tensor& tensor, const void* data,
                            const std::vector<std::int64_t>& rows, const char* name,
                            const char* rows_name) {
-  const auto ranks = static_cast<std::size_t>(checks_.world_size());
+  const std::size_t ranks = ranks_of(checks_);
   const std::int64_t total_rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   if (rows.empty()) {
     if (total_rows % checks_.world_size() != 0) {
@@ -178,7 +179,7 @@ void CallBuilder::add_rows(std::vector<Part>& parts, const at::Tensor& tensor, c
                    "expected dimension 0 to divide by the world size " + std::to_string(ranks) +
                        " where no split sizes are given, got " + std::to_string(total_rows));
     }
-    add_shares(parts, tensor, data, {name});
+    add_shares(parts, tensor, data);
     return;
   }
   checks_.list_size(rows.size(), ranks, rows_name);

@@ -48,7 +48,8 @@ class CallBuilder {
   CallBuilder& input_list(const std::vector<at::Tensor>& tensors, const char* name);
   CallBuilder& output_list(const std::vector<at::Tensor>& tensors, const char* name);
 
-  // One tensor that holds every rank's share one after the other, in equal shares.
+  // One tensor that holds every rank's share one after the other, each as large as the input or
+  // output that was added before.
   CallBuilder& input_shares(const at::Tensor& tensor, Argument argument);
   CallBuilder& output_shares(const at::Tensor& tensor, Argument argument);
 
@@ -70,8 +71,7 @@ class CallBuilder {
   void dtype(const at::Tensor& tensor, const Argument& argument);
   const at::Tensor& kept_input(const at::Tensor& tensor, const Argument& argument);
   void add_part(std::vector<Part>& parts, const void* data, std::size_t count);
-  void add_shares(std::vector<Part>& parts, const at::Tensor& tensor, const void* data,
-                  const Argument& argument);
+  void add_shares(std::vector<Part>& parts, const at::Tensor& tensor, const void* data);
   void add_rows(std::vector<Part>& parts, const at::Tensor& tensor, const void* data,
                 const std::vector<std::int64_t>& rows, const char* name, const char* rows_name);
   void check_overlap() const;

@@ -34,9 +34,7 @@ WorkPtr ProcessGroupSymm::allgather(std::vector<Tensors>& outputs, Tensors& inpu
 CollectiveCall ProcessGroupSymm::gather_into(at::Tensor& output, at::Tensor& input,
                                              int index) const {
   CallBuilder call = builder(CollectiveKind::kAllGather);
-  call.input(input, {"input", index})
-      .output_shares(output, {"output", index})
-      .even_parts("output's shares");
+  call.input(input, {"input", index}).output_shares(output, {"output", index});
   return call.build();
 }
 

@@ -61,10 +61,7 @@ WorkPtr ProcessGroupSymm::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
 CollectiveCall ProcessGroupSymm::scatter_from(at::Tensor& output, at::Tensor& input,
                                               const c10d::ReduceOp& op, int index) const {
   CallBuilder call = builder(CollectiveKind::kReduceScatter);
-  call.reduce(op)
-      .output(output, {"output", index})
-      .input_shares(input, {"input", index})
-      .even_parts("input's shares");
+  call.reduce(op).output(output, {"output", index}).input_shares(input, {"input", index});
   return call.build();
 }
 

@@ -76,6 +76,11 @@ std::optional<Dtype> carrier_of(std::size_t bytes) {
   }
 }
 
+std::string dtype_text(at::ScalarType type) {
+  const std::optional<Dtype> dtype = dtype_of(type);
+  return dtype ? std::string(dtype_name(*dtype)) : std::string(c10::toString(type));
+}
+
 bool is_lazy_view(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
 
 }  // namespace
@@ -135,7 +140,7 @@ Dtype TensorChecks::arithmetic_dtype(const at::Tensor& tensor, const Argument& a
   const std::optional<Dtype> dtype = dtype_of(tensor.scalar_type());
   if (!dtype) [[unlikely]] {
     fail(ErrorCode::kUnsupported, argument,
-         std::string("no reduction is defined for dtype ") + c10::toString(tensor.scalar_type()));
+         "no reduction is defined for dtype " + dtype_text(tensor.scalar_type()));
   }
   return *dtype;
 }
@@ -145,7 +150,7 @@ Dtype TensorChecks::movable_dtype(const at::Tensor& tensor, const Argument& argu
   if (!dtype && !tensor.is_quantized()) dtype = carrier_of(tensor.element_size());
   if (!dtype) [[unlikely]] {
     fail(ErrorCode::kUnsupported, argument,
-         std::string("dtype ") + c10::toString(tensor.scalar_type()) + " cannot be sent");
+         "dtype " + dtype_text(tensor.scalar_type()) + " cannot be sent");
   }
   return *dtype;
 }
@@ -155,8 +160,8 @@ void TensorChecks::same_dtype(const at::Tensor& tensor, const Argument& argument
   if (tensor.scalar_type() == expected) [[likely]]
     return;
   fail(ErrorCode::kInvalidArgument, argument,
-       std::string("expected dtype ") + c10::toString(expected) +
-           " as in the other tensors of the call, got " + c10::toString(tensor.scalar_type()));
+       "expected dtype " + dtype_text(expected) + " as in the other tensors of the call, got " +
+           dtype_text(tensor.scalar_type()));
 }
 
 void TensorChecks::rank_in_range(std::int64_t rank, const char* name) const {

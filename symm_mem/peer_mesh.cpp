@@ -205,20 +205,22 @@ void check_one_host(const std::string& prefix, const std::vector<PeerRecord>& re
     const std::string& other = records[rank].boot_id;
     // Where a boot id is unknown the connection itself is the proof.
     if (first.empty() || other.empty() || first == other) continue;
-    throw Error(ErrorCode::kUnsupported, prefix + "rank " + std::to_string(rank) +
-                                             " runs on another host than rank 0 (boot ids " +
-                                             other + " and " + first +
-                                             "); groups that span hosts are not supported yet");
+    std::string text = prefix + "rank " + std::to_string(rank);
+    text += " runs on another host than rank 0 (boot ids " + other;
+    text += " and " + first;
+    text += "); groups that span hosts are not supported yet";
+    throw Error(ErrorCode::kUnsupported, text);
   }
 }
 
 void check_one_user(const std::string& prefix, const std::vector<PeerRecord>& records) {
   for (std::size_t rank = 1; rank < records.size(); ++rank) {
     if (records[rank].uid == records[0].uid) continue;
-    throw Error(ErrorCode::kSecurity, prefix + "rank " + std::to_string(rank) + " runs as user " +
-                                          std::to_string(records[rank].uid) + ", rank 0 as user " +
-                                          std::to_string(records[0].uid) +
-                                          "; all ranks of a host must run as one user");
+    std::string text = prefix + "all ranks of a host must run as one user; rank ";
+    text += std::to_string(rank) + " runs as user ";
+    text += std::to_string(records[rank].uid) + ", rank 0 as user ";
+    text += std::to_string(records[0].uid);
+    throw Error(ErrorCode::kSecurity, text);
   }
 }
 

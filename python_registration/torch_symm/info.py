@@ -107,7 +107,7 @@ def show(facts: dict[str, Any]) -> None:
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")
     table.add_row("torch_symm", facts["version"])
     table.add_row("torch", f"{facts['running_torch']}, built for {facts['built_for_torch']}")
     table.add_row("compiler", f"{facts['build']['compiler']}, {facts['build']['type']}")
@@ -118,7 +118,7 @@ def show(facts: dict[str, Any]) -> None:
         table.add_row(device, problem or "available")
     for name, variable in facts["environment"].items():
         value = "not set" if variable["set_to"] is None else repr(variable["set_to"])
-        if variable["value"] is not None and variable["value"] != variable["set_to"]:
+        if variable["value"] not in (None, "", variable["set_to"]):
             value += f", so {variable['value']}"
         table.add_row(name, f"{value} ({variable['meaning']})")
     table.add_row("usable", "yes" if facts["usable"] else f"no: {facts['problem']}")

@@ -114,8 +114,8 @@ class HostMapping final : public Mapping {
   // Inside a range the reservation is put back, else another thread's mmap could land there.
   void unmap() noexcept {
     if (range_) {
-      ::mmap(base_, bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-             0);
+      constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+      static_cast<void>(::mmap(base_, bytes(), PROT_NONE, kFlags, -1, 0));
     } else {
       ::munmap(base_, bytes());
     }

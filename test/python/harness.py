@@ -122,23 +122,34 @@ class Ranks:
             else:
                 report.error = content
 
+    def _read_once(self, deadline: float) -> list[int]:
+        """Waits for output of any rank; the ranks that have ended."""
+        by_fd = {self._pipes[rank]: rank for rank in self.running()}
+        left = max(0.0, deadline - time.monotonic())
+        ended = []
+        for fd in select.select(list(by_fd), [], [], left)[0]:
+            data = os.read(fd, 1 << 20)
+            if data:
+                self._buffers[by_fd[fd]] += data
+            else:
+                self._reap(by_fd[fd])
+                ended.append(by_fd[fd])
+        return ended
+
     def collect(self, deadline: float, stop_on_failure: bool = False) -> None:
         """Gathers reports until all ranks have ended, `deadline` (monotonic) has passed, or, with
         stop_on_failure, one rank has failed."""
-        while running := self.running():
-            left = deadline - time.monotonic()
-            if left <= 0:
+        while self.running() and time.monotonic() < deadline:
+            ended = self._read_once(deadline)
+            if stop_on_failure and not all(self._reports[rank].returned for rank in ended):
                 return
-            by_fd = {self._pipes[rank]: rank for rank in running}
-            for fd in select.select(list(by_fd), [], [], left)[0]:
-                rank = by_fd[fd]
-                data = os.read(fd, 1 << 20)
-                if data:
-                    self._buffers[rank] += data
-                    continue
-                self._reap(rank)
-                if stop_on_failure and not self._reports[rank].returned:
-                    return
+
+    def collect_but(self, stopped: int, deadline: float) -> None:
+        """Gathers the reports of all ranks but one, which is not running."""
+        while [rank for rank in self.running() if rank != stopped]:
+            if time.monotonic() > deadline:
+                return
+            self._read_once(deadline)
 
     def kill(self) -> None:
         """Records where the remaining ranks stand, then ends them."""

@@ -23,6 +23,7 @@ class ScriptResult:
     stdout: str
     stderr: str
     seconds: float
+    ended_at: float  # time.monotonic() when the process was found to have ended
 
 
 class ScriptRunner:
@@ -83,7 +84,7 @@ def _fork_rank(request, rank) -> int:
 
 
 def _wait_for(pids, limit):
-    """[(exit code or None, seconds)] by rank."""
+    """[(exit code or None, when it ended)] by rank."""
     start, ended = time.monotonic(), {}
     while len(ended) < len(pids):
         late = time.monotonic() - start > limit
@@ -95,7 +96,7 @@ def _wait_for(pids, limit):
             done, status = os.waitpid(pid, 0 if late else os.WNOHANG)
             if done:
                 code = None if late else os.waitstatus_to_exitcode(status)
-                ended[rank] = (code, time.monotonic() - start)
+                ended[rank] = (code, time.monotonic())
         time.sleep(0.002)
     return [ended[rank] for rank in range(len(pids))]
 
@@ -104,21 +105,20 @@ def serve():
     """The helper's loop. Returns (program text, rank, folder) in a rank, None at the end."""
     for line in sys.stdin:
         request = json.loads(line)
-        pids = []
+        start, pids = time.monotonic(), []
         for rank in range(request["world_size"]):
             pid = _fork_rank(request, rank)
             if pid == 0:
                 return request["text"], rank, request["folder"]
             pids.append(pid)
         results = []
-        for rank, (code, seconds) in enumerate(_wait_for(pids, request["limit"])):
+        for rank, (code, ended_at) in enumerate(_wait_for(pids, request["limit"])):
             texts = [
                 Path(request["folder"], f"{name}{rank}").read_text(errors="replace")
                 for name in ("out", "err")
             ]
-            results.append(
-                {"exit_code": code, "stdout": texts[0], "stderr": texts[1], "seconds": seconds}
-            )
+            result = ScriptResult(code, *texts, ended_at - start, ended_at)
+            results.append(dataclasses.asdict(result))
         print(json.dumps(results), flush=True)
     return None
 

@@ -1,0 +1,246 @@
+"""What all fault injections share: ranks that loop over a collective, a word of shared memory to
+watch them by, and the judgement of the errors that the survivors raise."""
+
+import contextlib
+import dataclasses
+import mmap
+import os
+import re
+import struct
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+
+from harness import IS_SYMM, Ranks, Setup, describe
+
+LONG = 60.0  # a group time-out that no trial may need
+
+
+@dataclasses.dataclass
+class Trial:
+    """One injection. `seconds`: one figure for each rank that had something to notice."""
+
+    passed: bool
+    seconds: list[float]
+    detail: str = ""
+
+
+class Progress:
+    """One counter a rank and one word for the injector, shared by fork."""
+
+    NEVER = (1 << 62) - 1
+
+    def __init__(self, world_size: int):
+        self._world_size = world_size
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self.set_end(self.NEVER)
+
+    def set(self, rank: int, value: int) -> None:
+        struct.pack_into("<q", self._memory, 8 * rank, value)
+
+    def get(self, rank: int) -> int:
+        return struct.unpack_from("<q", self._memory, 8 * rank)[0]
+
+    def set_end(self, iteration: int) -> None:
+        """The iteration before which every rank's loop ends."""
+        self.set(self._world_size, iteration)
+
+    def end(self) -> int:
+        return self.get(self._world_size)
+
+    def furthest(self) -> int:
+        return max(self.get(rank) for rank in range(self._world_size))
+
+    def wait_for(self, value: int, limit: float = 20.0) -> bool:
+        """Until every rank has reached `value`."""
+        deadline = time.monotonic() + limit
+        while any(self.get(rank) < value for rank in range(self._world_size)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.0005)
+        return True
+
+
+def _buffers(rank, world_size, count):
+    mine = torch.arange(count, dtype=torch.float32) + rank
+    return mine, torch.zeros(count * world_size), torch.arange(count * world_size) + 0.5 * rank
+
+
+def _all_reduce(rank, world, count, iteration):
+    tensor = torch.arange(count, dtype=torch.float32) + rank + iteration
+    dist.all_reduce(tensor)
+    first = world * (world - 1) / 2 + world * iteration
+    return tensor[0] == first and tensor[-1] == first + world * (count - 1)
+
+
+def _async_all_reduce(rank, world, count, iteration):
+    works = [dist.all_reduce(torch.ones(count), async_op=True) for _ in range(2)]
+    for work in works:
+        work.wait()
+    return True
+
+
+def _reduce(rank, world, count, iteration):
+    tensor = torch.full((count,), rank + 1.0)
+    dist.reduce(tensor, iteration % world)
+    return rank != iteration % world or bool((tensor == world * (world + 1) / 2).all())
+
+
+def _broadcast(rank, world, count, iteration):
+    tensor = torch.full((count,), float(rank))
+    dist.broadcast(tensor, iteration % world)
+    return bool((tensor == iteration % world).all())
+
+
+def _all_gather(rank, world, count, iteration):
+    mine, out, _ = _buffers(rank, world, count)
+    dist.all_gather_into_tensor(out, mine)
+    return all(out[r * count] == r for r in range(world))
+
+
+def _gather(rank, world, count, iteration):
+    mine, out, _ = _buffers(rank, world, count)
+    root = iteration % world
+    dist.gather(mine, list(out.view(world, count)) if rank == root else None, dst=root)
+    return rank != root or all(out[r * count] == r for r in range(world))
+
+
+def _scatter(rank, world, count, iteration):
+    mine, _, whole = _buffers(rank, world, count)
+    root = iteration % world
+    dist.scatter(mine, list(whole.view(world, count)) if rank == root else None, src=root)
+    return mine[0] == rank * count + 0.5 * root
+
+
+def _reduce_scatter(rank, world, count, iteration):
+    mine, _, whole = _buffers(rank, world, count)
+    dist.reduce_scatter_tensor(mine, whole)
+    return mine[0] == world * rank * count + 0.25 * world * (world - 1)
+
+
+def _all_to_all(rank, world, count, iteration):
+    _, out, whole = _buffers(rank, world, count)
+    dist.all_to_all_single(out, whole)
+    return all(out[r * count] == rank * count + 0.5 * r for r in range(world))
+
+
+def _barrier(rank, world, count, iteration):
+    dist.barrier()
+    return True
+
+
+def _send_recv(rank, world, count, iteration):
+    received = torch.zeros(count)
+    works = [
+        dist.isend(torch.full((count,), float(rank)), (rank + 1) % world),
+        dist.irecv(received, (rank - 1) % world),
+    ]
+    for work in works:
+        work.wait()
+    return bool((received == (rank - 1) % world).all())
+
+
+# Word that the error must have: one call on every rank, given (rank, world, count, iteration);
+# each says whether its result was right.
+COLLECTIVES = {
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "barrier": _barrier,
+    "send|recv": _send_recv,
+    "all_reduce ": _async_all_reduce,
+}
+
+
+@dataclasses.dataclass
+class Ending:
+    """How a rank's loop ended."""
+
+    iterations: int
+    wrong: int  # iterations with a wrong result
+    started: float  # of the last call; CLOCK_MONOTONIC, one clock for all processes
+    ended: float
+    error: str | None = None
+
+
+def loop(rank, setup: Setup, progress: Progress, word: str, count: int) -> Ending:
+    """Carries out one collective again and again until it raises or the injector ends it."""
+    torch.set_num_threads(1)
+    setup.join(rank)
+    call, iteration, wrong, started = COLLECTIVES[word], 0, 0, 0.0
+    try:
+        while iteration < progress.end():
+            started = time.monotonic()
+            wrong += not call(rank, setup.world_size, count, iteration)
+            iteration += 1
+            progress.set(rank, iteration)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        return Ending(iteration, wrong, started, time.monotonic(), text)
+    return Ending(iteration, wrong, started, time.monotonic())
+
+
+@contextlib.contextmanager
+def fresh_setup(world_size: int, timeout: float = LONG):
+    with tempfile.TemporaryDirectory(prefix="symm_fault_") as folder:
+        yield Setup(os.path.join(folder, "store"), world_size, timeout=timeout)
+
+
+@contextlib.contextmanager
+def looping_ranks(world_size: int, word: str, count: int, timeout: float = LONG):
+    """(ranks, progress) once every rank has done three calls."""
+    progress = Progress(world_size)
+    with fresh_setup(world_size, timeout) as setup:
+        ranks = Ranks(loop, world_size, (setup, progress, word, count))
+        if not progress.wait_for(3):
+            raise AssertionError("the ranks did not start: " + describe(ranks.finish(0)))
+        try:
+            yield ranks, progress
+        finally:
+            ranks.finish(0)
+
+
+def what_is_missing(text: str | None, words: list[str]) -> str:
+    """"" where `text` has all regular expressions; gloo names nothing, so there any text does."""
+    if text is None:
+        return "no error was raised"
+    missing = [word for word in words if IS_SYMM and not re.search(word, text)]
+    return f"{missing} not in: {text}" if missing else ""
+
+
+def words_for(victim: int | None, collective: str | None) -> list[str]:
+    """What an error must name: the group, the sequence number, the rank and the collective."""
+    words = ['group "', r"seq \d+"]
+    if victim is not None:
+        words.append(rf"rank {victim}\b")
+    if collective is not None:
+        words.append(collective.strip())
+    return words
+
+
+def judge(reports, victim: int, collective: str, since: float, limit: float) -> Trial:
+    """Every rank but `victim` must have raised the right words within `limit` s of `since`."""
+    seconds, problems = [], []
+    for report in reports:
+        if report.rank == victim:
+            continue
+        if not isinstance(report.value, Ending):
+            problems.append(describe([report]))
+            continue
+        problem = what_is_missing(report.value.error, words_for(victim, collective))
+        took = max(0.0, report.value.ended - since)
+        seconds.append(took)
+        if took > limit:
+            problem = problem or f"raised after {took:.3f} s: {report.value.error}"
+        if report.value.wrong:
+            problem = f"{report.value.wrong} wrong results"
+        if problem:
+            problems.append(f"rank {report.rank}: {problem}")
+    return Trial(not problems, seconds, "\n".join(problems))
