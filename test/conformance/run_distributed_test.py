@@ -12,6 +12,7 @@ exchanged. Each test runs in a fork of this process, and its ranks are forks of 
 
 import argparse
 import collections
+import contextlib
 import json
 import multiprocessing
 import os
@@ -92,10 +93,8 @@ class Running:
         done, _ = os.waitpid(self.pid, os.WNOHANG)
         if not done and seconds < limit:
             return None
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # also ranks that outlived their test
-        except ProcessLookupError:
-            pass
         if not done:
             os.waitpid(self.pid, 0)
         path = Path(self.folder.name, "outcome.json")

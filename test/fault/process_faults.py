@@ -1,8 +1,7 @@
 """Injections on processes: killed, stopped, ended in other ways, aborted, forked."""
 
-import os
+import json
 import signal
-import textwrap
 import time
 
 import torch
@@ -149,22 +148,22 @@ def killed_during_set_up(index: int) -> Trial:
         killed = time.monotonic()
         ranks.signal(victim, signal.SIGKILL)
         reports = ranks.finish(limit + HANG)
-    if stage == "destroy":
-        late = [r for r in reports if r.rank != victim and not isinstance(r.value, Ending)]
-        ends = [r.value.ended - killed for r in reports if isinstance(r.value, Ending)]
-        detail = describe(late) if late else ""
-        return Trial(not late and max(ends, default=0.0) < limit, [max(0.0, e) for e in ends], detail)
-    trial = judge(reports, victim, "", killed, limit)
-    # An error of set-up has no sequence number and no collective: only the rank must be named.
-    problems = [
-        f"rank {r.rank} in {stage}: {problem}"
-        for r in reports
-        if r.rank != victim and isinstance(r.value, Ending)
-        for problem in [what_is_missing(r.value.error, [rf"rank(s)? [0-9, ]*\b{victim}\b"])]
-        if problem or r.value.ended - killed > limit
-    ]
-    hung = [describe([r]) for r in reports if r.rank != victim and not isinstance(r.value, Ending)]
-    return Trial(not problems and not hung, trial.seconds, "\n".join(problems + hung))
+    seconds, problems = [], []
+    for report in reports:
+        if report.rank == victim:
+            continue
+        if not isinstance(report.value, Ending):
+            problems.append(f"{stage}: {describe([report])}")
+            continue
+        took = max(0.0, report.value.ended - killed)
+        seconds.append(took)
+        if took > limit:
+            problems.append(f"{stage}: rank {report.rank} ended after {took:.2f} s")
+        # A rank that destroys its group needs nobody; an error of set-up has no sequence number.
+        missing = what_is_missing(report.value.error, [rf"ranks? [0-9, ]*\b{victim}\b"])
+        if stage != "destroy" and missing:
+            problems.append(f"{stage}: rank {report.rank}: {missing}")
+    return Trial(not problems, seconds, "\n".join(problems))
 
 
 ENDS = {
@@ -195,8 +194,6 @@ _runner = ScriptRunner()
 
 
 def ended_in_another_way(index: int) -> Trial:
-    import json
-
     ways = list(ENDS)
     victim = index % 4
     text = _PROGRAM.format(
@@ -205,7 +202,7 @@ def ended_in_another_way(index: int) -> Trial:
         victim=victim,
         iteration=5 + index % 7,
         count=COUNTS[index % 3],
-        end=textwrap.dedent(ENDS[ways[index // 4 % len(ways)]]),
+        end=ENDS[ways[index // 4 % len(ways)]],
     )
     results = _runner(text, world_size=4, limit=20.0)
     reports, end = [], results[victim].ended_at

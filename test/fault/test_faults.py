@@ -1,6 +1,7 @@
 """A few injections of every fault; run_faults.py does them in numbers that carry percentiles."""
 
 import pytest
+
 from run_faults import FAULTS, inject
 
 TRIALS = {"F1": 33, "F4": 4, "F5": 4, "F6": 8, "F7": 4, "F8": 14, "F9": 6, "F14": 8, "F15": 12}

@@ -208,7 +208,7 @@ def looping_ranks(world_size: int, word: str, count: int, timeout: float = LONG)
 
 
 def what_is_missing(text: str | None, words: list[str]) -> str:
-    """"" where `text` has all regular expressions; gloo names nothing, so there any text does."""
+    """ "" where `text` has all regular expressions; gloo names nothing, so there any text does."""
     if text is None:
         return "no error was raised"
     missing = [word for word in words if IS_SYMM and not re.search(word, text)]

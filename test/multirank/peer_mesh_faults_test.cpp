@@ -177,8 +177,8 @@ TEST(PeerMeshFaults, ManySilentStrangersDoNotKeepTheRanksOut) {
     errors[0] = test::error_of([&] { PeerMesh::connect(store, mesh_config(0, 2, kMeshTimeout)); });
   });
   const PeerRecord record = record_of(store, 0, 2);
-  std::vector<GuardedDescriptor> silent;
-  for (int i = 0; i < 100; ++i) silent.push_back(connect_and_say(record, {}));
+  std::vector<GuardedDescriptor> silent(100);
+  for (GuardedDescriptor& stranger : silent) stranger = connect_and_say(record, {});
   errors[1] = test::error_of([&] { PeerMesh::connect(store, mesh_config(1, 2, kMeshTimeout)); });
   first.join();
   ::testing::internal::GetCapturedStderr();

@@ -260,7 +260,7 @@ TEST(PeerMesh, WhatARankSentBeforeItLeftStillArrives) {
 TEST(PeerMesh, DifferentSequenceIsSeenByAllAndLeavesTheMeshUsable) {
   const auto meshes = connect_all(2);
   const auto errors = test::errors_of_ranks(2, [&](int rank) {
-    const auto sequence = static_cast<std::uint64_t>(40 + rank);
+    const auto sequence = std::uint64_t{40} + static_cast<std::uint64_t>(rank);
     meshes[static_cast<std::size_t>(rank)]->exchange(sequence, Bytes{1}, -1, kMeshTimeout, nullptr);
   });
   for (const auto& error : errors) expect_error(error, ErrorCode::kMismatch, {"40", "41"});

@@ -25,7 +25,6 @@ namespace symm {
 namespace {
 
 using test::connect_all;
-using test::error_of;
 using test::expect_error;
 using test::kMeshTimeout;
 using test::run_ranks;
@@ -76,10 +75,8 @@ Segments rendezvous_all(const Meshes& meshes,
 }
 
 std::vector<std::shared_ptr<LocalSegment>> allocate_all(int world_size, std::size_t bytes) {
-  std::vector<std::shared_ptr<LocalSegment>> local;
-  for (int rank = 0; rank < world_size; ++rank) {
-    local.push_back(LocalSegment::allocate(host_runtime(), bytes));
-  }
+  std::vector<std::shared_ptr<LocalSegment>> local(static_cast<std::size_t>(world_size));
+  for (auto& segment : local) segment = LocalSegment::allocate(host_runtime(), bytes);
   return local;
 }
 
@@ -225,8 +222,8 @@ TEST(Segment, MemoryStaysWhenItsOwnerIsGone) {
   const auto take_part = [&](int rank) {
     test::FileStore store(directory.path());
     const auto mesh = PeerMesh::connect(store, test::mesh_config(rank, 2));
-    const auto segment = Segment::rendezvous(
-        *mesh, LocalSegment::allocate(host_runtime(), 2 * kPage), 0, kMeshTimeout, nullptr);
+    auto segment = Segment::rendezvous(*mesh, LocalSegment::allocate(host_runtime(), 2 * kPage), 0,
+                                       kMeshTimeout, nullptr);
     fill(*segment);
     mesh->exchange(1, std::vector<std::uint8_t>{1}, -1, kMeshTimeout, nullptr);
     return segment;

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 import calls
 import model
+from call import Call
 from harness import IS_SYMM, expect_no_mismatch, run_ranks
 
 WORLD_SIZE = 4
@@ -43,7 +44,7 @@ def run_parameters(collective, groups, parameters, rounds=2):
             salt += 1
             for group, ranks in groups:
                 me = ranks.index(dist.get_rank())
-                call = calls.Call(group=group, ranks=ranks, me=me, salt=salt, **fields)
+                call = Call(group=group, ranks=ranks, me=me, salt=salt, **fields)
                 collective(call)
                 problems += call.finish()
     return problems

@@ -73,7 +73,9 @@ if rank:
 
 
 def test_group_in_a_global_and_in_a_cycle(run_script):
-    text = PROLOGUE + """
+    text = (
+        PROLOGUE
+        + """
 class Holder:
     pass
 
@@ -83,6 +85,7 @@ dist.all_reduce(tensor, group=holder.group)
 backend = dist.group.WORLD._get_backend(torch.device("cpu"))
 del holder
 """
+    )
     for rank, result in enumerate(run_script(text, world_size=4, limit=20)):
         assert result.exit_code == 0, f"rank {rank}: {result}"
         assert "terminate called" not in result.stderr, result.stderr

@@ -35,9 +35,8 @@ def check_sum(group, ranks, what="", count=1027, salt=0):
 @pytest.mark.parametrize("lists", CHOICES_OF_RANKS, ids=str)
 def test_new_group(lists):
     def body(rank):
-        problems, groups = [], []
-        for ranks in lists:
-            groups.append((dist.new_group(ranks, sort_ranks=False), ranks))
+        problems = []
+        groups = [(dist.new_group(ranks, sort_ranks=False), ranks) for ranks in lists]
         for repeat in range(3):
             for group, ranks in groups:
                 if rank in ranks:

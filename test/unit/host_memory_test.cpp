@@ -198,7 +198,9 @@ int error_under_limit(decltype(RLIMIT_NOFILE) resource, rlim_t value, std::size_
   if (::setrlimit(resource, &limit) != 0) return 1;
   try {
     std::vector<std::shared_ptr<Mapping>> kept;
-    for (int i = 0; i < 64; ++i) {
+    constexpr int kMoreThanFit = 64;
+    kept.reserve(kMoreThanFit);
+    for (int i = 0; i < kMoreThanFit; ++i) {
       kept.push_back(host_runtime().map(host_runtime().allocate(bytes)));
     }
     return 2;

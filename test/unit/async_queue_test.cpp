@@ -1,0 +1,191 @@
+// The queue that asynchronous operations run on.
+#include "backend/engine/async_queue.hpp"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace symm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// What happened to the tasks of one test, in order: "3" for a run of task 3, "x3" for its
+// cancellation.
+class Journal {
+ public:
+  void write(const std::string& entry) {
+    std::lock_guard lock(mutex_);
+    entries_.push_back(entry);
+  }
+  std::vector<std::string> entries() const {
+    std::lock_guard lock(mutex_);
+    return entries_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> entries_;
+};
+
+class JournalTask final : public AsyncTask {
+ public:
+  JournalTask(Journal& journal, int number, std::function<void()> body = {})
+      : journal_(journal), number_(number), body_(std::move(body)) {}
+
+  void run() noexcept override {
+    if (body_) body_();
+    journal_.write(std::to_string(number_));
+  }
+  void cancel(const Error& reason) noexcept override {
+    journal_.write("x" + std::to_string(number_) + " " + reason.what());
+  }
+
+ private:
+  Journal& journal_;
+  int number_;
+  std::function<void()> body_;
+};
+
+using Entries = std::vector<std::string>;
+
+TEST(AsyncQueue, RunsTasksInTheOrderOfPosting) {
+  Journal journal;
+  Entries expected;
+  AsyncQueue queue;
+  EXPECT_TRUE(queue.idle());
+  for (int i = 0; i < 200; ++i) {
+    queue.post(std::make_unique<JournalTask>(journal, i));
+    expected.push_back(std::to_string(i));
+  }
+  queue.drain();
+  EXPECT_TRUE(queue.idle());
+  EXPECT_EQ(journal.entries(), expected);
+}
+
+TEST(AsyncQueue, IsBusyUntilATaskHasReturned) {
+  Journal journal;
+  AsyncQueue queue;
+  std::promise<void> started;
+  std::promise<void> release;
+  queue.post(std::make_unique<JournalTask>(journal, 1, [&] {
+    started.set_value();
+    release.get_future().wait();
+  }));
+  queue.post(std::make_unique<JournalTask>(journal, 2));
+  started.get_future().wait();
+  EXPECT_FALSE(queue.idle());
+  EXPECT_EQ(queue.unfinished(), 2u);
+  release.set_value();
+  queue.drain();
+  EXPECT_EQ(queue.unfinished(), 0u);
+}
+
+TEST(AsyncQueue, KnowsItsOwnThread) {
+  Journal journal;
+  AsyncQueue queue;
+  EXPECT_FALSE(queue.on_worker_thread());
+  bool inside = false;
+  queue.post(std::make_unique<JournalTask>(journal, 1, [&] {
+    inside = queue.on_worker_thread();
+    queue.drain();  // would wait for itself if it did not know
+    queue.post(std::make_unique<JournalTask>(journal, 2));
+  }));
+  queue.drain();
+  EXPECT_TRUE(inside);
+  EXPECT_FALSE(queue.on_worker_thread());
+  EXPECT_EQ(journal.entries(), (Entries{"1", "2"}));
+}
+
+TEST(AsyncQueue, StopCancelsWhatHasNotBegunAndWaitsForTheRest) {
+  Journal journal;
+  AsyncQueue queue;
+  std::promise<void> started;
+  std::promise<void> release;
+  queue.post(std::make_unique<JournalTask>(journal, 1, [&] {
+    started.set_value();
+    release.get_future().wait();
+  }));
+  queue.post(std::make_unique<JournalTask>(journal, 2));
+  queue.post(std::make_unique<JournalTask>(journal, 3));
+  started.get_future().wait();
+  std::thread stopper(
+      [&] { queue.stop(Error(ErrorCode::kAborted, "over"), milliseconds(20'000)); });
+  while (journal.entries().size() < 2) std::this_thread::yield();
+  release.set_value();
+  stopper.join();
+  EXPECT_EQ(journal.entries(), (Entries{"x2 over", "x3 over", "1"}));
+  EXPECT_TRUE(queue.idle());
+  queue.stop(Error(ErrorCode::kAborted, "again"), milliseconds(20'000));
+  try {
+    queue.post(std::make_unique<JournalTask>(journal, 4));
+    FAIL() << "a stopped queue took a task";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kAborted);
+  }
+  EXPECT_EQ(journal.entries().size(), 3u);
+}
+
+TEST(AsyncQueue, StopLeavesATaskThatDoesNotReturn) {
+  static Journal journal;  // outlives the thread that is left behind
+  std::promise<void> started;
+  const auto release = std::make_shared<std::promise<void>>();
+  {
+    AsyncQueue queue;
+    queue.post(std::make_unique<JournalTask>(journal, 1, [&started, release] {
+      started.set_value();
+      release->get_future().wait();
+    }));
+    started.get_future().wait();
+    queue.stop(Error(ErrorCode::kAborted, "over"), milliseconds(50));
+    EXPECT_TRUE(journal.entries().empty());
+  }
+  release->set_value();
+  while (journal.entries().empty()) std::this_thread::yield();
+}
+
+TEST(AsyncQueue, MayBeDestroyedByItsOwnTask) {
+  Journal journal;
+  auto queue = std::make_unique<AsyncQueue>();
+  AsyncQueue& posted_to = *queue;
+  std::promise<void> destroyed;
+  std::promise<void> posted;
+  posted_to.post(std::make_unique<JournalTask>(journal, 1, [&] {
+    posted.get_future().wait();
+    queue.reset();
+    destroyed.set_value();
+  }));
+  posted.set_value();
+  destroyed.get_future().wait();
+  EXPECT_EQ(queue, nullptr);
+  while (journal.entries().empty()) std::this_thread::yield();
+}
+
+TEST(AsyncQueue, TakesTasksFromManyThreads) {
+  constexpr int kThreads = 4;
+  constexpr int kTasks = 250;
+  int sum = 0;  // written by the queue's one thread only
+  Journal journal;
+  AsyncQueue queue;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kTasks; ++i) {
+        const int number = t * kTasks + i;
+        queue.post(std::make_unique<JournalTask>(journal, i, [&sum, number] { sum += number; }));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  queue.drain();
+  EXPECT_EQ(sum, kThreads * kTasks * (kThreads * kTasks - 1) / 2);
+}
+
+}  // namespace
+}  // namespace symm
