@@ -70,6 +70,9 @@ else()
       "(-DSYMM_BUILD_TORCH=OFF builds the torch-free part alone).")
 endif()
 list(JOIN _libtorch_reason "" _libtorch_reason)
+if(LibTorch_FIND_REQUIRED AND NOT LibTorch_DIR_FOUND)
+  message(FATAL_ERROR "${_libtorch_reason}")
+endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
 #include "backend/engine/group_health.hpp"
 #include "backend/engine/group_memory.hpp"
@@ -197,7 +198,7 @@ void Communicator::Impl::adopt_agreement() {
 void Communicator::Impl::check_usable() const {
   if (fork_generation() != fork_generation_) {
     throw Error(ErrorCode::kAborted,
-                "symm: group \"" + config_.group_name +
+                "group \"" + config_.group_name +
                     "\" belongs to the parent process; a forked child must make its own");
   }
   if (health_->failed()) {
@@ -389,8 +390,14 @@ std::shared_ptr<Segment> Communicator::Impl::rendezvous(std::shared_ptr<LocalSeg
 
 Communicator::Communicator() = default;
 
+// The last owner may let go inside a completion callback on the mailbox thread, which cannot wait
+// for itself: then another thread takes the group apart.
 Communicator::~Communicator() {
-  if (impl_ != nullptr) shutdown();
+  if (impl_ == nullptr) return;
+  shutdown();
+  if (impl_->mailboxes().on_background_thread()) {
+    std::thread([impl = std::move(impl_)]() mutable { impl.reset(); }).detach();
+  }
 }
 
 std::unique_ptr<Communicator> Communicator::create(KeyValueStore& store,

@@ -40,10 +40,11 @@ std::string describe_call(const CallRecord& record) {
   return text + ")";
 }
 
-GroupHealth::GroupHealth(std::string group_name, int rank, std::vector<std::int64_t> global_ranks,
-                         PeerMesh* mesh, GroupMemory* memory)
+GroupHealth::GroupHealth(const std::string& group_name, int rank,
+                         std::vector<std::int64_t> global_ranks, PeerMesh* mesh,
+                         GroupMemory* memory)
     : global_ranks_(std::move(global_ranks)), rank_(rank), mesh_(mesh), memory_(memory) {
-  prefix_ = "symm: group \"" + group_name + "\": " + rank_name(rank) + ": ";
+  prefix_ = "group \"" + group_name + "\": " + rank_name(rank) + ": ";
 }
 
 std::string GroupHealth::rank_name(int rank) const {

@@ -29,7 +29,7 @@ std::string describe_call(const CallRecord& record);
 class GroupHealth {
  public:
   // `global_ranks` by group rank. `mesh` and `memory` are null in a group of one.
-  GroupHealth(std::string group_name, int rank, std::vector<std::int64_t> global_ranks,
+  GroupHealth(const std::string& group_name, int rank, std::vector<std::int64_t> global_ranks,
               PeerMesh* mesh, GroupMemory* memory);
 
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
@@ -53,7 +53,7 @@ class GroupHealth {
 
   // "rank 1", or "rank 1 (global rank 5)" where the two differ.
   std::string rank_name(int rank) const;
-  // "symm: group \"0\": rank 1: ".
+  // "group \"0\": rank 1: ".
   const std::string& prefix() const { return prefix_; }
 
   // For a time-out: which ranks have entered collective `sequence` and what the others did last.

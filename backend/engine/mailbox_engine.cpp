@@ -155,6 +155,7 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
 }
 
 void MailboxEngine::background() {
+  background_id_.store(std::this_thread::get_id());
   int idle_rounds = 0;
   std::unique_lock lock(mutex_);
   while (!stopping_) {
@@ -233,17 +234,13 @@ void MailboxEngine::stop() {
       if (!health_.failed()) health_.leave();
       fail_all(health_.failure());
     }
-    thread.swap(thread_);
+    if (!on_background_thread()) thread.swap(thread_);
     wake_.notify_all();
     run_callbacks(lock);
   }
   if (!thread.joinable()) return;
   ring_bell(*doorbell_);
-  if (thread.get_id() == std::this_thread::get_id()) {
-    thread.detach();
-  } else {
-    thread.join();
-  }
+  thread.join();
 }
 
 }  // namespace symm

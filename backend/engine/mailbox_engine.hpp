@@ -33,8 +33,11 @@ class MailboxEngine : public PointToPoint {
   void progress_in_background() override;
   void wait(Transfer& transfer, std::chrono::milliseconds limit) override;
 
-  // Ends every transfer with the group's failure and the background thread, if any. Idempotent.
+  // Ends every transfer with the group's failure, and the background thread, if any, unless it is
+  // the caller. Idempotent.
   void stop();
+
+  bool on_background_thread() const { return background_id_.load() == std::this_thread::get_id(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -119,6 +122,7 @@ class MailboxEngine : public PointToPoint {
   std::atomic<int> waiters_{0};  // threads inside wait(): the background thread keeps out
   std::condition_variable wake_;
   std::thread thread_;
+  std::atomic<std::thread::id> background_id_{};
   bool stopping_ = false;
   bool asleep_ = false;  // the background thread waits without a limit
 };

@@ -8,8 +8,9 @@
 // A message's bytes stand in the sender's buffer until the receiver has asked for them, so a send
 // of any size needs no memory; the buffer may be reused once the transfer is done.
 //
-// A recv whose size differs from the message's is an error on both sides (kMismatch) that names
-// both sizes; the group stays usable.
+// A recv whose size differs from the message's is an error (kMismatch) that names both sizes, on
+// both sides unless the message was so small that its sender was already done; the group stays
+// usable.
 #pragma once
 
 #include <chrono>

@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_symm._C import ProcessGroupSymm
     from torch_symm._build_info import VERSION as __version__
+    from torch_symm._C import ProcessGroupSymm
 
     Options = ProcessGroupSymm.Options
 

@@ -2,6 +2,8 @@
 
     python -m torch_symm.info           # a table
     python -m torch_symm.info --json    # the same for programs
+
+The exit status is 1 where torch_symm cannot be used, and the output says why.
 """
 
 from __future__ import annotations

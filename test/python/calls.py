@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager, _get_default_store
 
+import model
 from call import Call
 from harness import IS_SYMM
 
@@ -368,6 +369,13 @@ MOVES = [
 ]
 POINT_TO_POINT = [send_recv, isend_irecv_tags, recv_any_source, batch_isend_irecv]
 OBJECTS = [all_gather_object, broadcast_object_list, gather_object, scatter_object_list]
+# torch.distributed itself refuses complex products in these, before any backend is asked.
+_NO_COMPLEX_PRODUCT = {
+    all_reduce,
+    all_reduce_coalesced,
+    coalescing_manager_all_reduce,
+    coalescing_manager_of_device,
+}
 EVERY_CALL = [*REDUCTIONS, *MOVES, *POINT_TO_POINT, *OBJECTS, barrier]
 
 # What gloo has not got, does only for equal shares, or (any source) not with 0 elements.
@@ -382,3 +390,10 @@ GLOO_LACKS = {
     coalescing_manager_all_gather,
     coalescing_manager_reduce_scatter,
 }
+
+
+def accepts(collective, op: str, dtype: torch.dtype) -> bool:
+    """Whether `op` on `dtype` has a meaning and gets through torch.distributed."""
+    if op == "PRODUCT" and dtype.is_complex and collective in _NO_COMPLEX_PRODUCT:
+        return False
+    return model.meaningful(op, dtype)

@@ -54,9 +54,9 @@ def dtypes():
     return model.DTYPES if IS_SYMM else model.GLOO_DTYPES
 
 
-def pairs_of_op_and_dtype():
+def pairs_of_op_and_dtype(collective):
     ops = model.OPS if IS_SYMM else model.GLOO_OPS
-    return [(op, dtype) for op in ops for dtype in dtypes() if model.meaningful(op, dtype)]
+    return [(op, dtype) for op in ops for dtype in dtypes() if calls.accepts(collective, op, dtype)]
 
 
 def parameters_of(collective, shape):
@@ -65,7 +65,7 @@ def parameters_of(collective, shape):
         return [{"count": n, "async_op": n % 2 == 1} for n in (0, 1, 700, 4999)]
     pairs = [("SUM", dtype) for dtype in dtypes()]
     if collective in calls.REDUCTIONS:
-        pairs = pairs_of_op_and_dtype()
+        pairs = pairs_of_op_and_dtype(collective)
         if shape not in ("world", "strided"):
             pairs = pairs[::3]
     small = (0, 1, 3, 64, 257)

@@ -35,7 +35,7 @@ def programs(draw):
         collective = draw(st.integers(0, len(ANY_CALL) - 1))
         dtype = draw(st.sampled_from(model.DTYPES if IS_SYMM else model.GLOO_DTYPES))
         every_op = model.OPS if IS_SYMM else model.GLOO_OPS
-        ops = [op for op in every_op if model.meaningful(op, dtype)]
+        ops = [op for op in every_op if calls.accepts(ANY_CALL[collective], op, dtype)]
         steps.append(
             {
                 "collective": collective,
