@@ -5,6 +5,7 @@
 #include <numeric>
 #include <thread>
 
+#include "backend/engine/call_record.hpp"
 #include "backend/engine/group_health.hpp"
 #include "backend/engine/group_memory.hpp"
 #include "backend/engine/mailbox_engine.hpp"
@@ -28,70 +29,10 @@ int ranks_on_host(int world_size) {
   return std::max(world_size, local == nullptr ? 0 : std::atoi(local));
 }
 
-// FNV-1a over the ranks' counts: agreed lists must agree element by element.
-std::uint64_t hash_counts(std::span<const Part> parts) {
-  std::uint64_t hash = 14695981039346656037u;
-  for (const Part& part : parts) hash = (hash ^ part.count) * 1099511628211u;
-  return hash;
-}
-
 std::string seconds(Clock::duration time) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3f s", std::chrono::duration<double>(time).count());
   return text;
-}
-
-// The largest share that a plan is chosen by. For all_to_all only rows are known to a rank, so a
-// plan follows from the kind alone: the call finds out in its first step (NOTE [All-to-all
-// rounds]).
-std::uint64_t largest_share_bytes(const CollectiveArgs& args) {
-  std::size_t count = args.count;
-  if (args.kind == CollectiveKind::kAllToAll) return PlanRow::kNoLimit;
-  const auto& parts =
-      args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;
-  if (args.kind == CollectiveKind::kAllGather || args.kind == CollectiveKind::kReduceScatter) {
-    for (const Part& part : parts) count = std::max(count, part.count);
-  }
-  return count * dtype_bytes(args.dtype);
-}
-
-// The start of this rank's input where it is one array of `bytes` that peers could read in place.
-struct InputArray {
-  const void* data = nullptr;
-  std::size_t bytes = 0;
-};
-
-InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm) {
-  const std::size_t size = dtype_bytes(args.dtype);
-  const std::size_t bytes = args.count * size;
-  switch (args.kind) {
-    case CollectiveKind::kAllReduce:
-      // Results of a two-shot stay where the input was; a one-shot would overwrite what is read.
-      if (algorithm == Algorithm::kTwoShot && args.input == args.output) return {args.input, bytes};
-      if (algorithm == Algorithm::kOneShot && args.input != args.output) return {args.input, bytes};
-      return {};
-    case CollectiveKind::kReduce:
-      return {args.input, bytes};
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kGather:
-      return {args.input, bytes};
-    case CollectiveKind::kBroadcast:
-      return rank == args.root ? InputArray{args.input, bytes} : InputArray{};
-    case CollectiveKind::kScatter:
-      if (rank != args.root) return {};
-      break;
-    case CollectiveKind::kReduceScatter:
-      break;
-    default:
-      return {};
-  }
-  std::size_t total = 0;
-  const auto* base = static_cast<const std::byte*>(args.input_parts[0].data);
-  for (const Part& part : args.input_parts) {
-    if (part.data != base + total) return {};
-    total += part.count * size;
-  }
-  return {base, total};
 }
 
 }  // namespace
@@ -120,7 +61,6 @@ class Communicator::Impl : public CallObserver {
   void begin_call(const CallRecord& record, milliseconds timeout);
   bool verify_record(int peer, std::uint64_t sequence);
   bool verify_backlog();
-  CallRecord make_record(const CollectiveArgs& args, const Plan& plan) const;
   template <class Body>
   void run_call(const CallRecord& record, milliseconds timeout, Body&& body);
   const CallRecord& own_record(std::uint64_t sequence) const;
@@ -231,18 +171,11 @@ bool Communicator::Impl::keep_waiting(int) {
 bool Communicator::Impl::verify_record(int peer, std::uint64_t sequence) {
   const CallRecord& mine = own_record(sequence);
   const CallRecord& theirs = memory_->control(peer).calls[sequence % kCallRing];
-  const bool same_shape = mine.sequence == theirs.sequence && mine.kind == theirs.kind &&
-                          mine.dtype == theirs.dtype && mine.op == theirs.op &&
-                          mine.root == theirs.root && mine.count == theirs.count &&
-                          mine.counts_hash == theirs.counts_hash;
-  if (same_shape && mine.layout == theirs.layout && mine.algorithm == theirs.algorithm &&
-      mine.chunk_bytes == theirs.chunk_bytes) {
-    return true;
-  }
+  if (same_call(mine, theirs)) return true;
   std::string message = health_->prefix() + "different calls at seq " + std::to_string(sequence) +
                         ": " + health_->rank_name(config_.rank) + " called " + describe_call(mine) +
                         ", " + health_->rank_name(peer) + " called " + describe_call(theirs);
-  if (same_shape && mine.layout != theirs.layout) message += " with another memory layout";
+  if (mine.layout != theirs.layout) message += " with another memory layout";
   health_->fail(Error(ErrorCode::kMismatch, message));
   return false;
 }
@@ -282,40 +215,6 @@ void Communicator::Impl::report_count_mismatch(int peer, std::uint64_t theirs, s
                                                 ", which expects " + std::to_string(mine)));
 }
 
-CallRecord Communicator::Impl::make_record(const CollectiveArgs& args, const Plan& plan) const {
-  CallRecord record{};
-  record.sequence = sequence_.load(std::memory_order_relaxed) + 1;
-  record.kind = static_cast<std::uint8_t>(args.kind);
-  record.dtype = static_cast<std::uint8_t>(args.dtype);
-  record.op = reduces(args.kind) ? static_cast<std::uint8_t>(args.op) : std::uint8_t{0};
-  record.layout = args.layout;
-  record.root = args.root;
-  record.count = args.count;
-  if (args.kind == CollectiveKind::kAllGather) {
-    record.counts_hash = hash_counts(args.output_parts);
-  } else if (args.kind == CollectiveKind::kReduceScatter) {
-    record.counts_hash = hash_counts(args.input_parts);
-  }
-  // Shares of one agreed list: a rank's own differs from its peers' where the list is uneven.
-  if (record.counts_hash != 0) {
-    const auto& list =
-        args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;
-    record.count = std::accumulate(list.begin(), list.end(), std::uint64_t{0},
-                                   [](std::uint64_t sum, const Part& p) { return sum + p.count; });
-  }
-  record.algorithm = static_cast<std::uint8_t>(plan.algorithm);
-  record.chunk_bytes = static_cast<std::uint32_t>(plan.chunk_bytes);
-  record.factor = args.factor;
-  const InputArray input = input_array(args, config_.rank, plan.algorithm);
-  if (input.data != nullptr && input.bytes > 0) {
-    if (const auto place = memory_->find(input.data, input.bytes)) {
-      record.segment = place->segment;
-      record.offset = place->offset;
-    }
-  }
-  return record;
-}
-
 void Communicator::Impl::begin_call(const CallRecord& record, milliseconds timeout) {
   ControlRegion& control = memory_->control(config_.rank);
   control.calls[record.sequence % kCallRing] = record;
@@ -350,13 +249,9 @@ void Communicator::Impl::run(const CollectiveArgs& args, milliseconds timeout) {
     run_alone(args, kernels);
     return;
   }
-  const std::uint64_t staged =
-      args.kind == CollectiveKind::kAllToAll
-          ? PlanRow::kNoLimit
-          : staged_bytes(args.kind, config_.world_size, largest_share_bytes(args));
-  const Plan plan =
-      agreement_.table.select(args.kind, config_.world_size, staged, agreement_.algorithm);
-  const CallRecord record = make_record(args, plan);
+  const Plan plan = agreement_.table.select(
+      args.kind, config_.world_size, plan_bytes(args, config_.world_size), agreement_.algorithm);
+  const CallRecord record = make_record(args, plan, next_sequence(), config_.rank, *memory_);
   executor_->begin({.element_bytes = dtype_bytes(args.dtype),
                     .kernels = kernels,
                     .factor = args.factor,
@@ -380,7 +275,7 @@ std::shared_ptr<Segment> Communicator::Impl::rendezvous(std::shared_ptr<LocalSeg
       agreement_.table.select(CollectiveKind::kBarrier, config_.world_size, 0, Algorithm::kAuto);
   executor_->begin({});
   std::shared_ptr<Segment> segment;
-  run_call(make_record(args, plan), timeout, [&] {
+  run_call(make_record(args, plan, next_sequence(), config_.rank, *memory_), timeout, [&] {
     if (!run_collective(*executor_, args, plan, *memory_) || !executor_->end()) return false;
     segment = memory_->add_segment(std::move(local));
     return true;

@@ -1,44 +1,11 @@
 #include "backend/engine/group_health.hpp"
 
-#include <algorithm>
 #include <cstring>
 
+#include "backend/engine/call_record.hpp"
 #include "kernels/core/atomics.hpp"
-#include "kernels/core/collective.hpp"
-#include "kernels/cpu/host_collectives.hpp"
 
 namespace symm {
-
-namespace {
-
-bool has_root(CollectiveKind kind) {
-  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast ||
-         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
-}
-
-}  // namespace
-
-std::string describe_call(const CallRecord& record) {
-  if (record.kind >= kCollectiveKindCount || record.dtype >= kDtypeCount ||
-      record.op >= kReduceOpCount || record.algorithm >= kAlgorithmCount) {
-    return "an unreadable record";
-  }
-  const auto kind = static_cast<CollectiveKind>(record.kind);
-  std::string text(collective_name(kind));
-  if (kind == CollectiveKind::kBarrier) return text;
-  text += "(" + std::string(dtype_name(static_cast<Dtype>(record.dtype)));
-  if (reduces(kind)) {
-    text += ", " + std::string(reduce_op_name(static_cast<ReduceOp>(record.op)));
-  }
-  if (kind == CollectiveKind::kAllToAll) {
-    text += ", own counts";
-  } else {
-    text += ", count " + std::to_string(record.count);
-  }
-  if (has_root(kind)) text += ", root " + std::to_string(record.root);
-  text += ", " + std::string(algorithm_name(static_cast<Algorithm>(record.algorithm)));
-  return text + ")";
-}
 
 GroupHealth::GroupHealth(const std::string& group_name, int rank,
                          std::vector<std::int64_t> global_ranks, PeerMesh* mesh,

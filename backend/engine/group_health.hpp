@@ -23,9 +23,6 @@
 
 namespace symm {
 
-// A call's number and its record in words, for messages: "all_reduce(float32, SUM, count 4)".
-std::string describe_call(const CallRecord& record);
-
 class GroupHealth {
  public:
   // `global_ranks` by group rank. `mesh` and `memory` are null in a group of one.

@@ -17,19 +17,13 @@ template <Executor X>
 SYMM_HOST_DEVICE bool all_reduce_one_shot(X& x, const void* input, void* output,
                                           std::size_t bytes) {
   const Pieces pieces{bytes, whole_elements(x.chunk_bytes(), x.element_bytes())};
-  const int me = x.rank();
   const void* sources[kMaxRanks];
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
     const std::size_t offset = pieces.offset(step);
     const std::size_t n = pieces.bytes_of(step, bytes);
     if (!x.stage(step, 0, as_bytes(input) + offset, n)) return false;
     x.publish(step);
-    sources[me] = as_bytes(input) + offset;
-    for (int i = 1; i < x.world_size(); ++i) {
-      const int peer = nth_peer(me, i, x.world_size());
-      if (!x.await(peer, step)) return false;
-      sources[peer] = x.source(peer, step, 0, offset);
-    }
+    if (!await_inputs(x, step, 0, offset, as_bytes(input) + offset, sources)) return false;
     x.reduce(as_bytes(output) + offset, sources, n / x.element_bytes());
     x.read_done(step);
   }

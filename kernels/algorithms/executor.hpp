@@ -92,6 +92,22 @@ SYMM_INLINE constexpr int nth_peer(int rank, int i, int world_size) {
   return (rank + i) % world_size;
 }
 
+// Waits for every peer's `step` and lists, by rank, where the inputs to combine stand: the peers'
+// at the given offsets, this rank's at `own`. False when the call cannot go on.
+template <Executor X>
+SYMM_HOST_DEVICE bool await_inputs(X& x, std::uint32_t step, std::size_t slot_offset,
+                                   std::size_t input_offset, const std::byte* own,
+                                   const void** sources) {
+  const int me = x.rank();
+  sources[me] = own;
+  for (int i = 1; i < x.world_size(); ++i) {
+    const int peer = nth_peer(me, i, x.world_size());
+    if (!x.await(peer, step)) return false;
+    sources[peer] = x.source(peer, step, slot_offset, input_offset);
+  }
+  return true;
+}
+
 SYMM_INLINE std::byte* as_bytes(void* pointer) { return static_cast<std::byte*>(pointer); }
 SYMM_INLINE const std::byte* as_bytes(const void* pointer) {
   return static_cast<const std::byte*>(pointer);

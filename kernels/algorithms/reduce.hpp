@@ -23,12 +23,7 @@ SYMM_HOST_DEVICE bool reduce_one_shot(X& x, const void* input, void* output, std
       if (!x.stage(step, 0, as_bytes(input) + offset, n)) return false;
       x.publish(step);
     } else {
-      sources[root] = as_bytes(input) + offset;
-      for (int i = 1; i < x.world_size(); ++i) {
-        const int peer = nth_peer(root, i, x.world_size());
-        if (!x.await(peer, step)) return false;
-        sources[peer] = x.source(peer, step, 0, offset);
-      }
+      if (!await_inputs(x, step, 0, offset, as_bytes(input) + offset, sources)) return false;
       x.reduce(as_bytes(output) + offset, sources, n / x.element_bytes());
     }
     x.read_done(step);

@@ -36,12 +36,9 @@ SYMM_HOST_DEVICE bool reduce_scatter(X& x, const Part* inputs, void* output) {
       }
     }
     x.publish(step);
-    sources[me] = as_bytes(inputs[me].data) + offset;
-    for (int i = 1; i < world; ++i) {
-      const int peer = nth_peer(me, i, world);
-      if (!x.await(peer, step)) return false;
-      sources[peer] =
-          x.source(peer, step, static_cast<std::size_t>(me) * lane, before_mine + offset);
+    if (!await_inputs(x, step, static_cast<std::size_t>(me) * lane, before_mine + offset,
+                      as_bytes(inputs[me].data) + offset, sources)) {
+      return false;
     }
     x.reduce(as_bytes(output) + offset, sources,
              pieces.bytes_of(step, inputs[me].count * size) / size);

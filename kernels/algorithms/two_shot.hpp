@@ -65,11 +65,8 @@ SYMM_HOST_DEVICE bool combine_share(X& x, const Geometry& g, const std::byte* in
   const std::size_t begin = g.share_begin(n, x.rank());
   const std::size_t bytes = g.share_bytes(n, x.rank());
   const void* sources[kMaxRanks];
-  sources[x.rank()] = input + offset + begin;
-  for (int i = 1; i < x.world_size(); ++i) {
-    const int peer = nth_peer(x.rank(), i, x.world_size());
-    if (!x.await(peer, in_step(c))) return false;
-    sources[peer] = x.source(peer, in_step(c), begin, offset + begin);
+  if (!await_inputs(x, in_step(c), begin, offset + begin, input + offset + begin, sources)) {
+    return false;
   }
   if (g.results_in_place && x.in_place()) {
     x.reduce(output + offset + begin, sources, bytes / g.element_bytes);

@@ -225,8 +225,10 @@ def words_for(victim: int | None, collective: str | None) -> list[str]:
     return words
 
 
-def judge(reports, victim: int, collective: str, since: float, limit: float) -> Trial:
-    """Every rank but `victim` must have raised the right words within `limit` s of `since`."""
+def judge(reports, victim, collective, since, limit, named=-1) -> Trial:
+    """Every rank but `victim` must have raised the right words within `limit` s of `since`. The
+    words name the victim, or `named` where that is given; None stands for nobody."""
+    words = words_for(victim if named == -1 else named, collective)
     seconds, problems = [], []
     for report in reports:
         if report.rank == victim:
@@ -234,7 +236,7 @@ def judge(reports, victim: int, collective: str, since: float, limit: float) -> 
         if not isinstance(report.value, Ending):
             problems.append(describe([report]))
             continue
-        problem = what_is_missing(report.value.error, words_for(victim, collective))
+        problem = what_is_missing(report.value.error, words)
         took = max(0.0, report.value.ended - since)
         seconds.append(took)
         if took > limit:

@@ -59,7 +59,7 @@ CASES = {
     ),
     "all_gather into meta": (
         lambda: backend().allgather(
-            [outputs(2) + [ones(4, device="meta")]], [ones(4)], AllgatherOptions()
+            [[*outputs(2), ones(4, device="meta")]], [ones(4)], AllgatherOptions()
         ),
         ["all_gather", "meta", "cpu"],
     ),

@@ -1,0 +1,139 @@
+#include "backend/engine/call_record.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/cpu/host_collectives.hpp"
+
+namespace symm {
+
+namespace {
+
+bool has_root(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast ||
+         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
+}
+
+// FNV-1a over the ranks' counts: agreed lists must agree element by element.
+std::uint64_t hash_counts(std::span<const Part> parts) {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const Part& part : parts) hash = (hash ^ part.count) * 1099511628211u;
+  return hash;
+}
+
+// The start of this rank's input where it is one array of `bytes` that peers could read in place.
+struct InputArray {
+  const void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm) {
+  const std::size_t size = dtype_bytes(args.dtype);
+  const std::size_t bytes = args.count * size;
+  switch (args.kind) {
+    case CollectiveKind::kAllReduce:
+      // Results of a two-shot stay where the input was; a one-shot would overwrite what is read.
+      if (algorithm == Algorithm::kTwoShot && args.input == args.output) return {args.input, bytes};
+      if (algorithm == Algorithm::kOneShot && args.input != args.output) return {args.input, bytes};
+      return {};
+    case CollectiveKind::kReduce:
+      return {args.input, bytes};
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kGather:
+      return {args.input, bytes};
+    case CollectiveKind::kBroadcast:
+      return rank == args.root ? InputArray{args.input, bytes} : InputArray{};
+    case CollectiveKind::kScatter:
+      if (rank != args.root) return {};
+      break;
+    case CollectiveKind::kReduceScatter:
+      break;
+    default:
+      return {};
+  }
+  std::size_t total = 0;
+  const auto* base = static_cast<const std::byte*>(args.input_parts[0].data);
+  for (const Part& part : args.input_parts) {
+    if (part.data != base + total) return {};
+    total += part.count * size;
+  }
+  return {base, total};
+}
+
+}  // namespace
+
+std::string describe_call(const CallRecord& record) {
+  if (record.kind >= kCollectiveKindCount || record.dtype >= kDtypeCount ||
+      record.op >= kReduceOpCount || record.algorithm >= kAlgorithmCount) {
+    return "an unreadable record";
+  }
+  const auto kind = static_cast<CollectiveKind>(record.kind);
+  std::string text(collective_name(kind));
+  if (kind == CollectiveKind::kBarrier) return text;
+  text += "(" + std::string(dtype_name(static_cast<Dtype>(record.dtype)));
+  if (reduces(kind)) {
+    text += ", " + std::string(reduce_op_name(static_cast<ReduceOp>(record.op)));
+  }
+  if (kind == CollectiveKind::kAllToAll) {
+    text += ", own counts";
+  } else {
+    text += ", count " + std::to_string(record.count);
+  }
+  if (has_root(kind)) text += ", root " + std::to_string(record.root);
+  text += ", " + std::string(algorithm_name(static_cast<Algorithm>(record.algorithm)));
+  return text + ")";
+}
+
+std::uint64_t plan_bytes(const CollectiveArgs& args, int world_size) {
+  if (args.kind == CollectiveKind::kAllToAll) return PlanRow::kNoLimit;
+  std::size_t count = args.count;
+  const auto& parts =
+      args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;
+  if (args.kind == CollectiveKind::kAllGather || args.kind == CollectiveKind::kReduceScatter) {
+    for (const Part& part : parts) count = std::max(count, part.count);
+  }
+  return staged_bytes(args.kind, world_size, count * dtype_bytes(args.dtype));
+}
+
+CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64_t sequence,
+                       int rank, const GroupMemory& memory) {
+  CallRecord record{};
+  record.sequence = sequence;
+  record.kind = static_cast<std::uint8_t>(args.kind);
+  record.dtype = static_cast<std::uint8_t>(args.dtype);
+  record.op = reduces(args.kind) ? static_cast<std::uint8_t>(args.op) : std::uint8_t{0};
+  record.layout = args.layout;
+  record.root = args.root;
+  record.count = args.count;
+  if (args.kind == CollectiveKind::kAllGather) {
+    record.counts_hash = hash_counts(args.output_parts);
+  } else if (args.kind == CollectiveKind::kReduceScatter) {
+    record.counts_hash = hash_counts(args.input_parts);
+  }
+  // Shares of one agreed list: a rank's own differs from its peers' where the list is uneven.
+  if (record.counts_hash != 0) {
+    const auto& list =
+        args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;
+    record.count = std::accumulate(list.begin(), list.end(), std::uint64_t{0},
+                                   [](std::uint64_t sum, const Part& p) { return sum + p.count; });
+  }
+  record.algorithm = static_cast<std::uint8_t>(plan.algorithm);
+  record.chunk_bytes = static_cast<std::uint32_t>(plan.chunk_bytes);
+  record.factor = args.factor;
+  const InputArray input = input_array(args, rank, plan.algorithm);
+  if (input.data != nullptr && input.bytes > 0) {
+    if (const auto place = memory.find(input.data, input.bytes)) {
+      record.segment = place->segment;
+      record.offset = place->offset;
+    }
+  }
+  return record;
+}
+
+bool same_call(const CallRecord& a, const CallRecord& b) {
+  return a.sequence == b.sequence && a.kind == b.kind && a.dtype == b.dtype && a.op == b.op &&
+         a.root == b.root && a.count == b.count && a.counts_hash == b.counts_hash &&
+         a.layout == b.layout && a.algorithm == b.algorithm && a.chunk_bytes == b.chunk_bytes;
+}
+
+}  // namespace symm
