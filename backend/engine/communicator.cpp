@@ -162,7 +162,7 @@ bool Communicator::Impl::keep_waiting(int) {
   if (!health_->check_peers(sequence, name) || !verify_backlog()) return false;
   const Clock::duration elapsed = Clock::now() - call_start_;
   if (elapsed < call_timeout_) return true;
-  health_->fail(Error(ErrorCode::kTimeout, health_->prefix() + name + ": timed out after " +
+  health_->fail(Error(ErrorCode::kTimeout, health_->prefix() + name + ": Timed out after " +
                                                seconds(elapsed) + "; " +
                                                health_->attendance(sequence)));
   return false;
@@ -232,7 +232,10 @@ void Communicator::Impl::run_call(const CallRecord& record, milliseconds timeout
   try {
     went_well = verify_backlog() && body();
   } catch (const Error& error) {
-    health_->fail(Error(error.code(), health_->prefix() + call_name() + ": " + error.what()));
+    // A peer that left because of a failure has told of it: that is the cause.
+    if (health_->check_peers(record.sequence, call_name())) {
+      health_->fail(Error(error.code(), health_->prefix() + call_name() + ": " + error.what()));
+    }
   }
   if (!went_well) throw health_->failure();
   store_release(&memory_->control(config_.rank).progress.completed, record.sequence);

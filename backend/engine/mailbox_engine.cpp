@@ -184,7 +184,7 @@ bool MailboxEngine::look_at_item(const MailboxItem& item, Clock::time_point now)
   if (now >= item.deadline) {
     const std::chrono::duration<double> elapsed = now - item.started;
     reason =
-        Error(ErrorCode::kTimeout, "timed out after " + std::to_string(elapsed.count()) + " s");
+        Error(ErrorCode::kTimeout, "Timed out after " + std::to_string(elapsed.count()) + " s");
   } else if (peer != kAnySource) {
     if (!health_.is_gone(peer, &reason)) return false;
   } else {

@@ -319,7 +319,7 @@ TEST(Communicator, ATransferThatCannotEndTimesOut) {
       p2p.wait(*p2p.start_recv(&byte, 1, 0, 4, {}, {}), {});
     }
   });
-  expect_error(errors[0], ErrorCode::kTimeout, {"recv from rank 1", "tag 3", "timed out"});
+  expect_error(errors[0], ErrorCode::kTimeout, {"recv from rank 1", "tag 3", "Timed out"});
   expect_error(errors[1], ErrorCode::kTimeout, {"rank 0 gave up"});
 }
 
