@@ -16,6 +16,10 @@ constexpr milliseconds kLookPeriod{2};
 // each of many short transfers would cost more than the transfers.
 constexpr int kLingerRounds = 50;
 constexpr milliseconds kLingerRound{1};
+// A program that has just waited will probably wait for its next transfer too. For this long the
+// background thread only looks in now and then, and does not sleep on the doorbell: it would be
+// woken by every message, beside the waiter.
+constexpr milliseconds kStandBy{5};
 
 std::string describe(const MailboxItem& item, const std::string& peer_name) {
   return std::string(item.is_send ? "send to " : "recv from ") + peer_name + " (" +
@@ -28,6 +32,7 @@ std::string describe(const MailboxItem& item, const std::string& peer_name) {
 MailboxEngine::MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory,
                              GroupHealth& health)
     : config_(config), memory_(memory), health_(health), policy_(wait_policy(config.world_size)) {
+  policy_.pauses /= 10;  // a round here looks at every channel, which takes as long as ten pauses
   if (memory == nullptr) return;
   doorbell_ = &memory->control(config.rank).doorbell;
   const MailboxLayout& layout = memory->mailbox_layout();
@@ -93,11 +98,13 @@ MailboxEngine::ItemPtr MailboxEngine::start(ItemPtr item) {
     Channel& channel = channels_[static_cast<std::size_t>(item->peer())];
     channel.unposted.push_back(item);
     progress_channel(channel);
-  } else if (!match_recv(item)) {
-    recvs_.push_back(item);
-    progress();
   } else {
-    progress_channel(channels_[static_cast<std::size_t>(item->peer())]);
+    if (!match_recv(item)) recvs_.push_back(item);
+    if (item->peer() == kAnySource) {
+      progress();
+    } else {
+      progress_channel(channels_[static_cast<std::size_t>(item->peer())]);
+    }
   }
   if (asleep_ && !in_flight_.empty()) wake_.notify_one();
   run_callbacks(lock);
@@ -146,7 +153,11 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
     if (transfer.done() || (limit.count() > 0 && Clock::now() >= end)) break;
     if (!spin_or_yield(round++, policy_)) sleep_on(*doorbell_, bell, kLookPeriod);
   }
-  waiters_.fetch_sub(1);
+  {
+    const std::lock_guard lock(mutex_);
+    waiters_.fetch_sub(1);
+    last_wait_ = Clock::now();
+  }
   if (!transfer.done()) {
     throw Error(ErrorCode::kTimeout, health_.prefix() + "a transfer is not done after " +
                                          std::to_string(limit.count()) + " ms");
@@ -168,10 +179,13 @@ void MailboxEngine::background() {
       wake_.wait_for(lock, kLingerRound, [this] { return stopping_; });
     } else {
       idle_rounds = 0;
+      const bool stand_by = Clock::now() - last_wait_ < kStandBy;
       lock.unlock();
       const std::uint32_t bell = load_acquire(&doorbell_->value);
-      if (!turn()) sleep_on(*doorbell_, bell, kLookPeriod);
+      const bool moved = turn();
+      if (!moved && !stand_by) sleep_on(*doorbell_, bell, kLookPeriod);
       lock.lock();
+      if (!moved && stand_by) wake_.wait_for(lock, kLingerRound, [this] { return stopping_; });
     }
   }
 }

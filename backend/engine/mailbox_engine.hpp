@@ -118,6 +118,7 @@ class MailboxEngine : public PointToPoint {
   bool moved_ = false;
   std::vector<std::function<void()>> callbacks_;  // to run without the lock
   Clock::time_point next_look_;
+  Clock::time_point last_wait_;  // when a wait() last ended
 
   std::atomic<int> waiters_{0};  // threads inside wait(): the background thread keeps out
   std::condition_variable wake_;

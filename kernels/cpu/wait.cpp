@@ -18,7 +18,9 @@ namespace symm {
 
 namespace {
 
-constexpr WaitPolicy kCoreEach{.pauses = 1000, .yields = 50};
+// Some microseconds of spinning, then yields: they cost a rank that has a core to itself next to
+// nothing, and let two ranks that the scheduler has put on one core take turns.
+constexpr WaitPolicy kCoreEach{.pauses = 300, .yields = 500};
 constexpr WaitPolicy kSharedCores{.pauses = 4, .yields = 50};
 
 // How long a sleeper goes without looking at what no signal tells.

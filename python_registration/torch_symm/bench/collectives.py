@@ -298,12 +298,10 @@ class SendRecv(Collective):
         self._previous = (self.place.rank - 1) % self.place.world_size
 
     def call(self, group: dist.ProcessGroup) -> None:
-        transfers = [
-            dist.P2POp(dist.isend, self.input, self._next, group),
-            dist.P2POp(dist.irecv, self.output, self._previous, group),
-        ]
-        for work in dist.batch_isend_irecv(transfers):
-            work.wait()
+        sending = dist.isend(self.input, self._next, group)
+        receiving = dist.irecv(self.output, self._previous, group)
+        sending.wait()
+        receiving.wait()
 
     def fill_input(self, pattern: Pattern) -> None:
         self._write(self.input, pattern, self.place.rank)
