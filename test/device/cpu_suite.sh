@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Builds the library against the torch of this machine's python3, outside the tree and without a
+# network, and runs the C++ and Python tests of the CPU device with it.
+#   OUT=<folder>   where the reports and summary.json go (default: build/device)
+#   WHEELS=<folder> Python packages to install beside torch's, where some are missing
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+out=${OUT:-build/device}
+work=$(mktemp -d)
+mkdir -p "$out"
+export PYTHONPATH=$work/site
+mkdir -p "$work/site"
+if [ -n "${WHEELS:-}" ]; then
+  python3 -m pip install -q --no-index --no-deps --no-compile --target "$work/site" "$WHEELS"/*.whl
+fi
+if [ ! -e /usr/include/gtest/gtest.h ] && [ -d /usr/src/googletest ]; then
+  cmake -G Ninja -S /usr/src/googletest -B "$work/gtest" -DCMAKE_INSTALL_PREFIX="$work/prefix" \
+    -DCMAKE_BUILD_TYPE=Release >/dev/null && ninja -C "$work/gtest" install >/dev/null
+fi
+start=$SECONDS
+cmake -G Ninja -S . -B "$work/build" -DPython3_EXECUTABLE="$(command -v python3)" \
+  -DCMAKE_PREFIX_PATH="$work/prefix" >"$out/configure.log" 2>&1 &&
+  ninja -C "$work/build" >"$out/build.log" 2>&1
+build=$?
+build_seconds=$((SECONDS - start))
+tail -n 15 "$out/build.log"
+
+package=$work/site/torch_symm
+cp -r python_registration/torch_symm "$package"
+find "$work/build" \( -name '_C*.so' -o -name 'libsymm.so*' -o -name '_build_info.py' \) \
+  -not -path '*/install_example/*' -exec cp -P {} "$package" \;
+info=$work/site/torch_symm-0.dist-info
+mkdir -p "$info"
+printf 'Metadata-Version: 2.1\nName: torch-symm\nVersion: 0\n' >"$info/METADATA"
+printf '[torch.backends]\nsymm = torch_symm._autoload:autoload\n' >"$info/entry_points.txt"
+
+ctest --test-dir "$work/build" -j 8 --output-on-failure -E install_tree >"$out/ctest.log" 2>&1
+ctest=$?
+tail -n 5 "$out/ctest.log"
+CUDA_VISIBLE_DEVICES='' python3 -m pytest -q -p no:cacheprovider test/python test/fault \
+  --ignore test/python/test_demo.py >"$out/pytest.log" 2>&1
+pytest=$?
+tail -n 30 "$out/pytest.log"
+python3 - "$out/summary.json" "$build" "$build_seconds" "$ctest" "$pytest" <<'PYTHON_END'
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+path, build, seconds, ctest, pytest = sys.argv[1:]
+folder = Path(path).parent
+
+
+def last_line(name: str, word: str) -> str:
+    lines = [line for line in (folder / name).read_text().splitlines() if word in line]
+    return lines[-1].strip("= ") if lines else ""
+
+
+summary = {
+    "command": "test/device/cpu_suite.sh",
+    "torch": torch.__version__,
+    "python": sys.version.split()[0],
+    "build": {"exit": int(build), "seconds": int(seconds)},
+    "ctest": {"exit": int(ctest), "summary": last_line("ctest.log", "tests passed")},
+    "pytest": {"exit": int(pytest), "summary": last_line("pytest.log", "passed")},
+}
+Path(path).write_text(json.dumps(summary, indent=1) + "\n")
+print(json.dumps(summary, indent=1))
+PYTHON_END
+exit $((build + ctest + pytest))
