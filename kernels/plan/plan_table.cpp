@@ -15,7 +15,7 @@ const PlanTable& PlanTable::built_in() {
   constexpr std::size_t kSlot = kSmallSlotBytes;
   constexpr std::size_t kChunk = 256 * 1024;
   static const PlanTable table({
-      {kAllReduce, 2, kAny, 32 * 1024, kOneShot, kSlot},
+      {kAllReduce, 2, kAny, kSmall, kOneShot, kSlot},
       {kAllReduce, 2, kAny, kAll, kTwoShot, kChunk},
       {kReduce, 2, kAny, kSmall, kOneShot, kSlot},
       {kReduce, 2, kAny, kAll, kTwoShot, kChunk},

@@ -3,6 +3,7 @@
 # network, and runs the C++ and Python tests of the CPU device with it.
 #   OUT=<folder>   where the reports and summary.json go (default: build/device)
 #   WHEELS=<folder> Python packages to install beside torch's, where some are missing
+#   GTEST_SOURCE=<folder> GoogleTest's sources, where it is not installed
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -14,14 +15,16 @@ mkdir -p "$work/site"
 if [ -n "${WHEELS:-}" ]; then
   python3 -m pip install -q --no-index --no-deps --no-compile --target "$work/site" "$WHEELS"/*.whl
 fi
-if [ ! -e /usr/include/gtest/gtest.h ] && [ -d /usr/src/googletest ]; then
-  cmake -G Ninja -S /usr/src/googletest -B "$work/gtest" -DCMAKE_INSTALL_PREFIX="$work/prefix" \
-    -DCMAKE_BUILD_TYPE=Release >/dev/null && ninja -C "$work/gtest" install >/dev/null
+gtest_source=${GTEST_SOURCE:-/usr/src/googletest}
+if [ ! -e /usr/include/gtest/gtest.h ] && [ -d "$gtest_source" ]; then
+  cmake -G Ninja -S "$gtest_source" -B "$work/gtest" -DCMAKE_INSTALL_PREFIX="$work/prefix" \
+    -DCMAKE_BUILD_TYPE=Release -DBUILD_GMOCK=OFF >"$out/gtest.log" 2>&1 &&
+    ninja -C "$work/gtest" install >>"$out/gtest.log" 2>&1
 fi
 start=$SECONDS
 cmake -G Ninja -S . -B "$work/build" -DPython3_EXECUTABLE="$(command -v python3)" \
   -DCMAKE_PREFIX_PATH="$work/prefix" >"$out/configure.log" 2>&1 &&
-  ninja -C "$work/build" >"$out/build.log" 2>&1
+  ninja -C "$work/build" -k 0 >"$out/build.log" 2>&1
 build=$?
 build_seconds=$((SECONDS - start))
 tail -n 15 "$out/build.log"
@@ -44,6 +47,8 @@ pytest=$?
 tail -n 30 "$out/pytest.log"
 python3 - "$out/summary.json" "$build" "$build_seconds" "$ctest" "$pytest" <<'PYTHON_END'
 import json
+import os
+import platform
 import sys
 from pathlib import Path
 
@@ -58,8 +63,15 @@ def last_line(name: str, word: str) -> str:
     return lines[-1].strip("= ") if lines else ""
 
 
+def cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
 summary = {
     "command": "test/device/cpu_suite.sh",
+    "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "kernel": platform.release()},
     "torch": torch.__version__,
     "python": sys.version.split()[0],
     "build": {"exit": int(build), "seconds": int(seconds)},
