@@ -83,7 +83,8 @@ WorkPtr ProcessGroupSymm::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       calls.push_back(scatter_from(outputs[i], inputs[i], opts.reduceOp, static_cast<int>(i)));
     }
-    return issue(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "symm:reduce_scatter_single_coalesced",
+    // torch 2.11 has no operation type for the coalesced form.
+    return issue(OpType::_REDUCE_SCATTER_BASE, "symm:reduce_scatter_single_coalesced",
                  std::move(calls), opts.timeout, opts.asyncOp);
   });
 }

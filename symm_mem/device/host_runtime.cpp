@@ -147,13 +147,16 @@ std::size_t available_bytes() {
   return found ? total : std::numeric_limits<std::size_t>::max();
 }
 
-// Refuses what could only end in SIGXFSZ or in the out-of-memory killer.
+// Refuses what could only end in SIGXFSZ or in the out-of-memory killer. The available memory is an
+// estimate, and a virtual machine whose memory grows with its use may state 0, so a request of one
+// piece is left to the kernel.
 void check_limits(std::size_t bytes) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       bytes > limit.rlim_cur) {
     throw_system_error(allocation_phrase(bytes), EFBIG);
   }
+  if (bytes <= kAllocationPiece) return;
   const std::size_t available = available_bytes();
   if (bytes > available) {
     throw Error(ErrorCode::kSystem, allocation_phrase(bytes) + " failed: the machine has " +

@@ -28,6 +28,10 @@ cmake -G Ninja -S . -B "$work/build" -DPython3_EXECUTABLE="$(command -v python3)
 build=$?
 build_seconds=$((SECONDS - start))
 tail -n 15 "$out/build.log"
+if [ "$build" != 0 ]; then
+  grep -E 'error|FAILED' "$out/configure.log" "$out/build.log" | head -n 40
+  exit 1
+fi
 
 package=$work/site/torch_symm
 cp -r python_registration/torch_symm "$package"

@@ -165,9 +165,16 @@ def _calls_per_block(session: Session, operation: Collective, group: dist.Proces
         operation.call(group)
     if config.iters:
         return config.iters
-    estimate_s = session.largest([_block(operation, group, _ESTIMATE_CALLS)])[0]
-    calls = int(config.budget_ms * 1e-3 / config.blocks / max(estimate_s, 1e-9))
-    return min(max(calls, 1), _MOST_ITERS)
+    block_s = config.budget_ms * 1e-3 / config.blocks
+    calls = _ESTIMATE_CALLS
+    # The first calls are slow (cold caches, ranks not yet on cores of their own), so estimate again
+    # with more of them until the estimate itself takes a good part of a block.
+    while True:
+        estimate_s = session.largest([_block(operation, group, calls)])[0]
+        if estimate_s * calls > block_s / 4 or calls >= _MOST_ITERS:
+            break
+        calls = min(4 * calls, _MOST_ITERS)
+    return min(max(int(block_s / max(estimate_s, 1e-9)), 1), _MOST_ITERS)
 
 
 def _check(session: Session, operation: Collective, group: dist.ProcessGroup, salt: int) -> int:
