@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build test conformance demo bench lint docs clean
+.PHONY: help setup build test conformance asan tsan huge demo bench lint docs clean
 
 PY = $(shell cat .cache/python)
 JOBS ?= $(shell nproc)
@@ -29,17 +29,42 @@ conformance: build  ## PyTorch's own distributed tests, run against symm
 	@mkdir -p $(REPORTS)
 	$(PY) -m pytest -q test/conformance --junitxml=$(REPORTS)/conformance.xml
 
+# The torch-free part and all of its C++ tests, compiled with sanitizers. A finding fails its test.
+# TSan follows accesses by address: it judges ranks that are threads on one mapping
+# (executor_test) and all that threads of one rank share; between two mappings of the same memory
+# it sees nothing, neither races nor order.
+define sanitized_tests
+@mkdir -p $(REPORTS)
+nice cmake -S . -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=Release -DSYMM_BUILD_TORCH=OFF \
+  -DSYMM_BUILD_PYTHON=OFF -DSYMM_SANITIZE=$(SANITIZE) -DPython3_EXECUTABLE=$(PY)
+nice cmake --build build/$@ -j $(JOBS)
+UBSAN_OPTIONS=print_stacktrace=1 nice ctest --test-dir build/$@ -j $(JOBS) --output-on-failure \
+  --no-tests=error --progress --output-junit $(CURDIR)/$(REPORTS)/$@.xml
+endef
+
+asan: SANITIZE := address,undefined
+asan: setup  ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(sanitized_tests)
+
+tsan: SANITIZE := thread
+tsan: setup  ## the C++ tests under ThreadSanitizer
+	$(sanitized_tests)
+
+huge: build  ## tensors beyond 2^31 elements and 4 GiB on two ranks; needs 16 GiB of memory
+	@mkdir -p $(REPORTS)
+	$(PY) -m pytest -q -m huge test/python/test_beyond_4gib.py --junitxml=$(REPORTS)/huge.xml
+
 demo: build  ## trains small models with symm and shows what it does
 	$(PY) docs/examples/demo.py
 
 bench: build  ## bandwidth and latency beside gloo, with checked results
-	$(PY) -m torch_symm.bench
+	$(PY) -m torch_symm.bench --against gloo
 
 lint: setup  ## formatting, static checks and the structure test
 	@.ci/lint.sh
 
-docs: setup  ## checks the documentation: links, and that every variable is described
-	$(PY) -m pytest -q test/structure/test_docs.py
+docs: build  ## checks the documentation: links, described variables, programs that run
+	$(PY) -m pytest -q test/structure/test_docs.py test/python/test_doc_snippets.py
 
 clean:  ## removes what the build made; the environment stays
 	rm -rf build dist demo_out compile_commands.json

@@ -1,6 +1,5 @@
 #include "backend/tensor_checks.hpp"
 
-#include <ATen/core/Formatting.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include <optional>
@@ -12,11 +11,20 @@ namespace symm {
 
 namespace {
 
-template <typename T>
-std::string printed(const T& value) {
+std::string layout_text(at::Layout layout) {
   std::ostringstream text;
-  text << value;
+  text << layout;
   return text.str();
+}
+
+// Not through a stream: see NOTE [Numbers and iostreams] in kernels/core/decimal.hpp.
+std::string printed(at::IntArrayRef values) {
+  std::string text = "[";
+  for (const std::int64_t value : values) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(value);
+  }
+  return text + "]";
 }
 
 std::optional<Dtype> dtype_of(at::ScalarType type) {
@@ -102,7 +110,8 @@ void TensorChecks::readable(const at::Tensor& tensor, const Argument& argument) 
   }
   if (tensor.layout() != at::kStrided) [[unlikely]] {
     fail(ErrorCode::kUnsupported, argument,
-         "expected a dense tensor (layout torch.strided), got layout " + printed(tensor.layout()));
+         "expected a dense tensor (layout torch.strided), got layout " +
+             layout_text(tensor.layout()));
   }
   if (tensor.device().is_cpu()) [[likely]]
     return;

@@ -139,8 +139,8 @@ void PeerConnector::hear_answers() {
     const ReceivedPacket packet = receive_packet(socket(peer).get(), HelloFrame::kBytes);
     if (packet.status == SocketStatus::kWouldBlock) continue;
     if (packet.status == SocketStatus::kClosed) {
-      throw Error(ErrorCode::kPeerLost, prefix_ + peer_name(peer, record(peer)) +
-                                            " ended during set-up, or refused this rank");
+      throw Error(ErrorCode::kPeerLost,
+                  prefix_ + names_of_the_lost(peer) + " ended during set-up, or refused this rank");
     }
     const std::optional<HelloFrame> answer = parse_hello(packet.bytes);
     if (!packet.problem.empty() || packet.descriptor.valid() || !answer ||
@@ -158,11 +158,14 @@ void PeerConnector::check_standing() {
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_ || stage(peer) != Stage::kStanding) continue;
     if (!is_hung_up(socket(peer).get())) continue;
-    const ReceivedPacket last = receive_packet(socket(peer).get(), ExchangeFrame::kMaxBytes);
-    const std::optional<ExchangeFrame> frame = parse_exchange(last.bytes);
-    if (frame) throw_if_goodbye(prefix_, peer, frame->message);
-    throw Error(ErrorCode::kPeerLost,
-                prefix_ + peer_name(peer, record(peer)) + " ended during set-up");
+    // A goodbye may come after the packet of the closing round.
+    for (;;) {
+      const ReceivedPacket packet = receive_packet(socket(peer).get(), ExchangeFrame::kMaxBytes);
+      if (packet.status != SocketStatus::kDone) break;
+      const std::optional<ExchangeFrame> frame = parse_exchange(packet.bytes);
+      if (frame) throw_if_goodbye(prefix_, peer, frame->message);
+    }
+    throw Error(ErrorCode::kPeerLost, prefix_ + names_of_the_lost(peer) + " ended during set-up");
   }
 }
 
@@ -202,6 +205,25 @@ std::vector<int> PeerConnector::missing() const {
   return ranks;
 }
 
+// A rank that gave up because another one died did so after that death, so whoever is gone by now
+// includes the cause.
+std::string PeerConnector::names_of_the_lost(int seen) const {
+  std::string names;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    const GuardedDescriptor& connection = sockets_[static_cast<std::size_t>(peer)];
+    bool lost = peer == seen;
+    if (!lost && connection.valid()) {
+      lost = is_hung_up(connection.get());
+    } else if (!lost) {
+      const int error = connect_to(record(peer).socket_path).error;
+      lost = error == ENOENT || error == ECONNREFUSED || error == ECONNRESET;
+    }
+    if (lost) names += (names.empty() ? "" : ", ") + peer_name(peer, record(peer));
+  }
+  return names;
+}
+
 void PeerConnector::throw_unreachable(int peer, int error) const {
   const PeerRecord& theirs = record(peer);
   const std::string name = peer_name(peer, theirs);
@@ -215,7 +237,8 @@ void PeerConnector::throw_unreachable(int peer, int error) const {
                     "directory into all of them and name it in TMPDIR");
   }
   if (error == ENOENT || error == ECONNREFUSED || error == ECONNRESET) {
-    throw Error(ErrorCode::kPeerLost, prefix_ + name + " ended or gave up during set-up");
+    throw Error(ErrorCode::kPeerLost,
+                prefix_ + names_of_the_lost(peer) + " ended or gave up during set-up");
   }
   throw Error(ErrorCode::kSystem, prefix_ + "connecting to " + name + " at " + theirs.socket_path +
                                       " failed: " + describe_system_error(error));

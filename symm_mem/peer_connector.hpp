@@ -25,7 +25,7 @@ class PeerConnector {
                 GuardedDescriptor listener);
 
   // Returns when every peer is connected; take sockets() then. Throws Error: kTimeout naming the
-  // ranks that did not come, kPeerLost naming the rank, kSecurity when a listener cannot show our
+  // ranks that did not come, kPeerLost naming the ranks, kSecurity when a listener cannot show our
   // nonce, kUnsupported when a peer's socket is in another mount namespace. What a refused
   // stranger did is told in one line on stderr. Not thread safe.
   void run(const Deadline& deadline);
@@ -44,6 +44,8 @@ class PeerConnector {
   void probe_higher();
   void wait(const Deadline& deadline);
   std::vector<int> missing() const;
+  // `seen` and every other peer that is gone as well.
+  std::string names_of_the_lost(int seen) const;
   [[noreturn]] void throw_unreachable(int peer, int error) const;
   void refuse_stranger(const std::string& why);
   const PeerRecord& record(int peer) const { return records_[static_cast<std::size_t>(peer)]; }

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "kernels/core/atomics.hpp"
+#include "kernels/core/decimal.hpp"
 
 namespace symm {
 
@@ -45,19 +46,17 @@ void wake_sleepers(const SignalLine& line) {
 // Cores that the cgroup's bandwidth quota amounts to; 0 where there is none.
 int quota_cores() {
   std::ifstream v2("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (v2 >> quota >> period) {
-    if (quota == "max" || period <= 0) return 0;
-    return static_cast<int>(std::ceil(std::strtod(quota.c_str(), nullptr) / period));
-  }
   std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
   std::ifstream v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  double microseconds = 0;
-  if (v1_quota >> microseconds && v1_period >> period && microseconds > 0 && period > 0) {
-    return static_cast<int>(std::ceil(microseconds / period));
+  std::string quota_text;
+  std::string period_text;
+  if (!(v2 >> quota_text >> period_text) && !(v1_quota >> quota_text && v1_period >> period_text)) {
+    return 0;
   }
-  return 0;
+  // No quota is "max" in version 2 and -1 in version 1.
+  const double quota = parse_decimal<double>(quota_text).value_or(0);
+  const double period = parse_decimal<double>(period_text).value_or(0);
+  return quota > 0 && period > 0 ? static_cast<int>(std::ceil(quota / period)) : 0;
 }
 
 }  // namespace

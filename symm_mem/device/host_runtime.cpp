@@ -18,6 +18,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/core/decimal.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
 #include "symm_mem/device/device_runtime.hpp"
@@ -135,28 +136,26 @@ std::string allocation_phrase(std::size_t bytes) {
 std::size_t available_bytes() {
   std::ifstream file("/proc/meminfo");
   std::string key;
+  std::string kib;
   std::string unit;
-  std::size_t kib = 0;
   std::size_t total = 0;
   bool found = false;
   while (file >> key >> kib) {
     std::getline(file, unit);
+    if (key != "MemAvailable:" && key != "SwapFree:") continue;
     if (key == "MemAvailable:") found = true;
-    if (key == "MemAvailable:" || key == "SwapFree:") total += kib * 1024;
+    total += parse_decimal<std::size_t>(kib).value_or(0) * 1024;
   }
   return found ? total : std::numeric_limits<std::size_t>::max();
 }
 
-// Refuses what could only end in SIGXFSZ or in the out-of-memory killer. The available memory is an
-// estimate, and a virtual machine whose memory grows with its use may state 0, so a request of one
-// piece is left to the kernel.
+// Refuses what could only end in SIGXFSZ or in the out-of-memory killer.
 void check_limits(std::size_t bytes) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       bytes > limit.rlim_cur) {
     throw_system_error(allocation_phrase(bytes), EFBIG);
   }
-  if (bytes <= kAllocationPiece) return;
   const std::size_t available = available_bytes();
   if (bytes > available) {
     throw Error(ErrorCode::kSystem, allocation_phrase(bytes) + " failed: the machine has " +

@@ -4,7 +4,7 @@
 
 The figures are seconds: for F1, F7 and F9 from the injection until a survivor's error; for F4 and
 F8 from a rank's own call until its error; for F5 from SIGCONT until the loop's end; for the others
-the length of the trial. FAULTS names are those of docs/faults.md.
+the length of the trial.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 _here = Path(__file__).resolve().parent
 sys.path[:0] = [str(_here), str(_here.parent / "python")]
+
+import torch  # noqa: E402
 
 import misuse_faults  # noqa: E402
 import process_faults  # noqa: E402
@@ -87,6 +90,11 @@ def print_table(rows: list[dict]) -> None:
         )
 
 
+def cpu_model() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--trials", type=int, default=50)
@@ -98,11 +106,14 @@ def main() -> int:
         parser.error(f"unknown fault {sorted(unknown)}, expected some of {list(FAULTS)}")
 
     rows = [inject(name, arguments.trials) for name in names]
-    print(f"{BACKEND} on {os.cpu_count()} cores, {platform.processor() or platform.machine()}")
+    machine = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch": torch.__version__}
+    print(f"{BACKEND} on {machine['cores']} cores, {machine['cpu']}, torch {machine['torch']}")
     print_table(rows)
     if arguments.json:
-        report = {"backend": BACKEND, "cores": os.cpu_count(), "faults": rows}
-        arguments.json.write_text(json.dumps(report, indent=1))
+        command = f"python test/fault/run_faults.py --trials {arguments.trials}"
+        command += f" --only {arguments.only}" * (names != list(FAULTS))
+        report = {"backend": BACKEND, "machine": machine, "command": command, "faults": rows}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0 if all(row["ok"] for row in rows) else 1
 
 

@@ -16,13 +16,13 @@ from scripts import ScriptRunner  # noqa: E402
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "huge: tens of GiB of memory; run with `-m huge`")
+    config.addinivalue_line("markers", "huge: 16 GiB of memory; run with `-m huge`")
 
 
 def pytest_collection_modifyitems(config, items):
     if "huge" in config.option.markexpr:
         return
-    reason = "needs about 24 GiB of memory and minutes of time: run `pytest -m huge`"
+    reason = "needs about 16 GiB of memory and minutes of time: run `pytest -m huge`"
     for item in items:
         if item.get_closest_marker("huge"):
             item.add_marker(pytest.mark.skip(reason=reason))

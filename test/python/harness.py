@@ -13,6 +13,7 @@ import ctypes
 import dataclasses
 import datetime
 import faulthandler
+import inspect
 import os
 import pickle
 import select
@@ -276,6 +277,13 @@ def run_ranks(
     if not all(r.returned for r in reports):
         raise RankFailure(f"{world_size} ranks on {setup.backend}:\n" + describe(reports))
     return [r.value for r in reports]
+
+
+def new_group_in_order(ranks):
+    """(group, ranks by group rank). The order is that of `ranks`; torch 2.11 can only sort."""
+    if "sort_ranks" in inspect.signature(dist.new_group).parameters:
+        return dist.new_group(ranks, sort_ranks=False), ranks
+    return dist.new_group(ranks), sorted(ranks)
 
 
 def expect_no_mismatch(results) -> None:

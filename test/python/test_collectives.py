@@ -1,7 +1,5 @@
 """Every collective, over groups of every shape, with every dtype and op, against the model."""
 
-import inspect
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +7,7 @@ import torch.distributed as dist
 import calls
 import model
 from call import Call
-from harness import IS_SYMM, expect_no_mismatch, run_ranks
+from harness import IS_SYMM, expect_no_mismatch, new_group_in_order, run_ranks
 
 WORLD_SIZE = 4
 SHAPES = {
@@ -26,14 +24,8 @@ def make_groups(shape: str):
     """[(group, ranks)] of this rank. Every rank calls it."""
     if shape == "world":
         return [(dist.group.WORLD, SHAPES[shape][0])]
-    keeps_order = "sort_ranks" in inspect.signature(dist.new_group).parameters
-    mine = []
-    for ranks in SHAPES[shape]:
-        ranks = ranks if keeps_order else sorted(ranks)
-        group = dist.new_group(ranks, **({"sort_ranks": False} if keeps_order else {}))
-        if dist.get_rank() in ranks:
-            mine.append((group, ranks))
-    return mine
+    groups = [new_group_in_order(ranks) for ranks in SHAPES[shape]]
+    return [(group, ranks) for group, ranks in groups if dist.get_rank() in ranks]
 
 
 def run_parameters(collective, groups, parameters, rounds=2):

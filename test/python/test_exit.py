@@ -15,6 +15,11 @@ dist.all_reduce(tensor)
 assert tensor[7] == 10
 """
 
+# An operation that is issued when a peer has left already is refused; that is another test.
+EVERYBODY_HAS_ISSUED = """
+store.set(f"issued{rank}", "yes")
+store.wait([f"issued{r}" for r in range(4)])
+"""
 IN_FLIGHT = {
     "nothing": "",
     "all_reduce": """
@@ -39,7 +44,10 @@ def test_exit_code(run_script, ending, in_flight):
     if not IS_SYMM and in_flight != "nothing" and ending != "os_exit":
         pytest.skip("gloo waits for its operations, or aborts, at the end of a process")
     code_text, code = ENDINGS[ending]
-    results = run_script(PROLOGUE + IN_FLIGHT[in_flight] + code_text, world_size=4, limit=15)
+    operations = IN_FLIGHT[in_flight]
+    if operations:
+        operations += EVERYBODY_HAS_ISSUED
+    results = run_script(PROLOGUE + operations + code_text, world_size=4, limit=15)
     for rank, result in enumerate(results):
         where = f"rank {rank}: {result}"
         assert result.exit_code == code, where

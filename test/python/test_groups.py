@@ -3,6 +3,7 @@
 import os
 import tempfile
 import threading
+import time
 
 import pytest
 import torch
@@ -10,7 +11,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import model
-from harness import BACKEND, IS_SYMM, Setup, expect_no_mismatch, run_ranks
+from harness import (
+    BACKEND,
+    IS_SYMM,
+    Setup,
+    describe,
+    expect_no_mismatch,
+    new_group_in_order,
+    run_processes,
+    run_ranks,
+)
 
 CHOICES_OF_RANKS = [
     [[0, 1], [2, 3]],
@@ -36,7 +46,7 @@ def check_sum(group, ranks, what="", count=1027, salt=0):
 def test_new_group(lists):
     def body(rank):
         problems = []
-        groups = [(dist.new_group(ranks, sort_ranks=False), ranks) for ranks in lists]
+        groups = [new_group_in_order(ranks) for ranks in lists]
         for repeat in range(3):
             for group, ranks in groups:
                 if rank in ranks:
@@ -234,6 +244,25 @@ def test_distributed_debug_detail():
     env = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     # torch has parsed the variable at import, so it must be told to look again.
     expect_no_mismatch(run_ranks(body, 3, env=env, before_init=dist.set_debug_level_from_env))
+
+
+@pytest.mark.skipif(not IS_SYMM, reason="gloo does not say who is missing")
+def test_ranks_that_never_join():
+    """Two of four: the others raise when the time-out of set-up has passed, and not much later
+    (FileStore by itself waits whole seconds, one for each rank that is missing)."""
+
+    def body(rank, path):
+        start = time.monotonic()
+        with pytest.raises(RuntimeError) as caught:
+            Setup(path, 4, timeout=0.4).join(rank)
+        return str(caught.value), time.monotonic() - start
+
+    with tempfile.TemporaryDirectory() as folder:
+        reports = run_processes(body, 2, os.path.join(folder, "store"), time_limit=20)
+    assert all(report.returned for report in reports), describe(reports)
+    for text, seconds in (report.value for report in reports):
+        assert 0.4 <= seconds < 0.9, (text, seconds)
+        assert "ranks 2, 3 did not join" in text
 
 
 def test_backend_named_for_the_device():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import calls
 import model
 from call import Call
-from harness import IS_SYMM, expect_no_mismatch, run_ranks
+from harness import IS_SYMM, expect_no_mismatch, new_group_in_order, run_ranks
 
 EXAMPLES = int(os.environ.get("SYMM_RANDOM_EXAMPLES", "12"))
 ANY_CALL = [f for f in calls.EVERY_CALL if IS_SYMM or f not in calls.GLOO_LACKS]
@@ -53,7 +53,7 @@ def programs(draw):
 
 def carry_out(rank, world_size, groups, steps):
     everybody = (dist.group.WORLD, list(range(world_size)))
-    made = [(dist.new_group(ranks, sort_ranks=False), ranks) for ranks in groups]
+    made = [new_group_in_order(ranks) for ranks in groups]
     problems = []
     for number, step in enumerate(steps):
         fields = dict(step)
