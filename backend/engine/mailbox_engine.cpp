@@ -1,5 +1,7 @@
 #include "backend/engine/mailbox_engine.hpp"
 
+#include <pthread.h>
+
 #include "backend/engine/mailbox_item.hpp"
 #include "kernels/core/atomics.hpp"
 #include "symm_mem/fork_guard.hpp"
@@ -166,6 +168,7 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
 }
 
 void MailboxEngine::background() {
+  pthread_setname_np(pthread_self(), "symm_transfers");
   background_id_.store(std::this_thread::get_id());
   int idle_rounds = 0;
   std::unique_lock lock(mutex_);
