@@ -73,21 +73,22 @@ SYMM_HOST_DEVICE bool all_reduce_ring(X& x, const void* input, void* output, std
   const std::size_t size = x.element_bytes();
   const std::size_t wide = size < x.accumulate_bytes() ? x.accumulate_bytes() : size;
   const std::size_t elements = whole_elements(x.chunk_bytes(), wide) / wide;
-  const Pieces pieces{bytes, elements * size};
+  const Slice slice = x.slice(bytes);
+  const Pieces pieces{slice.bytes, elements * size};
   const std::uint32_t chunks = pieces.count();
   const int me = x.rank();
   for (std::uint32_t t = 0; t < chunks + ring::kLag; ++t) {
     if (t < chunks) {
-      const std::size_t offset = pieces.offset(t);
+      const std::size_t offset = slice.begin + pieces.offset(t);
       if (!ring::pass_partial(x, as_bytes(input) + offset, as_bytes(output) + offset,
-                              pieces.bytes_of(t, bytes) / size, t)) {
+                              pieces.bytes_of(t, slice.bytes) / size, t)) {
         return false;
       }
     }
     if (t >= ring::kLag && me + 1 < x.world_size()) {
       const std::uint32_t c = t - ring::kLag;
-      if (!ring::pass_result(x, as_bytes(output) + pieces.offset(c), pieces.bytes_of(c, bytes),
-                             t)) {
+      if (!ring::pass_result(x, as_bytes(output) + slice.begin + pieces.offset(c),
+                             pieces.bytes_of(c, slice.bytes), t)) {
         return false;
       }
     }

@@ -10,9 +10,7 @@ namespace symm {
 template <Executor X>
 SYMM_HOST_DEVICE bool barrier(X& x) {
   x.publish(0);
-  for (int i = 1; i < x.world_size(); ++i) {
-    if (!x.await(nth_peer(x.rank(), i, x.world_size()), 0)) return false;
-  }
+  if (!x.await_all(0)) return false;
   x.read_done(0);
   return true;
 }

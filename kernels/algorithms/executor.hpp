@@ -9,15 +9,25 @@
 // peer, an abort, a time-out, a different call on the other side): the algorithm then returns
 // false at once, and the executor knows why.
 //
+// Where several executors of a rank share one call (the blocks of a GPU grid), each carries out its
+// own slice of every message, with slots and steps of its own; the n-th executors of all ranks
+// meet.
+//
+//   slice(bytes)           the part of a message of `bytes` that this executor carries out, in
+//   whole
+//                          elements; a function of facts that all ranks share
 //   stage(step, slot_offset, src, bytes)
 //                          makes `bytes` of this rank's input readable in `step` once published:
 //                          copies into its slot, or does nothing where the data is read in place
 //   open_slot(step)        this rank's slot of `step`, free to be written; null when it cannot be
 //   publish(step)          what was staged or written for steps <= `step` may be read by peers
 //   await(peer, step)      `peer` has published `step`
+//   await_all(step)        every other rank has
 //   source(peer, step, slot_offset, input_offset)
 //                          where the peer's input stands: staged at slot_offset, or in place at
 //                          input_offset, as the peer has announced; valid after await
+//   list_source(rank, pointer), sources()
+//                          where the inputs of a reduction stand: listed rank by rank, then read
 //   slot(owner, step)      a slot as such, for what is never in place; a peer's is valid after
 //   await read_done(step)        this rank reads nothing of steps <= `step` any more copy(dst, src,
 //   bytes)  nothing where dst == src reduce(dst, srcs, count), accumulate(out, in, src, count),
@@ -38,6 +48,12 @@
 
 namespace symm {
 
+// A part of a message, in bytes.
+struct Slice {
+  std::size_t begin;
+  std::size_t bytes;
+};
+
 template <class X>
 concept Executor = requires(X& x, int peer, std::uint32_t step, std::size_t n, std::byte* dst,
                             const std::byte* src, const void* const* srcs) {
@@ -47,11 +63,15 @@ concept Executor = requires(X& x, int peer, std::uint32_t step, std::size_t n, s
   { x.element_bytes() } -> std::convertible_to<std::size_t>;
   { x.accumulate_bytes() } -> std::convertible_to<std::size_t>;
   { x.in_place() } -> std::convertible_to<bool>;
+  { x.slice(n) } -> std::same_as<Slice>;
   { x.stage(step, n, src, n) } -> std::same_as<bool>;
   { x.open_slot(step) } -> std::same_as<std::byte*>;
   { x.publish(step) } -> std::same_as<void>;
   { x.await(peer, step) } -> std::same_as<bool>;
+  { x.await_all(step) } -> std::same_as<bool>;
   { x.source(peer, step, n, n) } -> std::same_as<const std::byte*>;
+  { x.list_source(peer, src) } -> std::same_as<void>;
+  { x.sources() } -> std::same_as<const void* const*>;
   { x.slot(peer, step) } -> std::same_as<std::byte*>;
   { x.read_done(step) } -> std::same_as<void>;
   { x.copy(dst, src, n) } -> std::same_as<void>;
@@ -93,19 +113,15 @@ SYMM_INLINE constexpr int nth_peer(int rank, int i, int world_size) {
 }
 
 // Waits for every peer's `step` and lists, by rank, where the inputs to combine stand: the peers'
-// at the given offsets, this rank's at `own`. False when the call cannot go on.
+// at the given offsets, this rank's at `own`. Null when the call cannot go on.
 template <Executor X>
-SYMM_HOST_DEVICE bool await_inputs(X& x, std::uint32_t step, std::size_t slot_offset,
-                                   std::size_t input_offset, const std::byte* own,
-                                   const void** sources) {
-  const int me = x.rank();
-  sources[me] = own;
-  for (int i = 1; i < x.world_size(); ++i) {
-    const int peer = nth_peer(me, i, x.world_size());
-    if (!x.await(peer, step)) return false;
-    sources[peer] = x.source(peer, step, slot_offset, input_offset);
+SYMM_HOST_DEVICE const void* const* await_inputs(X& x, std::uint32_t step, std::size_t slot_offset,
+                                                 std::size_t input_offset, const std::byte* own) {
+  if (!x.await_all(step)) return nullptr;
+  for (int rank = 0; rank < x.world_size(); ++rank) {
+    x.list_source(rank, rank == x.rank() ? own : x.source(rank, step, slot_offset, input_offset));
   }
-  return true;
+  return x.sources();
 }
 
 SYMM_INLINE std::byte* as_bytes(void* pointer) { return static_cast<std::byte*>(pointer); }

@@ -14,16 +14,17 @@ namespace symm {
 template <Executor X>
 SYMM_HOST_DEVICE bool reduce_one_shot(X& x, const void* input, void* output, std::size_t bytes,
                                       int root) {
-  const Pieces pieces{bytes, whole_elements(x.chunk_bytes(), x.element_bytes())};
-  const void* sources[kMaxRanks];
+  const Slice slice = x.slice(bytes);
+  const Pieces pieces{slice.bytes, whole_elements(x.chunk_bytes(), x.element_bytes())};
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
-    const std::size_t offset = pieces.offset(step);
-    const std::size_t n = pieces.bytes_of(step, bytes);
+    const std::size_t offset = slice.begin + pieces.offset(step);
+    const std::size_t n = pieces.bytes_of(step, slice.bytes);
     if (x.rank() != root) {
       if (!x.stage(step, 0, as_bytes(input) + offset, n)) return false;
       x.publish(step);
     } else {
-      if (!await_inputs(x, step, 0, offset, as_bytes(input) + offset, sources)) return false;
+      const void* const* sources = await_inputs(x, step, 0, offset, as_bytes(input) + offset);
+      if (sources == nullptr) return false;
       x.reduce(as_bytes(output) + offset, sources, n / x.element_bytes());
     }
     x.read_done(step);

@@ -21,27 +21,29 @@ SYMM_HOST_DEVICE bool reduce_scatter(X& x, const Part* inputs, void* output) {
   std::size_t largest = 0;
   std::size_t before_mine = 0;
   for (int r = 0; r < world; ++r) {
-    if (inputs[r].count * size > largest) largest = inputs[r].count * size;
+    const std::size_t bytes = x.slice(inputs[r].count * size).bytes;
+    if (bytes > largest) largest = bytes;
     if (r < me) before_mine += inputs[r].count * size;
   }
+  const Slice mine = x.slice(inputs[me].count * size);
   const Pieces pieces{largest, lane};
-  const void* sources[kMaxRanks];
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
-    const std::size_t offset = pieces.offset(step);
     for (int r = 0; r < world; ++r) {
       if (r == me) continue;
-      if (!x.stage(step, static_cast<std::size_t>(r) * lane, as_bytes(inputs[r].data) + offset,
-                   pieces.bytes_of(step, inputs[r].count * size))) {
+      const Slice share = x.slice(inputs[r].count * size);
+      if (!x.stage(step, static_cast<std::size_t>(r) * lane,
+                   as_bytes(inputs[r].data) + share.begin + pieces.offset(step),
+                   pieces.bytes_of(step, share.bytes))) {
         return false;
       }
     }
     x.publish(step);
-    if (!await_inputs(x, step, static_cast<std::size_t>(me) * lane, before_mine + offset,
-                      as_bytes(inputs[me].data) + offset, sources)) {
-      return false;
-    }
-    x.reduce(as_bytes(output) + offset, sources,
-             pieces.bytes_of(step, inputs[me].count * size) / size);
+    const std::size_t offset = mine.begin + pieces.offset(step);
+    const void* const* sources =
+        await_inputs(x, step, static_cast<std::size_t>(me) * lane, before_mine + offset,
+                     as_bytes(inputs[me].data) + offset);
+    if (sources == nullptr) return false;
+    x.reduce(as_bytes(output) + offset, sources, pieces.bytes_of(step, mine.bytes) / size);
     x.read_done(step);
   }
   return true;

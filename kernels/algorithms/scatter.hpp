@@ -15,10 +15,11 @@ SYMM_HOST_DEVICE bool scatter(X& x, const Part* inputs, void* output, std::size_
   const int world = x.world_size();
   const int me = x.rank();
   const std::size_t lane = whole_elements(x.chunk_bytes() / static_cast<std::size_t>(world), 1);
-  const Pieces pieces{bytes, lane};
+  const Slice slice = x.slice(bytes);
+  const Pieces pieces{slice.bytes, lane};
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
-    const std::size_t offset = pieces.offset(step);
-    const std::size_t n = pieces.bytes_of(step, bytes);
+    const std::size_t offset = slice.begin + pieces.offset(step);
+    const std::size_t n = pieces.bytes_of(step, slice.bytes);
     if (me == root) {
       for (int r = 0; r < world; ++r) {
         if (r == root) continue;

@@ -22,6 +22,7 @@ SYMM_INLINE constexpr std::uint32_t out_step(std::uint32_t chunk) { return 2 * c
 
 // Everything a rank must know to carry out one chunk. Bytes throughout.
 struct Geometry {
+  std::size_t begin;  // of the executor's slice
   Pieces chunks;
   std::size_t element_bytes;
   int world_size;
@@ -47,7 +48,7 @@ template <Executor X>
 SYMM_HOST_DEVICE bool stage_chunk(X& x, const Geometry& g, const std::byte* input,
                                   std::uint32_t c) {
   const std::size_t n = g.chunks.bytes_of(c, g.chunks.total);
-  const std::byte* chunk = input + g.chunks.offset(c);
+  const std::byte* chunk = input + g.begin + g.chunks.offset(c);
   const std::size_t mine = g.share_begin(n, x.rank());
   const std::size_t rest = g.share_begin(n, x.rank() + 1);
   if (!x.stage(in_step(c), 0, chunk, mine)) return false;
@@ -60,14 +61,13 @@ SYMM_HOST_DEVICE bool stage_chunk(X& x, const Geometry& g, const std::byte* inpu
 template <Executor X>
 SYMM_HOST_DEVICE bool combine_share(X& x, const Geometry& g, const std::byte* input,
                                     std::byte* output, std::uint32_t c) {
-  const std::size_t offset = g.chunks.offset(c);
+  const std::size_t offset = g.begin + g.chunks.offset(c);
   const std::size_t n = g.chunks.bytes_of(c, g.chunks.total);
   const std::size_t begin = g.share_begin(n, x.rank());
   const std::size_t bytes = g.share_bytes(n, x.rank());
-  const void* sources[kMaxRanks];
-  if (!await_inputs(x, in_step(c), begin, offset + begin, input + offset + begin, sources)) {
-    return false;
-  }
+  const void* const* sources =
+      await_inputs(x, in_step(c), begin, offset + begin, input + offset + begin);
+  if (sources == nullptr) return false;
   if (g.results_in_place && x.in_place()) {
     x.reduce(output + offset + begin, sources, bytes / g.element_bytes);
   } else {
@@ -83,7 +83,7 @@ SYMM_HOST_DEVICE bool combine_share(X& x, const Geometry& g, const std::byte* in
 // Reads the other ranks' shares of chunk `c` into `output`.
 template <Executor X>
 SYMM_HOST_DEVICE bool collect_shares(X& x, const Geometry& g, std::byte* output, std::uint32_t c) {
-  const std::size_t offset = g.chunks.offset(c);
+  const std::size_t offset = g.begin + g.chunks.offset(c);
   const std::size_t n = g.chunks.bytes_of(c, g.chunks.total);
   for (int i = 1; i < x.world_size(); ++i) {
     const int peer = nth_peer(x.rank(), i, x.world_size());
@@ -103,7 +103,9 @@ SYMM_HOST_DEVICE bool collect_shares(X& x, const Geometry& g, std::byte* output,
 template <Executor X>
 SYMM_HOST_DEVICE bool two_shot_reduction(X& x, const std::byte* input, std::byte* output,
                                          std::size_t bytes, bool results_in_place) {
-  const two_shot::Geometry g{{bytes, whole_elements(x.chunk_bytes(), x.element_bytes())},
+  const Slice slice = x.slice(bytes);
+  const two_shot::Geometry g{slice.begin,
+                             {slice.bytes, whole_elements(x.chunk_bytes(), x.element_bytes())},
                              x.element_bytes(),
                              x.world_size(),
                              results_in_place};

@@ -1,36 +1,147 @@
 // System-scope atomic accesses: ordered between every processor that maps the memory, other
-// processes included. T is a 4- or 8-byte integer, naturally aligned.
+// processes and GPUs included. T is a 4- or 8-byte integer, naturally aligned.
 //
 // This header is where each compiler's way of saying so stands; nothing else names a memory-model
 // builtin.
+//
+// NOTE [Publishing from a block]
+// On a GPU the threads of a block write data and a few of them store the flags that tell of it:
+//   every thread: write data; release_before_barrier(); block barrier;
+//   a flag's thread: release_after_barrier(); store_relaxed(flag)
+// On NVIDIA the fence after the barrier covers the whole block's writes (fences are cumulative). On
+// AMD a wave's fence covers its own stores only, so each writer fences before the barrier.
 #pragma once
 
 #include "kernels/core/platform.hpp"
 
+#if defined(__CUDA_ARCH__)
+#define SYMM_PTX 1
+#else
+#define SYMM_PTX 0
+#endif
+#if defined(__HIP_DEVICE_COMPILE__)
+#define SYMM_AMDGCN 1
+#else
+#define SYMM_AMDGCN 0
+#endif
+
 namespace symm {
 
+#if SYMM_PTX
+// PTX names the width of an access: `asm_load` and `asm_store` are opcodes without it.
+#define SYMM_PTX_LOAD(T, opcode, address)                                          \
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);                                 \
+  if constexpr (sizeof(T) == 4) {                                                  \
+    std::uint32_t value;                                                           \
+    asm volatile(opcode ".u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory"); \
+    return static_cast<T>(value);                                                  \
+  } else {                                                                         \
+    std::uint64_t value;                                                           \
+    asm volatile(opcode ".u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory"); \
+    return static_cast<T>(value);                                                  \
+  }
+#define SYMM_PTX_STORE(T, opcode, address, value)                                \
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);                               \
+  if constexpr (sizeof(T) == 4) {                                                \
+    asm volatile(opcode ".u32 [%0], %1;" ::"l"(address), "r"(value) : "memory"); \
+  } else {                                                                       \
+    asm volatile(opcode ".u64 [%0], %1;" ::"l"(address), "l"(value) : "memory"); \
+  }
+#endif
+
+#if SYMM_GPU_COMPILER
+__device__ inline void release_before_barrier() {
+#if SYMM_AMDGCN
+  __atomic_thread_fence(__ATOMIC_RELEASE);
+  // Some compilers leave this wait out when the wave itself has no store pending.
+  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+#endif
+}
+
+__device__ inline void release_after_barrier() {
+#if SYMM_PTX
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+}
+#endif
+
 template <class T>
-inline T load_acquire(const T* address) {
+SYMM_INLINE T load_acquire(const T* address) {
+#if SYMM_PTX
+  SYMM_PTX_LOAD(T, "ld.acquire.sys", address)
+#elif SYMM_AMDGCN
+  return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+#endif
 }
 
 template <class T>
-inline T load_relaxed(const T* address) {
+SYMM_INLINE T load_relaxed(const T* address) {
+#if SYMM_PTX
+  SYMM_PTX_LOAD(T, "ld.relaxed.sys", address)
+#elif SYMM_AMDGCN
+  return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
   return __atomic_load_n(address, __ATOMIC_RELAXED);
+#endif
 }
 
 template <class T>
-inline void store_release(T* address, T value) {
-  __atomic_store_n(address, value, __ATOMIC_RELEASE);
-}
-
-template <class T>
-inline void store_relaxed(T* address, T value) {
+SYMM_INLINE void store_relaxed(T* address, T value) {
+#if SYMM_PTX
+  SYMM_PTX_STORE(T, "st.relaxed.sys", address, value)
+#elif SYMM_AMDGCN
+  __hip_atomic_store(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
   __atomic_store_n(address, value, __ATOMIC_RELAXED);
+#endif
 }
 
-// Sequentially consistent read-modify-write: also orders a later load after it, which the
-// store-then-look-for-waiters pattern of wait.cpp relies on.
+template <class T>
+SYMM_INLINE void store_release(T* address, T value) {
+#if SYMM_PTX
+  SYMM_PTX_STORE(T, "st.release.sys", address, value)
+#elif SYMM_AMDGCN
+  release_before_barrier();
+  store_relaxed(address, value);
+#else
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+#endif
+}
+
+#if SYMM_GPU_COMPILER
+
+// Two relaxed 8-byte accesses of adjacent memory, 16-byte aligned, in one instruction where the
+// device has one. Each half is atomic, the pair is not.
+__device__ inline void load_relaxed_pair(const std::uint64_t* address, std::uint64_t* low,
+                                         std::uint64_t* high) {
+#if SYMM_PTX
+  asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];"
+               : "=l"(*low), "=l"(*high)
+               : "l"(address)
+               : "memory");
+#else
+  *low = load_relaxed(address);
+  *high = load_relaxed(address + 1);
+#endif
+}
+
+__device__ inline void store_relaxed_pair(std::uint64_t* address, std::uint64_t low,
+                                          std::uint64_t high) {
+#if SYMM_PTX
+  asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(low), "l"(high)
+               : "memory");
+#else
+  store_relaxed(address, low);
+  store_relaxed(address + 1, high);
+#endif
+}
+
+#endif
+
+// Sequentially consistent read-modify-write on the host: also orders a later load after it, which
+// the store-then-look-for-waiters pattern of wait.cpp relies on.
 template <class T>
 inline T fetch_add(T* address, T value) {
   return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
@@ -47,3 +158,8 @@ inline T load_seq_cst(const T* address) {
 }
 
 }  // namespace symm
+
+#if SYMM_PTX
+#undef SYMM_PTX_LOAD
+#undef SYMM_PTX_STORE
+#endif

@@ -9,6 +9,7 @@
 
 #include "kernels/core/platform.hpp"
 #include "kernels/core/signal.hpp"
+#include "kernels/gpu/device_layout.hpp"
 
 namespace symm {
 
@@ -36,6 +37,17 @@ static_assert(sizeof(CallRecord) == kCacheLine);
 // Calls that a rank may be ahead of another: at most kSlots, since each takes a step or more.
 inline constexpr std::uint64_t kCallRing = 32;
 static_assert(kCallRing >= 2 * kSlots);
+
+// The same for calls on a device: a record is posted when the call is put on a stream, eager or
+// captured, so a rank may be any number of calls ahead of another. The ring may lap a reader, which
+// therefore copies a record between two looks at its sequence (NOTE [Records that may be
+// overwritten] in backend/engine/device_calls.hpp).
+inline constexpr std::uint64_t kDeviceCallRing = 256;
+
+struct DeviceCalls {
+  alignas(kCacheLine) std::uint64_t entered;  // highest sequence that was posted
+  CallRecord calls[kDeviceCallRing];
+};
 
 // Why a rank gave up. Written once, `state` last, before anything else that peers could read.
 struct alignas(kCacheLine) FailureRecord {
@@ -67,6 +79,8 @@ struct ControlRegion {
   ProgressLine progress;
   FailureRecord failure;
   CallRecord calls[kCallRing];
+  DeviceCalls device_calls;
+  DevicePage device;
   alignas(4096) std::byte small_slots[kSlots][kSmallSlotBytes];
 };
 

@@ -81,6 +81,13 @@ bool HostExecutor::await(int peer, std::uint32_t step) {
   return checked_[peer];
 }
 
+bool HostExecutor::await_all(std::uint32_t step) {
+  for (int i = 1; i < view_.world_size; ++i) {
+    if (!await(nth_peer(view_.rank, i, view_.world_size), step)) return false;
+  }
+  return true;
+}
+
 void HostExecutor::read_done(std::uint32_t step) {
   steps_ = std::max(steps_, step + 1);
   post(own_done(), epoch_ + step + 1);

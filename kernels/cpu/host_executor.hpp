@@ -52,17 +52,21 @@ class HostExecutor {
   std::size_t element_bytes() const { return call_.element_bytes; }
   std::size_t accumulate_bytes() const { return call_.kernels->accumulate_bytes; }
   bool in_place() const { return call_.in_place; }
+  Slice slice(std::size_t bytes) const { return {0, bytes}; }
 
   bool stage(std::uint32_t step, std::size_t slot_offset, const std::byte* source,
              std::size_t bytes);
   std::byte* open_slot(std::uint32_t step);
   void publish(std::uint32_t step);
   bool await(int peer, std::uint32_t step);
+  bool await_all(std::uint32_t step);
   const std::byte* source(int peer, std::uint32_t step, std::size_t slot_offset,
                           std::size_t input_offset) const {
     const std::byte* base = input_bases_[peer];
     return base != nullptr ? base + input_offset : slot(peer, step) + slot_offset;
   }
+  void list_source(int rank, const std::byte* source) { sources_[rank] = source; }
+  const void* const* sources() const { return sources_; }
   std::byte* slot(int owner, std::uint32_t step) const { return view_.slot(owner, epoch_ + step); }
   void read_done(std::uint32_t step);
   void copy(std::byte* destination, const std::byte* source, std::size_t bytes) const;
@@ -88,6 +92,7 @@ class HostExecutor {
   bool checked_[kMaxRanks] = {};  // peers whose record agrees with ours in this call
   const std::byte* input_bases_[kMaxRanks] = {};
   double factors_[kMaxRanks] = {};
+  const void* sources_[kMaxRanks] = {};
 };
 
 static_assert(Executor<HostExecutor>);

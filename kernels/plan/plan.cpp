@@ -5,6 +5,7 @@
 #include "kernels/core/control_region.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
+#include "kernels/gpu/device_layout.hpp"
 
 namespace symm {
 
@@ -20,11 +21,26 @@ std::string row_name(const PlanRow& row) {
   throw Error(ErrorCode::kInvalidArgument, "tuning table: " + message);
 }
 
-void check_row(const PlanRow& row) {
-  if (!has_algorithm(row.kind, row.algorithm)) {
-    refuse(row_name(row) + ": algorithm " + std::string(algorithm_name(row.algorithm)) +
-           " does not carry out this collective; it has " + algorithm_list(row.kind));
+void check_channels(PlanTarget target, const PlanRow& row) {
+  if (target == PlanTarget::kHost) {
+    if (row.channels != 0) {
+      refuse(row_name(row) + ": channels are for gpu_rows, got " + std::to_string(row.channels));
+    }
+  } else if (row.channels < 1 || row.channels > kMaxChannels) {
+    refuse(row_name(row) + ": channels must be in [1, " + std::to_string(kMaxChannels) + "], got " +
+           std::to_string(row.channels));
   }
+}
+
+void check_row(PlanTarget target, const PlanRow& row) {
+  if (!has_algorithm(row.kind, row.algorithm, target)) {
+    refuse(row_name(row) + ": algorithm " + std::string(algorithm_name(row.algorithm)) +
+           " does not carry out this collective; it has " + algorithm_list(row.kind, target));
+  }
+  if (row.algorithm == Algorithm::kCopyEngine) {
+    refuse(row_name(row) + ": copy engines are chosen by copy_engine_bytes, not by rows");
+  }
+  check_channels(target, row);
   if (row.min_world < 2 || row.max_world > kMaxRanks || row.min_world > row.max_world) {
     refuse(row_name(row) +
            ": expected 2 <= min_world <= max_world <= " + std::to_string(kMaxRanks));
@@ -85,25 +101,53 @@ Algorithm parse_algorithm(std::string_view text, std::string_view source) {
   return static_cast<Algorithm>(found - kAlgorithmNames.begin());
 }
 
-bool has_algorithm(CollectiveKind kind, Algorithm algorithm) {
+namespace {
+
+bool host_has(CollectiveKind kind, Algorithm algorithm) {
+  using enum Algorithm;
   switch (kind) {
     case CollectiveKind::kAllReduce:
-      return algorithm == Algorithm::kOneShot || algorithm == Algorithm::kTwoShot ||
-             algorithm == Algorithm::kRing;
+      return algorithm == kOneShot || algorithm == kTwoShot || algorithm == kRing;
     case CollectiveKind::kReduce:
-      return algorithm == Algorithm::kOneShot || algorithm == Algorithm::kTwoShot;
+      return algorithm == kOneShot || algorithm == kTwoShot;
     case CollectiveKind::kBarrier:
-      return algorithm == Algorithm::kOneShot;
+      return algorithm == kOneShot;
     default:
-      return algorithm == Algorithm::kOneShot || algorithm == Algorithm::kPipelined;
+      return algorithm == kOneShot || algorithm == kPipelined;
   }
 }
 
-std::string algorithm_list(CollectiveKind kind) {
+bool gpu_has(CollectiveKind kind, Algorithm algorithm) {
+  using enum Algorithm;
+  switch (kind) {
+    case CollectiveKind::kAllReduce:
+      return algorithm == kPacket || algorithm == kPacketTwoShot || algorithm == kOneShot ||
+             algorithm == kTwoShot || algorithm == kRing;
+    case CollectiveKind::kReduce:
+      return algorithm == kPacket || algorithm == kOneShot || algorithm == kTwoShot;
+    case CollectiveKind::kBarrier:
+      return algorithm == kPacket || algorithm == kOneShot;
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kBroadcast:
+      return algorithm == kPacket || algorithm == kPipelined || algorithm == kCopyEngine;
+    case CollectiveKind::kAllToAll:
+      return algorithm == kPipelined || algorithm == kCopyEngine;
+    default:
+      return algorithm == kPacket || algorithm == kPipelined;
+  }
+}
+
+}  // namespace
+
+bool has_algorithm(CollectiveKind kind, Algorithm algorithm, PlanTarget target) {
+  return target == PlanTarget::kHost ? host_has(kind, algorithm) : gpu_has(kind, algorithm);
+}
+
+std::string algorithm_list(CollectiveKind kind, PlanTarget target) {
   std::string list;
   for (int i = 0; i < kAlgorithmCount; ++i) {
     const auto algorithm = static_cast<Algorithm>(i);
-    if (!has_algorithm(kind, algorithm)) continue;
+    if (!has_algorithm(kind, algorithm, target)) continue;
     list += (list.empty() ? "" : ", ") + std::string(algorithm_name(algorithm));
   }
   return list;
@@ -120,8 +164,9 @@ std::uint64_t staged_bytes(CollectiveKind kind, int world_size, std::uint64_t la
   }
 }
 
-PlanTable::PlanTable(std::vector<PlanRow> rows) : rows_(std::move(rows)) {
-  for (const PlanRow& row : rows_) check_row(row);
+PlanTable::PlanTable(PlanTarget target, std::vector<PlanRow> rows, std::uint64_t copy_engine_bytes)
+    : target_(target), rows_(std::move(rows)), copy_engine_bytes_(copy_engine_bytes) {
+  for (const PlanRow& row : rows_) check_row(target_, row);
   std::stable_sort(rows_.begin(), rows_.end(), [](const PlanRow& a, const PlanRow& b) {
     return std::pair(a.kind, a.min_world) < std::pair(b.kind, b.min_world);
   });
@@ -134,6 +179,19 @@ PlanTable::PlanTable(std::vector<PlanRow> rows) : rows_(std::move(rows)) {
   }
 }
 
+namespace {
+
+// For a forced method that the table has no row of.
+Plan default_plan(Algorithm algorithm, PlanTarget target) {
+  if (target == PlanTarget::kHost) {
+    return {algorithm, algorithm == Algorithm::kOneShot ? kSmallSlotBytes : 256 * 1024, 0};
+  }
+  const bool by_packets = algorithm == Algorithm::kPacket || algorithm == Algorithm::kPacketTwoShot;
+  return {algorithm, 64 * 1024, by_packets ? 16 : kMaxChannels};
+}
+
+}  // namespace
+
 Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged,
                        Algorithm forced) const {
   const PlanRow* chosen = nullptr;
@@ -143,14 +201,11 @@ Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged
     if (row.algorithm == forced) same_method = &row;
     if (chosen == nullptr && staged <= row.max_bytes) chosen = &row;
   }
-  if (forced == Algorithm::kAuto || !has_algorithm(kind, forced)) {
-    return {chosen->algorithm, chosen->chunk_bytes};
-  }
-  constexpr std::size_t kDefaultChunk = 256 * 1024;
-  const std::size_t chunk = same_method != nullptr          ? same_method->chunk_bytes
-                            : forced == Algorithm::kOneShot ? kSmallSlotBytes
-                                                            : kDefaultChunk;
-  return {forced, chunk};
+  const bool overrides = forced != Algorithm::kAuto && forced != Algorithm::kCopyEngine &&
+                         has_algorithm(kind, forced, target_);
+  if (overrides && same_method == nullptr) return default_plan(forced, target_);
+  const PlanRow& row = overrides ? *same_method : *chosen;
+  return {row.algorithm, row.chunk_bytes, row.channels};
 }
 
 }  // namespace symm

@@ -17,21 +17,26 @@
 
 namespace symm {
 
+// What carries a call out. Each has methods, and a table, of its own.
+enum class PlanTarget : std::uint8_t { kHost, kGpu };
+
 // How one call is carried out.
 struct Plan {
   Algorithm algorithm = Algorithm::kOneShot;
   std::size_t chunk_bytes = 0;  // of a slot that a step fills at most
+  int channels = 0;             // blocks of a GPU's kernel; 0 on the host
 
   bool operator==(const Plan&) const = default;
 };
 
-// True where `kind` can be carried out by `algorithm` (kAuto never can).
-bool has_algorithm(CollectiveKind kind, Algorithm algorithm);
+// True where `kind` can be carried out by `algorithm` on `target` (kAuto never can).
+bool has_algorithm(CollectiveKind kind, Algorithm algorithm, PlanTarget target);
 
 // "one_shot, two_shot, ring": what `kind` has, for messages.
-std::string algorithm_list(CollectiveKind kind);
+std::string algorithm_list(CollectiveKind kind, PlanTarget target);
 
-// True where an algorithm stages through the group's workspace, false where the small slots do.
+// True where an algorithm of the host stages through the group's workspace, false where the small
+// slots do.
 constexpr bool uses_workspace(Algorithm algorithm) { return algorithm != Algorithm::kOneShot; }
 
 // One line of the table: messages of `kind` among min_world..max_world ranks whose staged bytes are
@@ -45,6 +50,7 @@ struct PlanRow {
   std::uint64_t max_bytes;
   Algorithm algorithm;
   std::size_t chunk_bytes;
+  int channels = 0;  // as in Plan
 
   bool operator==(const PlanRow&) const = default;
 };
@@ -54,33 +60,58 @@ struct PlanRow {
 // reduce_scatter and all_to_all. `largest_share` is the message or the largest share, in bytes.
 std::uint64_t staged_bytes(CollectiveKind kind, int world_size, std::uint64_t largest_share);
 
+// The methods of one target.
+//
+// NOTE [Copy engines]
+// They need the peers' addresses on the host, which only a promise of the caller makes a shared
+// fact, so no row names them: whoever holds such a promise takes them for shares of
+// copy_engine_bytes() and more, and the call's record tells the peers.
 class PlanTable {
  public:
-  // The compiled table (plan_table.cpp).
+  // The compiled tables (plan_table.cpp, plan_table_gpu.cpp).
   static const PlanTable& built_in();
-
-  // Parses {"rows": [{"collective", "min_world", "max_world", "max_bytes" (null: no limit),
-  // "algorithm", "chunk_bytes"}]}. Collectives that are named replace all their built-in rows.
-  // `source` names the text in messages. Throws Error(kInvalidArgument).
-  static PlanTable from_json(std::string_view text, std::string_view source);
-
-  // Reads a file; the same errors, and one that names a path that cannot be read.
-  static PlanTable from_file(const std::string& path);
+  static const PlanTable& built_in_gpu();
 
   // Throws Error(kInvalidArgument) unless rows of each collective cover every world size and every
-  // number of bytes once: no gap, no overlap, only algorithms that the collective has.
-  explicit PlanTable(std::vector<PlanRow> rows);
+  // number of bytes once: no gap, no overlap, only algorithms that the collective has on `target`,
+  // channels on a GPU and none on the host.
+  PlanTable(PlanTarget target, std::vector<PlanRow> rows,
+            std::uint64_t copy_engine_bytes = PlanRow::kNoLimit);
 
-  std::string to_json() const;
+  PlanTarget target() const { return target_; }
   const std::vector<PlanRow>& rows() const { return rows_; }
+  // Bytes for one peer from which copy engines carry out a call on promised memory.
+  std::uint64_t copy_engine_bytes() const { return copy_engine_bytes_; }
   bool operator==(const PlanTable&) const = default;
 
   // The method for a call; `forced` (not kAuto) overrides the row's algorithm where the kind has
-  // it. Local, thread safe, allocates nothing. world_size >= 2.
+  // it, except kCopyEngine (NOTE [Copy engines]). Local, thread safe, allocates nothing.
+  // world_size >= 2.
   Plan select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced) const;
 
  private:
+  PlanTarget target_;
   std::vector<PlanRow> rows_;  // by kind, world range, ascending max_bytes
+  std::uint64_t copy_engine_bytes_;
+};
+
+// The tables of all targets: what a tuning file holds and what the ranks of a group agree on.
+struct PlanTables {
+  PlanTable host = PlanTable::built_in();
+  PlanTable gpu = PlanTable::built_in_gpu();
+
+  // Parses {"rows": [...], "gpu_rows": [...], "copy_engine_bytes": n}, each of which may be left
+  // out, but not all. A row is {"collective", "min_world", "max_world", "max_bytes" (null: no
+  // limit), "algorithm", "chunk_bytes", "channels" (GPU rows only)}. Collectives that are named
+  // replace all their built-in rows. `source` names the text in messages. Throws
+  // Error(kInvalidArgument).
+  static PlanTables from_json(std::string_view text, std::string_view source);
+
+  // Reads a file; the same errors, and one that names a path that cannot be read.
+  static PlanTables from_file(const std::string& path);
+
+  std::string to_json() const;
+  bool operator==(const PlanTables&) const = default;
 };
 
 }  // namespace symm

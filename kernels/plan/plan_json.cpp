@@ -22,14 +22,19 @@ CollectiveKind parse_kind(const std::string& text) {
   return static_cast<CollectiveKind>(found - kCollectiveKindNames.begin());
 }
 
-PlanRow parse_row(const json& row) {
-  static const std::vector<std::string> kKeys = {"collective", "min_world", "max_world",
-                                                 "max_bytes",  "algorithm", "chunk_bytes"};
-  for (const auto& [key, value] : row.items()) {
-    if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
+void check_keys(const json& object, const std::vector<std::string>& known) {
+  if (!object.is_object()) throw std::invalid_argument("expected an object, got " + object.dump());
+  for (const auto& [key, value] : object.items()) {
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
       throw std::invalid_argument("unknown key '" + key + "'");
     }
   }
+}
+
+PlanRow parse_row(const json& row) {
+  static const std::vector<std::string> kKeys = {
+      "collective", "min_world", "max_world", "max_bytes", "algorithm", "chunk_bytes", "channels"};
+  check_keys(row, kKeys);
   const json& max_bytes = row.at("max_bytes");
   return PlanRow{
       .kind = parse_kind(row.at("collective").get<std::string>()),
@@ -37,29 +42,61 @@ PlanRow parse_row(const json& row) {
       .max_world = row.at("max_world").get<int>(),
       .max_bytes = max_bytes.is_null() ? PlanRow::kNoLimit : max_bytes.get<std::uint64_t>(),
       .algorithm = parse_algorithm(row.at("algorithm").get<std::string>(), "algorithm"),
-      .chunk_bytes = row.at("chunk_bytes").get<std::size_t>()};
+      .chunk_bytes = row.at("chunk_bytes").get<std::size_t>(),
+      .channels = row.value("channels", 0)};
+}
+
+// The document's rows under `key`, and the built-in ones of the collectives that they do not name.
+std::vector<PlanRow> merged_rows(const json& document, const char* key, const PlanTable& built_in) {
+  std::vector<PlanRow> own;
+  if (document.contains(key)) {
+    for (const json& row : document.at(key)) own.push_back(parse_row(row));
+  }
+  std::vector<PlanRow> all = own;
+  for (const PlanRow& row : built_in.rows()) {
+    const bool replaced = std::any_of(own.begin(), own.end(),
+                                      [&](const PlanRow& other) { return other.kind == row.kind; });
+    if (!replaced) all.push_back(row);
+  }
+  return all;
+}
+
+json rows_to_json(const PlanTable& table) {
+  json rows = json::array();
+  for (const PlanRow& row : table.rows()) {
+    json max_bytes = nullptr;
+    if (row.max_bytes != PlanRow::kNoLimit) max_bytes = row.max_bytes;
+    json fields = {{"collective", collective_name(row.kind)},
+                   {"min_world", row.min_world},
+                   {"max_world", row.max_world},
+                   {"max_bytes", max_bytes},
+                   {"algorithm", algorithm_name(row.algorithm)},
+                   {"chunk_bytes", row.chunk_bytes}};
+    if (table.target() == PlanTarget::kGpu) fields["channels"] = row.channels;
+    rows.push_back(std::move(fields));
+  }
+  return rows;
 }
 
 }  // namespace
 
-PlanTable PlanTable::from_json(std::string_view text, std::string_view source) {
-  std::vector<PlanRow> rows;
+PlanTables PlanTables::from_json(std::string_view text, std::string_view source) {
+  static const std::vector<std::string> kKeys = {"rows", "gpu_rows", "copy_engine_bytes"};
   try {
     const json document = json::parse(text);
-    for (const json& row : document.at("rows")) rows.push_back(parse_row(row));
-    std::vector<PlanRow> all = rows;
-    for (const PlanRow& row : built_in().rows()) {
-      const bool replaced = std::any_of(rows.begin(), rows.end(),
-                                        [&](const PlanRow& own) { return own.kind == row.kind; });
-      if (!replaced) all.push_back(row);
-    }
-    return PlanTable(std::move(all));
+    check_keys(document, kKeys);
+    if (document.empty()) throw std::invalid_argument("expected rows, gpu_rows or both");
+    const PlanTable& gpu = PlanTable::built_in_gpu();
+    return {
+        .host = PlanTable(PlanTarget::kHost, merged_rows(document, "rows", PlanTable::built_in())),
+        .gpu = PlanTable(PlanTarget::kGpu, merged_rows(document, "gpu_rows", gpu),
+                         document.value("copy_engine_bytes", gpu.copy_engine_bytes()))};
   } catch (const std::exception& error) {
     throw Error(ErrorCode::kInvalidArgument, std::string(source) + ": " + error.what());
   }
 }
 
-PlanTable PlanTable::from_file(const std::string& path) {
+PlanTables PlanTables::from_file(const std::string& path) {
   std::ifstream file(path);
   std::stringstream text;
   text << file.rdbuf();
@@ -70,19 +107,11 @@ PlanTable PlanTable::from_file(const std::string& path) {
   return from_json(text.str(), "SYMM_TUNING_FILE " + path);
 }
 
-std::string PlanTable::to_json() const {
-  json rows = json::array();
-  for (const PlanRow& row : rows_) {
-    json max_bytes = nullptr;
-    if (row.max_bytes != PlanRow::kNoLimit) max_bytes = row.max_bytes;
-    rows.push_back({{"collective", collective_name(row.kind)},
-                    {"min_world", row.min_world},
-                    {"max_world", row.max_world},
-                    {"max_bytes", max_bytes},
-                    {"algorithm", algorithm_name(row.algorithm)},
-                    {"chunk_bytes", row.chunk_bytes}});
-  }
-  return json{{"rows", rows}}.dump();
+std::string PlanTables::to_json() const {
+  return json{{"rows", rows_to_json(host)},
+              {"gpu_rows", rows_to_json(gpu)},
+              {"copy_engine_bytes", gpu.copy_engine_bytes()}}
+      .dump();
 }
 
 }  // namespace symm

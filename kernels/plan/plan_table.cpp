@@ -14,25 +14,26 @@ const PlanTable& PlanTable::built_in() {
   constexpr std::uint64_t kSmall = kSmallSlotBytes;
   constexpr std::size_t kSlot = kSmallSlotBytes;
   constexpr std::size_t kChunk = 256 * 1024;
-  static const PlanTable table({
-      {kAllReduce, 2, kAny, kSmall, kOneShot, kSlot},
-      {kAllReduce, 2, kAny, kAll, kTwoShot, kChunk},
-      {kReduce, 2, kAny, kSmall, kOneShot, kSlot},
-      {kReduce, 2, kAny, kAll, kTwoShot, kChunk},
-      {kBroadcast, 2, kAny, kSmall, kOneShot, kSlot},
-      {kBroadcast, 2, kAny, kAll, kPipelined, kChunk},
-      {kAllGather, 2, kAny, kSmall, kOneShot, kSlot},
-      {kAllGather, 2, kAny, kAll, kPipelined, kChunk},
-      {kGather, 2, kAny, kSmall, kOneShot, kSlot},
-      {kGather, 2, kAny, kAll, kPipelined, kChunk},
-      {kScatter, 2, kAny, kSmall, kOneShot, kSlot},
-      {kScatter, 2, kAny, kAll, kPipelined, kChunk},
-      {kReduceScatter, 2, kAny, kSmall, kOneShot, kSlot},
-      {kReduceScatter, 2, kAny, kAll, kPipelined, kChunk},
-      {kAllToAll, 2, kAny, kSmall, kOneShot, kSlot},
-      {kAllToAll, 2, kAny, kAll, kPipelined, kChunk},
-      {kBarrier, 2, kAny, kAll, kOneShot, kSlot},
-  });
+  static const PlanTable table(PlanTarget::kHost,
+                               {
+                                   {kAllReduce, 2, kAny, kSmall, kOneShot, kSlot},
+                                   {kAllReduce, 2, kAny, kAll, kTwoShot, kChunk},
+                                   {kReduce, 2, kAny, kSmall, kOneShot, kSlot},
+                                   {kReduce, 2, kAny, kAll, kTwoShot, kChunk},
+                                   {kBroadcast, 2, kAny, kSmall, kOneShot, kSlot},
+                                   {kBroadcast, 2, kAny, kAll, kPipelined, kChunk},
+                                   {kAllGather, 2, kAny, kSmall, kOneShot, kSlot},
+                                   {kAllGather, 2, kAny, kAll, kPipelined, kChunk},
+                                   {kGather, 2, kAny, kSmall, kOneShot, kSlot},
+                                   {kGather, 2, kAny, kAll, kPipelined, kChunk},
+                                   {kScatter, 2, kAny, kSmall, kOneShot, kSlot},
+                                   {kScatter, 2, kAny, kAll, kPipelined, kChunk},
+                                   {kReduceScatter, 2, kAny, kSmall, kOneShot, kSlot},
+                                   {kReduceScatter, 2, kAny, kAll, kPipelined, kChunk},
+                                   {kAllToAll, 2, kAny, kSmall, kOneShot, kSlot},
+                                   {kAllToAll, 2, kAny, kAll, kPipelined, kChunk},
+                                   {kBarrier, 2, kAny, kAll, kOneShot, kSlot},
+                               });
   return table;
 }
 

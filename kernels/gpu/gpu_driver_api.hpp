@@ -1,0 +1,101 @@
+// The driver half of gpu_api.hpp: memory that is created, shared and mapped in separate steps.
+// Types under one name for each vendor, and the list of entry points that a device library resolves
+// when it is first used, so that it loads on a machine without a driver.
+//
+// Host only; owns nothing.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace symm {
+
+using gpuResult_t = CUresult;
+using gpuContext_t = CUcontext;
+using gpuDevice_t = CUdevice;
+using gpuDevicePointer_t = CUdeviceptr;
+using gpuUuid_t = CUuuid;
+using gpuMemHandle_t = CUmemGenericAllocationHandle;
+using gpuMemAllocationProp = CUmemAllocationProp;
+using gpuMemAccessDesc = CUmemAccessDesc;
+using gpuDeviceAttribute = CUdevice_attribute;
+using gpuDriverStream_t = CUstream;
+using gpuThreadCaptureMode = CUstreamCaptureMode;
+
+inline constexpr gpuResult_t gpuDriverSuccess = CUDA_SUCCESS;
+inline constexpr gpuResult_t gpuDriverNoDevice = CUDA_ERROR_NO_DEVICE;
+inline constexpr gpuResult_t gpuDriverInvalidValue = CUDA_ERROR_INVALID_VALUE;
+inline constexpr gpuResult_t gpuDriverInvalidHandle = CUDA_ERROR_INVALID_HANDLE;
+inline constexpr gpuResult_t gpuDriverOutOfMemory = CUDA_ERROR_OUT_OF_MEMORY;
+
+inline constexpr auto gpuMemAllocationTypePinned = CU_MEM_ALLOCATION_TYPE_PINNED;
+inline constexpr auto gpuMemLocationTypeDevice = CU_MEM_LOCATION_TYPE_DEVICE;
+inline constexpr auto gpuMemAccessReadWrite = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+inline constexpr auto gpuMemGranularityMinimum = CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+inline constexpr auto gpuMemHandlePosix = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+inline constexpr auto gpuMemHandleFabric = CU_MEM_HANDLE_TYPE_FABRIC;
+
+inline constexpr auto gpuThreadCaptureRelaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+inline constexpr unsigned gpuDriverStreamNonBlocking = CU_STREAM_NON_BLOCKING;
+
+inline constexpr auto gpuAttributeVmm = CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+inline constexpr auto gpuAttributePosixHandles =
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+inline constexpr auto gpuAttributeFabricHandles = CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
+inline constexpr auto gpuAttributeMultiprocessors = CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+inline constexpr auto gpuAttributeMajor = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+inline constexpr auto gpuAttributeMinor = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+
+// How messages name the driver, its library, and what limits the GPUs that a process sees.
+inline constexpr char kGpuDriverName[] = "the NVIDIA driver";
+inline constexpr char kGpuDriverFile[] = "libcuda.so.1";
+inline constexpr char kGpuVersionEntry[] = "cuDriverGetVersion";
+inline constexpr char kGpuVisibility[] = "CUDA_VISIBLE_DEVICES";
+inline constexpr char kGpuVersionName[] = "CUDA";
+// A driver serves every minor version of its major one. 1000 * major + 10 * minor.
+inline constexpr int kGpuDriverNeeded = CUDA_VERSION / 1000 * 1000;
+
+inline gpuDevicePointer_t gpu_device_pointer(const std::byte* pointer) {
+  return reinterpret_cast<gpuDevicePointer_t>(pointer);
+}
+inline std::byte* gpu_host_pointer(gpuDevicePointer_t pointer) {
+  return reinterpret_cast<std::byte*>(pointer);
+}
+
+}  // namespace symm
+
+// entry(name of symm, name of the vendor)
+// clang-format off
+#define SYMM_GPU_DRIVER_ENTRIES(entry)                                   \
+  entry(driver_get_version, cuDriverGetVersion)                          \
+  entry(init, cuInit)                                                    \
+  entry(get_error_name, cuGetErrorName)                                  \
+  entry(get_error_string, cuGetErrorString)                              \
+  entry(device_get_count, cuDeviceGetCount)                              \
+  entry(device_get, cuDeviceGet)                                         \
+  entry(device_get_attribute, cuDeviceGetAttribute)                      \
+  entry(device_get_name, cuDeviceGetName)                                \
+  entry(device_get_uuid, cuDeviceGetUuid)                                \
+  entry(primary_context_retain, cuDevicePrimaryCtxRetain)                \
+  entry(context_get_current, cuCtxGetCurrent)                            \
+  entry(context_push, cuCtxPushCurrent)                                  \
+  entry(context_pop, cuCtxPopCurrent)                                    \
+  entry(context_synchronize, cuCtxSynchronize)                           \
+  entry(thread_exchange_capture_mode, cuThreadExchangeStreamCaptureMode) \
+  entry(stream_create, cuStreamCreate)                                   \
+  entry(stream_synchronize, cuStreamSynchronize)                         \
+  entry(memset_async, cuMemsetD8Async)                                   \
+  entry(mem_get_info, cuMemGetInfo)                                      \
+  entry(mem_get_granularity, cuMemGetAllocationGranularity)              \
+  entry(mem_create, cuMemCreate)                                         \
+  entry(mem_release, cuMemRelease)                                       \
+  entry(mem_export, cuMemExportToShareableHandle)                        \
+  entry(mem_import, cuMemImportFromShareableHandle)                      \
+  entry(mem_address_reserve, cuMemAddressReserve)                        \
+  entry(mem_address_free, cuMemAddressFree)                              \
+  entry(mem_map, cuMemMap)                                               \
+  entry(mem_unmap, cuMemUnmap)                                           \
+  entry(mem_set_access, cuMemSetAccess)
+// clang-format on

@@ -1,0 +1,64 @@
+// Which kernel carries out what: addresses for the runtime's launch call.
+#pragma once
+
+#include <span>
+
+#include "kernels/core/dtype.hpp"
+#include "kernels/core/reduce_op.hpp"
+
+namespace symm {
+
+// The compiled rule for a pair of dtype and operator; see NOTE [Reduction rules].
+struct ReductionRule {
+  Dtype dtype;
+  ReduceOp op;
+  int elements;  // of this rule for one of the caller's: 2 for the reals of a complex number
+
+  bool operator==(const ReductionRule&) const = default;
+};
+
+// For every pair that op_supports().
+constexpr ReductionRule reduction_rule(Dtype dtype, ReduceOp op) {
+  const bool sums = op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPreMulSum;
+  if (dtype == Dtype::kBool) {
+    const bool is_or = sums || op == ReduceOp::kMax || op == ReduceOp::kBor;
+    const ReduceOp rule = is_or                   ? ReduceOp::kBor
+                          : op == ReduceOp::kBxor ? ReduceOp::kBxor
+                                                  : ReduceOp::kBand;
+    return {dtype, rule, 1};
+  }
+  if (sums) {
+    if (dtype == Dtype::kComplex64) return {Dtype::kFloat32, ReduceOp::kSum, 2};
+    if (dtype == Dtype::kComplex128) return {Dtype::kFloat64, ReduceOp::kSum, 2};
+    return {dtype, ReduceOp::kSum, 1};
+  }
+  const bool ignores_sign = op == ReduceOp::kProduct || op == ReduceOp::kBand ||
+                            op == ReduceOp::kBor || op == ReduceOp::kBxor;
+  if (dtype == Dtype::kInt8 && ignores_sign) return {Dtype::kUInt8, op, 1};
+  return {dtype, op, 1};
+}
+
+struct ReduceKernelEntry {
+  Dtype dtype;
+  ReduceOp op;
+  const void* packets;   // reduce_packet_kernel
+  const void* pipeline;  // reduce_pipeline_kernel
+};
+
+// One list a translation unit.
+std::span<const ReduceKernelEntry> reduce_kernels_half();
+std::span<const ReduceKernelEntry> reduce_kernels_bfloat16();
+std::span<const ReduceKernelEntry> reduce_kernels_float32();
+std::span<const ReduceKernelEntry> reduce_kernels_float64();
+std::span<const ReduceKernelEntry> reduce_kernels_float8();
+std::span<const ReduceKernelEntry> reduce_kernels_float8_uz();
+std::span<const ReduceKernelEntry> reduce_kernels_narrow_integer();
+std::span<const ReduceKernelEntry> reduce_kernels_wide_integer();
+
+// Kernels that move data; move.cu and transfer.cu.
+const void* move_packet_kernel();
+const void* move_pipeline_kernel();
+const void* copy_gate_kernel();
+const void* transfer_kernel();
+
+}  // namespace symm

@@ -1,0 +1,45 @@
+// The compiled table of GPUs. Limits are in staged bytes (staged_bytes()); channels are the blocks
+// that a kernel gets. The first values come from prototypes and wait for measurements of their own.
+#include "kernels/core/platform.hpp"
+#include "kernels/plan/plan.hpp"
+
+namespace symm {
+
+const PlanTable& PlanTable::built_in_gpu() {
+  using enum CollectiveKind;
+  using enum Algorithm;
+  constexpr int kAny = kMaxRanks;
+  constexpr int kFew = 4;  // up to here one hop of packets pays for longer than beyond
+  constexpr std::uint64_t kAll = PlanRow::kNoLimit;
+  constexpr std::uint64_t kKiB = 1024;
+  constexpr std::uint64_t kCopyEngineBytes = 64 * 1024 * kKiB;
+  constexpr std::size_t kChunk = 64 * 1024;
+  static const PlanTable table(
+      PlanTarget::kGpu,
+      {
+          {kAllReduce, 2, kFew, 128 * kKiB, kPacket, kChunk, 16},
+          {kAllReduce, 2, kFew, 512 * kKiB, kPacketTwoShot, kChunk, 32},
+          {kAllReduce, 2, kFew, kAll, kTwoShot, kChunk, 64},
+          {kAllReduce, kFew + 1, kAny, 32 * kKiB, kPacket, kChunk, 16},
+          {kAllReduce, kFew + 1, kAny, 512 * kKiB, kPacketTwoShot, kChunk, 32},
+          {kAllReduce, kFew + 1, kAny, kAll, kTwoShot, kChunk, 64},
+          {kReduce, 2, kAny, 256 * kKiB, kPacket, kChunk, 16},
+          {kReduce, 2, kAny, kAll, kTwoShot, kChunk, 64},
+          {kBroadcast, 2, kAny, 256 * kKiB, kPacket, kChunk, 16},
+          {kBroadcast, 2, kAny, kAll, kPipelined, kChunk, 64},
+          {kAllGather, 2, kAny, 256 * kKiB, kPacket, kChunk, 32},
+          {kAllGather, 2, kAny, kAll, kPipelined, kChunk, 64},
+          {kGather, 2, kAny, 128 * kKiB, kPacket, kChunk, 16},
+          {kGather, 2, kAny, kAll, kPipelined, kChunk, 64},
+          {kScatter, 2, kAny, 512 * kKiB, kPacket, kChunk, 16},
+          {kScatter, 2, kAny, kAll, kPipelined, kChunk, 64},
+          {kReduceScatter, 2, kAny, 512 * kKiB, kPacket, kChunk, 32},
+          {kReduceScatter, 2, kAny, kAll, kPipelined, kChunk, 64},
+          {kAllToAll, 2, kAny, kAll, kPipelined, kChunk, 64},
+          {kBarrier, 2, kAny, kAll, kPacket, kChunk, 1},
+      },
+      kCopyEngineBytes);
+  return table;
+}
+
+}  // namespace symm

@@ -1,0 +1,218 @@
+// Tables of methods: what they choose, what they refuse, and that they survive being published.
+#include "kernels/plan/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/core/error.hpp"
+#include "kernels/core/platform.hpp"
+#include "kernels/gpu/device_layout.hpp"
+#include "test/support/expect_error.hpp"
+
+namespace symm {
+namespace {
+
+using enum CollectiveKind;
+using enum Algorithm;
+using test::error_of;
+using test::expect_error;
+
+constexpr std::uint64_t kAll = PlanRow::kNoLimit;
+
+const PlanTable& built_in(PlanTarget target) {
+  return target == PlanTarget::kHost ? PlanTable::built_in() : PlanTable::built_in_gpu();
+}
+
+class PlanOfTargetTest : public testing::TestWithParam<PlanTarget> {
+ protected:
+  // Expects that the built-in rows, changed by `change`, are refused with all of `words`.
+  void expect_refused(const std::function<void(std::vector<PlanRow>&)>& change,
+                      const std::vector<std::string>& words) {
+    std::vector<PlanRow> rows = built_in(GetParam()).rows();
+    change(rows);
+    expect_error(error_of([&] { PlanTable(GetParam(), rows); }), ErrorCode::kInvalidArgument,
+                 words);
+  }
+  static PlanRow& first_of(std::vector<PlanRow>& rows, CollectiveKind kind) {
+    for (PlanRow& row : rows) {
+      if (row.kind == kind) return row;
+    }
+    throw std::out_of_range("no such row");
+  }
+};
+
+TEST_P(PlanOfTargetTest, BuiltInTableHasAMethodForEveryCall) {
+  const PlanTable& table = built_in(GetParam());
+  EXPECT_EQ(table.target(), GetParam());
+  for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
+    for (const int world : {2, 3, 4, 5, 8, 64, kMaxRanks}) {
+      for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{64} << 10,
+                                        std::uint64_t{1} << 30, kAll - 1, kAll}) {
+        const Plan plan = table.select(static_cast<CollectiveKind>(kind), world, bytes, kAuto);
+        EXPECT_TRUE(has_algorithm(static_cast<CollectiveKind>(kind), plan.algorithm, GetParam()));
+        EXPECT_GE(plan.chunk_bytes, std::size_t{16} * 1024);
+        EXPECT_EQ(plan.channels > 0, GetParam() == PlanTarget::kGpu);
+        EXPECT_LE(plan.channels, kMaxChannels);
+      }
+    }
+  }
+}
+
+TEST_P(PlanOfTargetTest, ForcedMethodsHoldWhereTheCollectiveHasThem) {
+  const PlanTable& table = built_in(GetParam());
+  for (int k = 0; k < kCollectiveKindCount; ++k) {
+    const auto kind = static_cast<CollectiveKind>(k);
+    const Plan chosen = table.select(kind, 4, 1024, kAuto);
+    for (int a = 1; a < kAlgorithmCount; ++a) {
+      const auto forced = static_cast<Algorithm>(a);
+      const Plan plan = table.select(kind, 4, 1024, forced);
+      const bool holds = forced != kCopyEngine && has_algorithm(kind, forced, GetParam());
+      EXPECT_EQ(plan.algorithm, holds ? forced : chosen.algorithm)
+          << collective_name(kind) << " by " << algorithm_name(forced);
+      EXPECT_EQ(plan.channels > 0, GetParam() == PlanTarget::kGpu);
+    }
+  }
+}
+
+TEST_P(PlanOfTargetTest, RefusesGapsAndOverlaps) {
+  expect_refused(
+      [](auto& rows) {
+        std::erase_if(rows, [](const PlanRow& row) { return row.kind == kBarrier; });
+      },
+      {"barrier", "worlds from 2 on are missing"});
+  expect_refused([](auto& rows) { first_of(rows, kBroadcast).min_world = 3; },
+                 {"broadcast", "world"});
+  expect_refused([](auto& rows) { rows.push_back(first_of(rows, kGather)); },
+                 {"gather", "never reached"});
+  expect_refused(
+      [](auto& rows) {
+        PlanRow wide = first_of(rows, kScatter);
+        wide.max_world = 7;
+        rows.push_back(wide);
+      },
+      {"scatter", "overlaps"});
+  expect_refused(
+      [](auto& rows) {
+        std::erase_if(
+            rows, [](const PlanRow& row) { return row.kind == kReduce && row.max_bytes == kAll; });
+      },
+      {"reduce", "sizes above", "missing"});
+}
+
+TEST_P(PlanOfTargetTest, RefusesBadFields) {
+  expect_refused([](auto& rows) { first_of(rows, kBarrier).algorithm = kRing; },
+                 {"barrier", "ring", algorithm_list(kBarrier, GetParam())});
+  expect_refused([](auto& rows) { first_of(rows, kReduce).chunk_bytes = 1000; },
+                 {"reduce", "chunk_bytes", "got 1000"});
+  expect_refused([](auto& rows) { first_of(rows, kReduce).max_world = kMaxRanks + 1; },
+                 {"reduce", "max_world"});
+  const int wrong = GetParam() == PlanTarget::kHost ? 4 : kMaxChannels + 1;
+  expect_refused([&](auto& rows) { first_of(rows, kGather).channels = wrong; },
+                 {"gather", "channels", "got " + std::to_string(wrong)});
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, PlanOfTargetTest,
+                         testing::Values(PlanTarget::kHost, PlanTarget::kGpu), [](const auto& i) {
+                           return i.param == PlanTarget::kHost ? "host" : "gpu";
+                         });
+
+TEST(Plan, MethodsOfTheTargets) {
+  EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kHost), "one_shot, two_shot, ring");
+  EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kGpu),
+            "one_shot, two_shot, ring, packet, packet_two_shot");
+  EXPECT_EQ(algorithm_list(kReduceScatter, PlanTarget::kGpu), "pipelined, packet");
+  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu), "pipelined, packet, copy_engine");
+  EXPECT_EQ(algorithm_list(kAllToAll, PlanTarget::kGpu), "pipelined, copy_engine");
+  EXPECT_EQ(algorithm_list(kBarrier, PlanTarget::kGpu), "one_shot, packet");
+  EXPECT_EQ(parse_algorithm("packet_two_shot", "x"), kPacketTwoShot);
+  EXPECT_EQ(parse_algorithm("copy_engine", "x"), kCopyEngine);
+}
+
+TEST(Plan, LimitsOfTheGpuTable) {
+  const PlanTable& table = PlanTable::built_in_gpu();
+  const auto method = [&](CollectiveKind kind, int world, std::uint64_t bytes) {
+    return table.select(kind, world, bytes, kAuto).algorithm;
+  };
+  EXPECT_EQ(method(kAllReduce, 4, 128 << 10), kPacket);
+  EXPECT_EQ(method(kAllReduce, 4, (128 << 10) + 1), kPacketTwoShot);
+  EXPECT_EQ(method(kAllReduce, 5, 32 << 10), kPacket);
+  EXPECT_EQ(method(kAllReduce, 5, (32 << 10) + 1), kPacketTwoShot);
+  EXPECT_EQ(method(kAllReduce, 8, 512 << 10), kPacketTwoShot);
+  EXPECT_EQ(method(kAllReduce, 8, (512 << 10) + 1), kTwoShot);
+  EXPECT_EQ(method(kReduceScatter, 4, 512 << 10), kPacket);
+  EXPECT_EQ(method(kReduceScatter, 4, (512 << 10) + 1), kPipelined);
+  EXPECT_EQ(method(kAllToAll, 4, 1), kPipelined);
+  EXPECT_EQ(table.copy_engine_bytes(), std::uint64_t{64} << 20);
+}
+
+TEST(Plan, CopyEnginesAreNoRow) {
+  std::vector<PlanRow> rows = PlanTable::built_in_gpu().rows();
+  for (PlanRow& row : rows) {
+    if (row.kind == kAllGather && row.max_bytes == kAll) row.algorithm = kCopyEngine;
+  }
+  expect_error(error_of([&] { PlanTable(PlanTarget::kGpu, rows); }), ErrorCode::kInvalidArgument,
+               {"all_gather", "copy_engine_bytes"});
+}
+
+TEST(PlanTables, ComeBackFromJson) {
+  const PlanTables built_in;
+  EXPECT_EQ(PlanTables::from_json(built_in.to_json(), "test"), built_in);
+
+  std::vector<PlanRow> host = built_in.host.rows();
+  host.front().max_bytes = 12'345;
+  std::vector<PlanRow> gpu = built_in.gpu.rows();
+  gpu.front().channels = 7;
+  const PlanTables other{.host = PlanTable(PlanTarget::kHost, host),
+                         .gpu = PlanTable(PlanTarget::kGpu, gpu, 4242)};
+  const PlanTables back = PlanTables::from_json(other.to_json(), "test");
+  EXPECT_EQ(back, other);
+  EXPECT_NE(back, built_in);
+  EXPECT_EQ(back.gpu.copy_engine_bytes(), 4242u);
+}
+
+TEST(PlanTables, AFileMayNameOneTargetAlone) {
+  const std::string row =
+      R"("collective": "barrier", "min_world": 2, "max_world": 128, "max_bytes": null)";
+  const PlanTables host = PlanTables::from_json(
+      R"({"rows": [{)" + row + R"(, "algorithm": "one_shot", "chunk_bytes": 16384}]})", "test");
+  EXPECT_EQ(host.host.select(kBarrier, 2, 0, kAuto).chunk_bytes, 16384u);
+  EXPECT_EQ(host.host.select(kAllReduce, 2, 0, kAuto),
+            PlanTable::built_in().select(kAllReduce, 2, 0, kAuto));
+  EXPECT_EQ(host.gpu, PlanTable::built_in_gpu());
+
+  const PlanTables gpu =
+      PlanTables::from_json(R"({"gpu_rows": [{)" + row +
+                                R"(, "algorithm": "one_shot", "chunk_bytes": 16384, "channels": 3}],
+          "copy_engine_bytes": 99})",
+                            "test");
+  EXPECT_EQ(gpu.host, PlanTable::built_in());
+  EXPECT_EQ(gpu.gpu.select(kBarrier, 2, 0, kAuto), (Plan{kOneShot, 16384, 3}));
+  EXPECT_EQ(gpu.gpu.copy_engine_bytes(), 99u);
+}
+
+TEST(PlanTables, RefusesWhatIsNoTable) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"not json", "parse"},
+      {"{}", "rows"},
+      {"[]", "object"},
+      {R"({"rows": [], "row": []})", "unknown key 'row'"},
+      {R"({"gpu_rows": [{"collective": "barrier"}]})", "max_bytes"},
+      {R"({"rows": [{"collective": "barrier", "min_world": 2, "max_world": 128,
+          "max_bytes": null, "algorithm": "packet", "chunk_bytes": 65536}]})",
+       "packet does not carry out"},
+      {R"({"gpu_rows": [{"collective": "barrier", "min_world": 2, "max_world": 128,
+          "max_bytes": null, "algorithm": "packet", "chunk_bytes": 65536}]})",
+       "channels"},
+      {R"({"copy_engine_bytes": "many"})", "number"},
+  };
+  for (const auto& [text, word] : cases) {
+    expect_error(error_of([&, text = text] { PlanTables::from_json(text, "the file"); }),
+                 ErrorCode::kInvalidArgument, {"the file", word});
+  }
+}
+
+}  // namespace
+}  // namespace symm
