@@ -24,8 +24,8 @@ std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintp
 
 }  // namespace
 
-std::shared_ptr<LocalSegment> allocate_on_local_heap(std::size_t bytes) {
-  std::shared_ptr<LocalSegment> segment = LocalSegment::allocate(host_runtime(), bytes);
+std::shared_ptr<LocalSegment> allocate_on_local_heap(DeviceRuntime& runtime, std::size_t bytes) {
+  std::shared_ptr<LocalSegment> segment = LocalSegment::allocate(runtime, bytes);
   LocalSegment* const raw = segment.get();
   // The entry goes before the memory does, so that a new segment at the same address is never
   // taken for the old one.
@@ -40,6 +40,10 @@ std::shared_ptr<LocalSegment> allocate_on_local_heap(std::size_t bytes) {
   std::lock_guard lock(heap().mutex);
   heap().by_base[address(raw->base())] = tracked;
   return tracked;
+}
+
+std::shared_ptr<LocalSegment> allocate_on_local_heap(std::size_t bytes) {
+  return allocate_on_local_heap(host_runtime(), bytes);
 }
 
 std::shared_ptr<LocalSegment> find_on_local_heap(const void* pointer, std::size_t bytes) {

@@ -1,7 +1,8 @@
-// Host memory that can become symmetric, found again by address.
+// Memory that can become symmetric, found again by address.
 //
-// allocate() makes a LocalSegment and remembers where it lies, so that somebody who holds only a
-// pointer (a tensor) can name the segment to rendezvous with. Local, thread safe.
+// allocate_on_local_heap() makes a LocalSegment and remembers where it lies, so that somebody who
+// holds only a pointer (a tensor) can name the segment to rendezvous with. Memory of all devices
+// shares one address space, so a pointer alone tells whose it is. Local, thread safe.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,9 @@
 namespace symm {
 
 // The segment is forgotten when its last owner lets go. Throws Error(kSystem).
+std::shared_ptr<LocalSegment> allocate_on_local_heap(DeviceRuntime& runtime, std::size_t bytes);
+
+// In host memory.
 std::shared_ptr<LocalSegment> allocate_on_local_heap(std::size_t bytes);
 
 // The segment of allocate_on_local_heap() in which [pointer, pointer + bytes) lies; interior

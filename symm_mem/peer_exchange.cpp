@@ -16,7 +16,6 @@
 namespace symm {
 namespace {
 
-constexpr std::chrono::milliseconds kGiveUpPeriod{5};
 constexpr std::size_t kMaxGoodbyeText = 1024;
 
 struct PeerProgress {
@@ -26,8 +25,9 @@ struct PeerProgress {
 
 class Exchange {
  public:
-  explicit Exchange(const ExchangeRound& round)
+  Exchange(const ExchangeRound& round, PeerInbox& inbox)
       : round_(round),
+        inbox_(inbox),
         packet_(encode_exchange(round.sequence, round.descriptor >= 0, round.message)),
         progress_(round.sockets.size()),
         received_(round.sockets.size()) {
@@ -48,7 +48,7 @@ class Exchange {
                                              " did not take part in exchange " +
                                              std::to_string(round_.sequence) + " in time");
       }
-      wait(deadline.poll_slice(give_up ? kGiveUpPeriod : std::chrono::milliseconds(1000)));
+      wait(deadline.poll_slice(kMeshPollPeriod));
     }
     if (problem_) throw *problem_;
     return std::move(received_);
@@ -63,36 +63,25 @@ class Exchange {
       progress.sent = send_packet(socket, packet_, round_.descriptor) != SocketStatus::kWouldBlock;
     }
     if (progress.received) return;
-    ReceivedPacket packet = receive_packet(socket, ExchangeFrame::kMaxBytes);
-    if (packet.status == SocketStatus::kWouldBlock) return;
-    if (packet.status == SocketStatus::kClosed) {
-      throw Error(ErrorCode::kPeerLost, round_.prefix + "rank " + std::to_string(peer) + " (pid " +
-                                            std::to_string(round_.pids[peer]) +
-                                            ") ended or closed its group");
-    }
+    std::optional<PeerPacket> packet = inbox_.next_exchange(peer);
+    if (!packet) return;
     progress.received = true;
-    take(peer, std::move(packet));
+    take(peer, std::move(*packet));
   }
 
-  void take(std::size_t peer, ReceivedPacket packet) {
+  void take(std::size_t peer, PeerPacket packet) {
     const std::string from = "rank " + std::to_string(peer) + " sent ";
     if (!packet.problem.empty()) {
-      note(packet.out_of_descriptors ? ErrorCode::kSystem : ErrorCode::kSecurity,
-           from + packet.problem);
-      return;
-    }
-    std::optional<ExchangeFrame> frame = parse_exchange(packet.bytes);
-    if (!frame || frame->has_descriptor != packet.descriptor.valid()) {
-      note(ErrorCode::kSecurity, from + "a malformed packet");
-    } else if (frame->sequence != round_.sequence) {
-      note(ErrorCode::kMismatch, from + "exchange " + std::to_string(frame->sequence) +
+      note(packet.problem_code, from + packet.problem);
+    } else if (packet.number != round_.sequence) {
+      note(ErrorCode::kMismatch, from + "exchange " + std::to_string(packet.number) +
                                      ", this rank is at exchange " +
                                      std::to_string(round_.sequence));
     } else {
       if (round_.sequence == kSetupSequence) {
-        throw_if_goodbye(round_.prefix, static_cast<int>(peer), frame->message);
+        throw_if_goodbye(round_.prefix, static_cast<int>(peer), packet.content.message);
       }
-      received_[peer] = {std::move(frame->message), std::move(packet.descriptor)};
+      received_[peer] = std::move(packet.content);
     }
   }
 
@@ -130,6 +119,7 @@ class Exchange {
   }
 
   const ExchangeRound& round_;
+  PeerInbox& inbox_;
   std::vector<std::uint8_t> packet_;
   std::vector<PeerProgress> progress_;
   std::vector<PeerMesh::Received> received_;
@@ -147,9 +137,10 @@ bool breaks_mesh(ErrorCode code) {
   return code == ErrorCode::kTimeout || code == ErrorCode::kAborted || code == ErrorCode::kPeerLost;
 }
 
-std::vector<PeerMesh::Received> run_exchange(const ExchangeRound& round, const Deadline& deadline,
+std::vector<PeerMesh::Received> run_exchange(const ExchangeRound& round, PeerInbox& inbox,
+                                             const Deadline& deadline,
                                              const std::function<bool()>& give_up) {
-  return Exchange(round).run(deadline, give_up);
+  return Exchange(round, inbox).run(deadline, give_up);
 }
 
 void say_goodbye(const std::string& prefix, std::span<const int> sockets,

@@ -6,6 +6,7 @@
 // goodbye has the same sequence and carries {0, error code, text}.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -14,6 +15,7 @@
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/deadline.hpp"
+#include "symm_mem/peer_inbox.hpp"
 #include "symm_mem/peer_mesh.hpp"
 
 namespace symm {
@@ -24,13 +26,16 @@ inline constexpr std::uint64_t kSetupSequence = ~std::uint64_t{0};
 // How error messages name the group: "group 'x', rank 1: ".
 std::string mesh_prefix(const std::string& group_name, int rank);
 
+// How long a wait sleeps at most before it looks again: whether to give up, and whether another
+// thread has read what it waits for.
+inline constexpr std::chrono::milliseconds kMeshPollPeriod{5};
+
 // True when `error` has left the sockets with packets of an unfinished round on them.
 bool breaks_mesh(ErrorCode code);
 
 struct ExchangeRound {
-  std::string prefix;                  // of error messages
-  std::span<const int> sockets;        // by rank; -1 for this one
-  std::span<const std::int64_t> pids;  // by rank; for messages
+  std::string prefix;            // of error messages
+  std::span<const int> sockets;  // by rank; -1 for this one
   int rank = 0;
   std::uint64_t sequence = 0;
   std::span<const std::uint8_t> message;
@@ -40,7 +45,8 @@ struct ExchangeRound {
 // Sends and receives at once over all sockets, so that no order of ranks can deadlock. Errors as
 // PeerMesh::exchange. What is wrong with one packet (malformed, out of sequence, no room for its
 // descriptor) is thrown after the whole round, which leaves the sockets usable.
-std::vector<PeerMesh::Received> run_exchange(const ExchangeRound& round, const Deadline& deadline,
+std::vector<PeerMesh::Received> run_exchange(const ExchangeRound& round, PeerInbox& inbox,
+                                             const Deadline& deadline,
                                              const std::function<bool()>& give_up);
 
 // Tells every open socket (-1: none) that this rank's set-up failed. `prefix` is left out of what

@@ -11,6 +11,7 @@ constexpr std::uint32_t kHelloMagic = 0x6f6c6568;
 constexpr std::uint32_t kHelloVersion = 1;
 constexpr std::uint32_t kExchangeMagic = 0x68637865;
 constexpr std::uint32_t kHasDescriptor = 1;
+constexpr std::uint32_t kIsPost = 2;
 
 }  // namespace
 
@@ -40,10 +41,11 @@ std::optional<HelloFrame> parse_hello(std::span<const std::uint8_t> packet) {
 }
 
 std::vector<std::uint8_t> encode_exchange(std::uint64_t sequence, bool has_descriptor,
-                                          std::span<const std::uint8_t> message) {
+                                          std::span<const std::uint8_t> message, FrameKind kind) {
   ByteWriter writer;
   writer.integer(kExchangeMagic);
-  writer.integer(has_descriptor ? kHasDescriptor : 0u);
+  writer.integer((has_descriptor ? kHasDescriptor : 0u) |
+                 (kind == FrameKind::kPost ? kIsPost : 0u));
   writer.integer(sequence);
   writer.integer(static_cast<std::uint32_t>(message.size()));
   writer.integer(std::uint32_t{0});
@@ -61,10 +63,11 @@ std::optional<ExchangeFrame> parse_exchange(std::span<const std::uint8_t> packet
   const auto zero = reader.integer<std::uint32_t>();
   if (length > ExchangeFrame::kMaxMessage) return std::nullopt;
   const std::span<const std::uint8_t> message = reader.raw(length);
-  if (!reader.finished() || magic != kExchangeMagic || (flags & ~kHasDescriptor) != 0 ||
+  if (!reader.finished() || magic != kExchangeMagic || (flags & ~(kHasDescriptor | kIsPost)) != 0 ||
       zero != 0) {
     return std::nullopt;
   }
+  frame.kind = (flags & kIsPost) != 0 ? FrameKind::kPost : FrameKind::kExchange;
   frame.has_descriptor = (flags & kHasDescriptor) != 0;
   frame.message.assign(message.begin(), message.end());
   return frame;

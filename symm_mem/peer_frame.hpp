@@ -3,8 +3,8 @@
 // NOTE [Peer frames]
 // Hello, 32 bytes: magic u32, version u32, rank u32, zero u32, nonce 16 bytes. The connector sends
 // its rank and the acceptor's nonce; the acceptor answers with its rank and the connector's nonce.
-// Exchange, 24 bytes and the message: magic u32, flags u32 (bit 0: a descriptor is attached),
-// sequence u64, length u32, zero u32.
+// Exchange, 24 bytes and the message: magic u32, flags u32 (bit 0: a descriptor is attached; bit 1:
+// a post), sequence u64 (of a post: its topic), length u32, zero u32.
 #pragma once
 
 #include <cstddef>
@@ -29,18 +29,22 @@ std::vector<std::uint8_t> encode_hello(const HelloFrame& hello);
 // Empty for anything malformed. Local, thread safe.
 std::optional<HelloFrame> parse_hello(std::span<const std::uint8_t> packet);
 
+enum class FrameKind { kExchange, kPost };
+
 struct ExchangeFrame {
   static constexpr std::size_t kHeaderBytes = 24;
   static constexpr std::size_t kMaxMessage = 4096;
   static constexpr std::size_t kMaxBytes = kHeaderBytes + kMaxMessage;
 
-  std::uint64_t sequence = 0;
+  FrameKind kind = FrameKind::kExchange;
+  std::uint64_t sequence = 0;  // of a post: its topic
   bool has_descriptor = false;
   std::vector<std::uint8_t> message;
 };
 
 std::vector<std::uint8_t> encode_exchange(std::uint64_t sequence, bool has_descriptor,
-                                          std::span<const std::uint8_t> message);
+                                          std::span<const std::uint8_t> message,
+                                          FrameKind kind = FrameKind::kExchange);
 
 // Empty for anything malformed. Local, thread safe.
 std::optional<ExchangeFrame> parse_exchange(std::span<const std::uint8_t> packet);

@@ -1,10 +1,13 @@
 #include "symm_mem/peer_mesh.hpp"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -16,6 +19,7 @@
 #include "symm_mem/peer_connector.hpp"
 #include "symm_mem/peer_exchange.hpp"
 #include "symm_mem/peer_frame.hpp"
+#include "symm_mem/peer_inbox.hpp"
 #include "symm_mem/peer_record.hpp"
 #include "symm_mem/private_directory.hpp"
 #include "symm_mem/rank_names.hpp"
@@ -45,6 +49,7 @@ class SocketMesh final : public PeerMesh {
       pids_.push_back(record.pid);
     }
     for (const GuardedDescriptor& socket : sockets_) socket_numbers_.push_back(socket.get());
+    inbox_.emplace(prefix_, socket_numbers_, pids_);
   }
 
   int rank() const override { return rank_; }
@@ -63,20 +68,73 @@ class SocketMesh final : public PeerMesh {
   std::vector<Received> exchange(std::uint64_t sequence, std::span<const std::uint8_t> message,
                                  int descriptor, std::chrono::milliseconds timeout,
                                  const std::function<bool()>& give_up) override {
-    check_usable(message.size());
+    check_process();
+    check_size(message.size());
+    if (!failure_.empty()) {
+      throw Error(ErrorCode::kAborted, prefix_ + "an earlier exchange failed: " + failure_);
+    }
     ExchangeRound round;
     round.prefix = prefix_;
     round.sockets = socket_numbers_;
-    round.pids = pids_;
     round.rank = rank_;
     round.sequence = sequence;
     round.message = message;
     round.descriptor = descriptor;
     try {
-      return run_exchange(round, Deadline(timeout), give_up);
+      return run_exchange(round, *inbox_, Deadline(timeout), give_up);
     } catch (const Error& error) {
       if (breaks_mesh(error.code())) failure_ = error.what();
       throw;
+    }
+  }
+
+  void post(std::uint64_t topic, std::span<const std::uint8_t> message, int descriptor) override {
+    check_process();
+    check_size(message.size());
+    {
+      const std::lock_guard<std::mutex> lock(posted_mutex_);
+      if (!posted_.insert(topic).second) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    prefix_ + "topic " + std::to_string(topic) + " has been posted already");
+      }
+    }
+    const std::vector<std::uint8_t> packet =
+        encode_exchange(topic, descriptor >= 0, message, FrameKind::kPost);
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (peer == rank_) continue;
+      const int socket = socket_numbers_[static_cast<std::size_t>(peer)];
+      // A peer that has gone is noticed by those who wait for it.
+      if (send_packet(socket, packet, descriptor) == SocketStatus::kWouldBlock) {
+        throw Error(ErrorCode::kSystem, prefix_ + "posting " + std::to_string(packet.size()) +
+                                            " bytes failed: the socket to rank " +
+                                            std::to_string(peer) + " is full");
+      }
+    }
+  }
+
+  Received take(int peer, std::uint64_t topic, std::chrono::milliseconds timeout,
+                const std::function<bool()>& give_up) override {
+    check_process();
+    const std::size_t from = checked(peer);
+    if (peer == rank_) {
+      throw Error(ErrorCode::kInvalidArgument, prefix_ + "a rank cannot take its own post");
+    }
+    const std::string name = "rank " + std::to_string(peer);
+    const Deadline deadline(timeout);
+    for (;;) {
+      if (std::optional<PeerPacket> packet = inbox_->next_post(from, topic)) {
+        if (packet->problem.empty()) return std::move(packet->content);
+        throw Error(packet->problem_code, prefix_ + name + " sent " + packet->problem);
+      }
+      if (give_up && give_up()) {
+        throw Error(ErrorCode::kAborted, prefix_ + "aborted while waiting for " + name);
+      }
+      if (deadline.passed()) {
+        throw Error(ErrorCode::kTimeout, prefix_ + name + " has posted nothing under topic " +
+                                             std::to_string(topic) + " in time");
+      }
+      pollfd entry{socket_numbers_[from], POLLIN, 0};
+      ::poll(&entry, 1, deadline.poll_slice(kMeshPollPeriod));
     }
   }
 
@@ -92,19 +150,17 @@ class SocketMesh final : public PeerMesh {
     return static_cast<std::size_t>(rank);
   }
 
-  void check_usable(std::size_t message_bytes) const {
-    if (generation_ != fork_generation()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  prefix_ + "a forked child cannot use its parent's group; make a new one");
-    }
-    if (message_bytes > ExchangeFrame::kMaxMessage) {
-      throw Error(ErrorCode::kInvalidArgument, prefix_ + "an exchange carries at most " +
-                                                   std::to_string(ExchangeFrame::kMaxMessage) +
-                                                   " bytes, got " + std::to_string(message_bytes));
-    }
-    if (!failure_.empty()) {
-      throw Error(ErrorCode::kAborted, prefix_ + "an earlier exchange failed: " + failure_);
-    }
+  void check_process() const {
+    if (generation_ == fork_generation()) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                prefix_ + "a forked child cannot use its parent's group; make a new one");
+  }
+
+  void check_size(std::size_t message_bytes) const {
+    if (message_bytes <= ExchangeFrame::kMaxMessage) return;
+    throw Error(ErrorCode::kInvalidArgument, prefix_ + "a message has at most " +
+                                                 std::to_string(ExchangeFrame::kMaxMessage) +
+                                                 " bytes, got " + std::to_string(message_bytes));
   }
 
   std::string prefix_;
@@ -113,6 +169,9 @@ class SocketMesh final : public PeerMesh {
   std::vector<std::int64_t> pids_;
   std::vector<GuardedDescriptor> sockets_;  // by rank; invalid for this one
   std::vector<int> socket_numbers_;
+  std::optional<PeerInbox> inbox_;  // reads from socket_numbers_
+  std::mutex posted_mutex_;
+  std::set<std::uint64_t> posted_;  // topics
   std::vector<std::atomic<bool>> hung_up_;
   std::uint32_t generation_;
   std::string failure_;  // of the first exchange that left packets behind

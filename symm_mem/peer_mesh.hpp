@@ -9,8 +9,9 @@
 // closes them when a process ends, so a dead peer is an immediate hang-up, also across pid
 // namespaces, and they carry descriptors (SCM_RIGHTS).
 //
-// Thread safety: hung_up() may be called from any thread at any time; exchange() and
-// exchange_descriptors() are collective and must not run concurrently on one mesh.
+// Thread safety: hung_up(), post() and take() may be called from any thread at any time, also while
+// another thread is inside exchange(); exchange() is collective and must not run concurrently with
+// itself on one mesh.
 // A forked child must not use the mesh: descriptors are close-on-exec and closed in the child, so
 // that a child does not keep a dead parent's sockets open.
 #pragma once
@@ -76,6 +77,15 @@ class PeerMesh {
                                          std::span<const std::uint8_t> message, int descriptor,
                                          std::chrono::milliseconds timeout,
                                          const std::function<bool()>& give_up) = 0;
+
+  // Sends every peer `message` (as for exchange) under `topic`, to be taken when the peer wants it.
+  // Local: waits for nobody. One post a topic and rank. Throws kInvalidArgument, kSystem.
+  virtual void post(std::uint64_t topic, std::span<const std::uint8_t> message, int descriptor) = 0;
+
+  // Waits for what `peer` posted under `topic`; each post can be taken once. Local to the two
+  // ranks. `give_up` and errors as for exchange(); a peer that died after its post still counts.
+  virtual Received take(int peer, std::uint64_t topic, std::chrono::milliseconds timeout,
+                        const std::function<bool()>& give_up) = 0;
 
  protected:
   PeerMesh() = default;

@@ -22,7 +22,8 @@ namespace symm {
 
 class LocalSegment {
  public:
-  // Local. bytes == 0 is legal and occupies one granule.
+  // Local. bytes == 0 is legal and occupies one granule. The memory is of `runtime`'s device, which
+  // the segment refers to for as long as it lives.
   static std::shared_ptr<LocalSegment> allocate(DeviceRuntime& runtime, std::size_t bytes);
 
   DeviceRuntime& runtime() const { return runtime_; }

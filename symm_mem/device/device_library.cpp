@@ -59,6 +59,16 @@ OpenedLibrary open_shared_object(const std::string& directory, DeviceKind kind) 
   return {handle, file};
 }
 
+struct Libraries {
+  std::mutex mutex;
+  std::array<const DeviceLibrary*, 3> by_kind{};
+};
+
+Libraries& known_libraries() {
+  static Libraries libraries;
+  return libraries;
+}
+
 }  // namespace
 
 const DeviceLibrary& open_device_library(const std::string& directory, DeviceKind kind) {
@@ -85,12 +95,17 @@ const DeviceLibrary& open_device_library(const std::string& directory, DeviceKin
 }
 
 const DeviceLibrary& device_library(DeviceKind kind) {
-  static std::mutex mutex;
-  static std::array<const DeviceLibrary*, 3> opened{};
-  const std::lock_guard<std::mutex> lock(mutex);
-  const DeviceLibrary*& library = opened.at(static_cast<std::size_t>(kind));
+  Libraries& libraries = known_libraries();
+  const std::lock_guard<std::mutex> lock(libraries.mutex);
+  const DeviceLibrary*& library = libraries.by_kind.at(static_cast<std::size_t>(kind));
   if (library == nullptr) library = &open_device_library(own_directory(), kind);
   return *library;
+}
+
+void set_device_library(DeviceKind kind, const DeviceLibrary* library) {
+  Libraries& libraries = known_libraries();
+  const std::lock_guard<std::mutex> lock(libraries.mutex);
+  libraries.by_kind.at(static_cast<std::size_t>(kind)) = library;
 }
 
 std::string device_library_problem(DeviceKind kind) {

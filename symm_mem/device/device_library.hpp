@@ -10,13 +10,14 @@ namespace symm {
 
 // The version of the interface between libsymm and a device library; a library of another version
 // is refused.
-inline constexpr int kDeviceLibraryVersion = 1;
+inline constexpr int kDeviceLibraryVersion = 2;
 
 struct DeviceLibrary {
   int interface_version;
   DeviceKind kind;
-  // The runtime of a local device. Throws Error.
-  DeviceRuntime& (*runtime)(int device_index);
+  // The runtime of a local device, by the number that PyTorch gives it. Throws Error with one
+  // sentence where there is no such device, no driver, or a driver that is too old.
+  GpuRuntime& (*runtime)(int device_index);
 };
 
 // The symbol that a device library exports: extern "C" const DeviceLibrary* symm_device_library().
@@ -30,6 +31,10 @@ const DeviceLibrary& device_library(DeviceKind kind);
 
 // The sentence that device_library() would throw, or "" where it would succeed.
 std::string device_library_problem(DeviceKind kind);
+
+// Makes device_library(kind) return `library` (for ever, or until the next call; null: what it
+// finds itself), so that tests can bring a device of their own. Thread safe.
+void set_device_library(DeviceKind kind, const DeviceLibrary* library);
 
 // What device_library() does, looking in `directory` in place of the one that holds libsymm, and
 // without remembering the result. An opened library stays open. Thread safe.

@@ -9,10 +9,14 @@
 // lives in a device library (device_library.hpp) that is opened at run time.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
+#include "kernels/gpu/group_kernels.hpp"
 #include "symm_mem/file_descriptor.hpp"
 
 namespace symm {
@@ -72,6 +76,41 @@ class DeviceRuntime {
   virtual std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
                                           std::shared_ptr<AddressRange> range,
                                           std::size_t offset) = 0;
+};
+
+// Which GPU this is, whatever number a process gives it.
+struct GpuIdentity {
+  std::string name;  // "NVIDIA H100"
+  std::array<std::uint8_t, 16> uuid{};
+  int index = 0;  // in this process
+  int multiprocessors = 0;
+  int architecture = 0;  // 90 for compute capability 9.0
+};
+
+// A runtime of device memory, which also knows streams and has the kernels. One object a device and
+// process, never destroyed. Thread safe.
+class GpuRuntime : public DeviceRuntime {
+ public:
+  virtual const GpuIdentity& identity() const = 0;
+
+  // True while `stream` is being captured into a graph. Throws Error(kSystem) when it was and the
+  // capture has been invalidated.
+  virtual bool is_capturing(StreamHandle stream) = 0;
+
+  // A number that tells one ongoing capture from another; 0 where `stream` is not captured.
+  virtual std::uint64_t capture_id(StreamHandle stream) = 0;
+
+  // Lets this thread do what a graph capture in this or another thread else forbids it: asking an
+  // uncaptured event whether it is done, waiting for the device. Returns what to give back to
+  // restore_capture_mode(). Neither throws.
+  virtual int relax_capture_mode() noexcept = 0;
+  virtual void restore_capture_mode(int before) noexcept = 0;
+
+  // Waits until all that was put on this device has ended, well or not. Throws Error(kSystem).
+  virtual void synchronize() = 0;
+
+  // Loads every kernel now, so that a later launch never synchronises the device. Cold.
+  virtual std::unique_ptr<GroupKernels> make_group_kernels(const GroupKernelsConfig& config) = 0;
 };
 
 // The process's host runtime. Never fails.

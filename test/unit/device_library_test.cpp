@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "kernels/core/error.hpp"
 #include "test/support/expect_error.hpp"
@@ -83,6 +88,50 @@ TEST_F(DeviceLibraryTest, RightLibraryOpensOnce) {
   EXPECT_NE(&library.runtime(0), &library.runtime(1));
   EXPECT_EQ(&open_device_library(directory_.path(), DeviceKind::kCuda), &library);
 }
+
+#ifdef SYMM_TEST_CUDA_DIRECTORY
+
+// The library of this build, on a machine without a GPU: it loads, and says in one sentence what is
+// missing; so it does for a device that no machine has.
+TEST(DeviceLibrary, TheCudaLibraryOfThisBuildOpensWithoutAGpu) {
+  const DeviceLibrary& library = open_device_library(SYMM_TEST_CUDA_DIRECTORY, DeviceKind::kCuda);
+  EXPECT_EQ(library.interface_version, kDeviceLibraryVersion);
+  EXPECT_EQ(library.kind, DeviceKind::kCuda);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const auto error = error_of([&] { library.runtime(100'000); });
+    expect_error(error, ErrorCode::kUnsupported, {"symm cannot use "});
+    const std::string text = error->what();
+    const bool clear =
+        text.find("the NVIDIA driver is not installed: libcuda.so.1") != std::string::npos ||
+        text.find("no GPU is visible to this process") != std::string::npos ||
+        text.find("there is no such GPU; this process sees ") != std::string::npos;
+    EXPECT_TRUE(clear) << text;
+  }
+}
+
+// Else the CUDA runtime inside it could be taken for another library's.
+TEST(DeviceLibrary, TheCudaLibraryOfThisBuildExportsOneSymbol) {
+  const std::string command = "nm -D --defined-only " SYMM_TEST_CUDA_DIRECTORY "/libsymm_cuda.so";
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
+  ASSERT_TRUE(pipe);
+  std::vector<std::string> symbols;
+  std::array<char, 512> line{};
+  while (std::fgets(line.data(), line.size(), pipe.get()) != nullptr) {
+    std::istringstream words(line.data());
+    std::string word;
+    while (words >> word) continue;
+    symbols.push_back(word);
+  }
+  EXPECT_EQ(symbols, std::vector<std::string>{kDeviceLibrarySymbol});
+}
+
+#else
+
+TEST(DeviceLibrary, TheCudaLibraryOfThisBuildOpensWithoutAGpu) {
+  GTEST_SKIP() << "libsymm_cuda was not built (SYMM_CUDA)";
+}
+
+#endif
 
 TEST(DeviceLibrary, HostNeedsNone) {
   expect_error(error_of([] { device_library(DeviceKind::kHost); }), ErrorCode::kUnsupported,

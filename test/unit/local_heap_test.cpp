@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <utility>
+
 namespace symm {
 namespace {
 
@@ -39,6 +42,43 @@ TEST(LocalHeap, ForgetsASegmentWithItsLastOwner) {
 TEST(LocalHeap, ZeroBytesAreLegal) {
   const auto segment = allocate_on_local_heap(0);
   EXPECT_EQ(find_on_local_heap(segment->base(), 0), segment);
+}
+
+// A device whose memory is the host's, to tell it from the host runtime.
+class OtherRuntime final : public DeviceRuntime {
+ public:
+  DeviceKind kind() const override { return DeviceKind::kCuda; }
+  std::size_t granularity() const override { return host_runtime().granularity(); }
+  std::shared_ptr<PhysicalMemory> allocate(std::size_t bytes) override {
+    return host_runtime().allocate(bytes);
+  }
+  FileDescriptor export_memory(const PhysicalMemory& memory) override {
+    return host_runtime().export_memory(memory);
+  }
+  std::shared_ptr<PhysicalMemory> import_memory(FileDescriptor fd, std::size_t bytes) override {
+    return host_runtime().import_memory(std::move(fd), bytes);
+  }
+  std::shared_ptr<AddressRange> reserve(std::size_t bytes) override {
+    return host_runtime().reserve(bytes);
+  }
+  std::shared_ptr<Mapping> map(std::shared_ptr<PhysicalMemory> memory) override {
+    return host_runtime().map(std::move(memory));
+  }
+  std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
+                                  std::shared_ptr<AddressRange> range,
+                                  std::size_t offset) override {
+    return host_runtime().map_at(std::move(memory), std::move(range), offset);
+  }
+};
+
+TEST(LocalHeap, MemoryOfEveryDeviceIsFoundByAddressAlone) {
+  OtherRuntime other;
+  const auto on_host = allocate_on_local_heap(4'096);
+  const auto on_device = allocate_on_local_heap(other, 4'096);
+  EXPECT_EQ(&on_host->runtime(), &host_runtime());
+  EXPECT_EQ(&on_device->runtime(), &other);
+  EXPECT_EQ(find_on_local_heap(on_device->base() + 5, 7), on_device);
+  EXPECT_EQ(find_on_local_heap(on_host->base() + 5, 7), on_host);
 }
 
 }  // namespace

@@ -160,10 +160,14 @@ TEST(PeerFrame, HelloRoundTripAndRefusals) {
 
 TEST(PeerFrame, ExchangeRoundTripAndRefusals) {
   const Bytes message = {5, 4, 3, 2, 1};
-  for (const bool with_descriptor : {false, true}) {
-    const Bytes whole = encode_exchange(0x0102030405060708, with_descriptor, message);
+  for (const int flags : {0, 1, 2, 3}) {
+    const bool with_descriptor = (flags & 1) != 0;
+    const FrameKind kind = (flags & 2) != 0 ? FrameKind::kPost : FrameKind::kExchange;
+    const Bytes whole = encode_exchange(0x0102030405060708, with_descriptor, message, kind);
+    EXPECT_EQ(whole[4], flags) << "the documented bits";
     const auto got = parse_exchange(whole);
     ASSERT_TRUE(got.has_value());
+    EXPECT_EQ(got->kind, kind);
     EXPECT_EQ(got->sequence, 0x0102030405060708u);
     EXPECT_EQ(got->has_descriptor, with_descriptor);
     EXPECT_EQ(got->message, message);
@@ -175,6 +179,9 @@ TEST(PeerFrame, ExchangeRoundTripAndRefusals) {
       changed[at] ^= 0x80;
       EXPECT_FALSE(parse_exchange(changed).has_value()) << at;
     }
+    Bytes unknown_flag = whole;
+    unknown_flag[4] ^= 4;
+    EXPECT_FALSE(parse_exchange(unknown_flag).has_value());
   }
   EXPECT_TRUE(
       parse_exchange(encode_exchange(1, false, Bytes(ExchangeFrame::kMaxMessage))).has_value());

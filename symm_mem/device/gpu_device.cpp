@@ -1,0 +1,104 @@
+#include "symm_mem/device/gpu_device.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+
+#include "kernels/core/error.hpp"
+
+namespace symm {
+namespace {
+
+std::string device_text(DeviceKind kind, int index) {
+  return std::string(device_kind_name(kind)) + ":" + std::to_string(index);
+}
+
+[[noreturn]] void refuse(DeviceKind kind, int index, const std::string& why) {
+  throw Error(ErrorCode::kUnsupported, "symm cannot use " + device_text(kind, index) + ": " + why);
+}
+
+std::string uuid_text(const std::array<std::uint8_t, 16>& uuid) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text = "GPU-";
+  for (std::size_t i = 0; i < uuid.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += kDigits[uuid[i] >> 4];
+    text += kDigits[uuid[i] & 15];
+  }
+  return text;
+}
+
+}  // namespace
+
+GpuDevice::GpuDevice(DeviceKind kind, int index) : driver_(gpu_driver()) {
+  const int count = gpu_count(driver_);
+  if (index < 0 || index >= count) {
+    refuse(kind, index, "there is no such GPU; this process sees " + std::to_string(count));
+  }
+  const std::string what = "looking at " + device_text(kind, index);
+  driver_.check(driver_.device_get(&handle_, index), what);
+  std::array<char, 256> name{};
+  driver_.check(driver_.device_get_name(name.data(), static_cast<int>(name.size()) - 1, handle_),
+                what);
+  gpuUuid_t uuid{};
+  driver_.check(driver_.device_get_uuid(&uuid, handle_), what);
+  static_assert(sizeof(uuid) == sizeof(identity_.uuid));
+  std::memcpy(identity_.uuid.data(), &uuid, sizeof(uuid));
+  identity_.name = name.data();
+  identity_.index = index;
+  identity_.multiprocessors = attribute(gpuAttributeMultiprocessors);
+  identity_.architecture = 10 * attribute(gpuAttributeMajor) + attribute(gpuAttributeMinor);
+  label_ =
+      identity_.name + " (" + device_text(kind, index) + ", " + uuid_text(identity_.uuid) + ")";
+  if (attribute(gpuAttributeVmm) == 0) {
+    refuse(kind, index, identity_.name + " has no virtual memory management");
+  }
+  if (attribute(gpuAttributePosixHandles) == 0) {
+    refuse(kind, index, identity_.name + " cannot share memory by file descriptors here");
+  }
+  driver_.check(driver_.primary_context_retain(&context_, handle_),
+                "making the context of " + label_);
+}
+
+int GpuDevice::attribute(gpuDeviceAttribute which) const {
+  int value = 0;
+  driver_.check(driver_.device_get_attribute(&value, which, handle_),
+                "asking GPU " + std::to_string(identity_.index) + " what it can do");
+  return value;
+}
+
+// The attribute tells what the device could do; the channel is what lets this process do it.
+bool GpuDevice::has_fabric_handles() const {
+  return attribute(gpuAttributeFabricHandles) != 0 &&
+         ::access("/dev/nvidia-caps-imex-channels/channel0", R_OK | W_OK) == 0;
+}
+
+GpuScope::GpuScope(const GpuDevice& device) : driver_(device.driver()) {
+  if (!device.usable()) {
+    throw Error(ErrorCode::kUnsupported,
+                "a forked child cannot use " + device.label() +
+                    " of its parent; start processes that use a GPU by spawn");
+  }
+  gpuContext_t current = nullptr;
+  driver_.check(driver_.context_get_current(&current), "asking for the current context");
+  if (current == device.context()) return;
+  driver_.check(driver_.context_push(device.context()),
+                "entering the context of " + device.label());
+  pushed_ = true;
+}
+
+GpuScope::~GpuScope() {
+  gpuContext_t popped = nullptr;
+  if (pushed_) static_cast<void>(driver_.context_pop(&popped));
+}
+
+GpuColdScope::GpuColdScope(const GpuDevice& device) : scope_(device), driver_(device.driver()) {
+  driver_.check(driver_.thread_exchange_capture_mode(&mode_), "working beside a capture");
+}
+
+GpuColdScope::~GpuColdScope() { static_cast<void>(driver_.thread_exchange_capture_mode(&mode_)); }
+
+}  // namespace symm

@@ -1,0 +1,101 @@
+// Owners of GPU memory and of the addresses it is seen at. gpu_runtime.cpp offers them.
+//
+// NOTE [Unmapping and spinning kernels]
+// Unmapping may wait for all kernels of the device, and a kernel of this group may be waiting for a
+// peer that waits for this rank. So memory is made, cleared and mapped without unmapping anything:
+// the mapping in which allocate() clears new memory is kept and becomes the first Mapping of it.
+//
+// Every owner frees what it holds when it goes, with errors ignored: at the end of a process the
+// driver may be gone already. In a forked child they free nothing.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "symm_mem/device/gpu_device.hpp"
+
+namespace symm {
+
+// Addresses without memory.
+class GpuRange final : public AddressRange {
+ public:
+  // `bytes`: a multiple of `alignment`, above 0. Throws Error(kSystem).
+  GpuRange(const GpuDevice& device, std::size_t bytes, std::size_t alignment);
+  ~GpuRange() override;
+  GpuRange(const GpuRange&) = delete;
+  GpuRange& operator=(const GpuRange&) = delete;
+
+  std::byte* base() const override { return base_; }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  const GpuDevice& device_;
+  std::size_t bytes_;
+  std::byte* base_ = nullptr;
+};
+
+// Memory made visible at `place` for as long as this lives, for reading and writing by `device`.
+class GpuPlacement {
+ public:
+  // Throws Error(kSystem) that names the GPU.
+  GpuPlacement(const GpuDevice& device, gpuMemHandle_t memory, std::size_t bytes,
+               std::shared_ptr<AddressRange> range, std::size_t offset, const std::string& whose);
+  ~GpuPlacement();
+  GpuPlacement(const GpuPlacement&) = delete;
+  GpuPlacement& operator=(const GpuPlacement&) = delete;
+
+  std::byte* base() const { return base_; }
+
+ private:
+  void unmap() noexcept;
+
+  const GpuDevice& device_;
+  std::shared_ptr<AddressRange> range_;
+  std::byte* base_;
+  std::size_t bytes_;
+};
+
+class GpuMemory final : public PhysicalMemory {
+ public:
+  // Takes `handle` over. `whose`: "memory" or "a peer's memory", for messages.
+  GpuMemory(const GpuDevice& device, gpuMemHandle_t handle, std::size_t bytes, std::string whose)
+      : device_(device), handle_(handle), bytes_(bytes), whose_(std::move(whose)) {}
+  ~GpuMemory() override;
+  GpuMemory(const GpuMemory&) = delete;
+  GpuMemory& operator=(const GpuMemory&) = delete;
+
+  std::size_t bytes() const override { return bytes_; }
+  gpuMemHandle_t handle() const { return handle_; }
+
+  std::unique_ptr<GpuPlacement> place(std::shared_ptr<AddressRange> range,
+                                      std::size_t offset) const;
+
+  // Keeps a placement for the first one who wants to map the memory.
+  void keep(std::unique_ptr<GpuPlacement> placement);
+  std::unique_ptr<GpuPlacement> take_kept();
+
+ private:
+  const GpuDevice& device_;
+  gpuMemHandle_t handle_;
+  std::size_t bytes_;
+  std::string whose_;
+  std::mutex mutex_;
+  std::unique_ptr<GpuPlacement> kept_;
+};
+
+class GpuMapping final : public Mapping {
+ public:
+  GpuMapping(std::shared_ptr<PhysicalMemory> memory, std::unique_ptr<GpuPlacement> placement)
+      : memory_(std::move(memory)), placement_(std::move(placement)) {}
+
+  std::byte* base() const override { return placement_->base(); }
+  std::size_t bytes() const override { return memory_->bytes(); }
+
+ private:
+  std::shared_ptr<PhysicalMemory> memory_;
+  std::unique_ptr<GpuPlacement> placement_;  // goes before the memory does
+};
+
+}  // namespace symm
