@@ -11,10 +11,10 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 # No fused multiply-add where the source has none: in one instruction set and not in another it
 # would change result bits.
-add_compile_options(-Wall -Wextra -Werror -ffp-contract=off)
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-ffp-contract=off>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 warns of overlapping copies inside std::string's operator+ (its bug 105651).
-  add_compile_options(-Wno-restrict)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>")
 endif()
 
 if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -29,17 +29,18 @@ if(SYMM_SANITIZE)
     message(FATAL_ERROR "SYMM_SANITIZE must be address, undefined, address,undefined or thread, "
                         "but is \"${SYMM_SANITIZE}\".")
   endif()
-  add_compile_options("-fsanitize=${SYMM_SANITIZE}" -fno-omit-frame-pointer -g)
+  add_compile_options(
+    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${SYMM_SANITIZE};-fno-omit-frame-pointer;-g>")
   add_link_options("-fsanitize=${SYMM_SANITIZE}")
   if(SYMM_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC says that it does not model fences; that stays visible without ending the build.
-    add_compile_options(-Wno-error=tsan)
+    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wno-error=tsan>")
   else()
-    add_compile_options(-fno-sanitize-recover=all)
+    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>")
   endif()
   if(SYMM_SANITIZE MATCHES "undefined")
     # The vptr check opens a pipe to learn whether memory can be read, and calls every object
     # invalid when it gets none: tests that exhaust the file descriptors would fail for that.
-    add_compile_options(-fno-sanitize=vptr)
+    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize=vptr>")
   endif()
 endif()

@@ -36,8 +36,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   if (const auto hello = symm::parse_hello(input)) require_same(input, symm::encode_hello(*hello));
   if (const auto frame = symm::parse_exchange(input)) {
-    require_same(input,
-                 symm::encode_exchange(frame->sequence, frame->has_descriptor, frame->message));
+    require_same(input, symm::encode_exchange(frame->sequence, frame->has_descriptor,
+                                              frame->message, frame->kind));
   }
   return 0;
 }
@@ -60,6 +60,7 @@ std::vector<std::vector<std::uint8_t>> seeds() {
   return {symm::encode_peer_record(record),
           symm::encode_hello({1, {}}),
           symm::encode_exchange(5, true, std::vector<std::uint8_t>(40, 7)),
+          symm::encode_exchange(9, false, std::vector<std::uint8_t>(3, 1), symm::FrameKind::kPost),
           {}};
 }
 

@@ -1,0 +1,141 @@
+// Ranks of a group on one GPU and in one thread: each has its segment in ordinary device memory,
+// its kernels and its stream. Launches return at once, so one thread can start every rank's part.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "kernels/core/atomics.hpp"
+#include "kernels/gpu/gpu_group_kernels.hpp"
+
+namespace symm::test {
+
+inline void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) {
+    ADD_FAILURE() << what << ": " << cudaGetErrorString(status);
+    std::abort();
+  }
+}
+
+inline bool gpu_visible() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+// Device memory with a way in and out.
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(std::size_t bytes) : bytes_(bytes) {
+    check(cudaMalloc(&data_, bytes + 64), "cudaMalloc");
+  }
+  ~DeviceBytes() { (void)cudaFree(data_); }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
+
+  // Starts `offset` bytes after an aligned address.
+  std::byte* at(std::size_t offset) const { return static_cast<std::byte*>(data_) + offset; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+class DeviceRig {
+ public:
+  struct Options {
+    std::uint64_t workspace_bytes = 32u << 20;
+    std::uint32_t first_count = 0;
+    std::uint32_t poll_period = 256;
+  };
+
+  DeviceRig(int world, const Options& options)
+      : world_(world), layout_(DeviceLayout::of(world, options.workspace_bytes)) {
+    for (int rank = 0; rank < world; ++rank) {
+      Rank& r = ranks_.emplace_back();
+      r.segment = std::make_unique<DeviceBytes>(layout_.total_bytes);
+      check(cudaMemset(r.segment->at(0), 0, layout_.total_bytes), "cudaMemset");
+      r.page = static_cast<DevicePage*>(std::aligned_alloc(4096, sizeof(DevicePage)));
+      std::memset(static_cast<void*>(r.page), 0, sizeof(DevicePage));
+      check(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+      GroupKernelsConfig config;
+      config.rank = rank;
+      config.world_size = world;
+      config.layout = layout_;
+      config.page = r.page;
+      config.first_count = options.first_count;
+      config.poll_period = options.poll_period;
+      r.kernels = make_gpu_group_kernels(config, 0);
+    }
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    for (Rank& r : ranks_) {
+      for (int peer = 0; peer < world; ++peer) r.kernels->set_peer(peer, segment(peer));
+    }
+  }
+  ~DeviceRig() {
+    for (Rank& r : ranks_) store_release(&r.page->abort, std::uint32_t{1});
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    for (Rank& r : ranks_) {
+      r.kernels.reset();
+      check(cudaStreamDestroy(r.stream), "cudaStreamDestroy");
+      std::free(r.page);
+    }
+  }
+
+  int world() const { return world_; }
+  const DeviceLayout& layout() const { return layout_; }
+  std::byte* segment(int rank) const { return ranks_[index(rank)].segment->at(0); }
+  GroupKernels& kernels(int rank) const { return *ranks_[index(rank)].kernels; }
+  DevicePage& page(int rank) const { return *ranks_[index(rank)].page; }
+  cudaStream_t stream(int rank) const { return ranks_[index(rank)].stream; }
+  LaunchOptions options(int rank) const {
+    return {.stream = stream(rank), .timeout = std::chrono::seconds(20)};
+  }
+
+  // Waits for every rank. A group that does not end in time is told to give up, and the test fails.
+  void finish() {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(40);
+    bool aborted = false;
+    for (Rank& r : ranks_) {
+      while (cudaStreamQuery(r.stream) == cudaErrorNotReady) {
+        if (!aborted && std::chrono::steady_clock::now() > deadline) {
+          aborted = true;
+          ADD_FAILURE() << "the ranks did not come to an end";
+          for (Rank& each : ranks_) store_release(&each.page->abort, std::uint32_t{1});
+        }
+        std::this_thread::yield();
+      }
+      check(cudaStreamSynchronize(r.stream), "cudaStreamSynchronize");
+    }
+  }
+
+  // No kernel gave up.
+  void expect_healthy() const {
+    for (const Rank& r : ranks_) {
+      EXPECT_EQ(load_acquire(&r.page->report.fault), 0u)
+          << "waiting for rank " << r.page->report.peer << " in call " << r.page->report.sequence;
+    }
+  }
+
+ private:
+  struct Rank {
+    std::unique_ptr<DeviceBytes> segment;
+    std::unique_ptr<GroupKernels> kernels;
+    DevicePage* page = nullptr;
+    cudaStream_t stream = nullptr;
+  };
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+  int world_;
+  DeviceLayout layout_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace symm::test

@@ -1,0 +1,194 @@
+// How the device library behaves towards its callers: threads with any or no current device, graph
+// captures, streams that are held up.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "kernels/core/error.hpp"
+#include "test/support/expect_error.hpp"
+#include "test/support/gpu.hpp"
+
+namespace symm {
+namespace {
+
+using test::error_of;
+using test::expect_error;
+using test::gpu_words;
+using test::read_gpu;
+using test::write_gpu;
+
+// The context that the driver calls current in this thread; null for none.
+void* current_context() {
+  using Entry = int (*)(void**);
+  static const auto entry = [] {
+    void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return reinterpret_cast<Entry>(driver == nullptr ? nullptr
+                                                     : ::dlsym(driver, "cuCtxGetCurrent"));
+  }();
+  void* context = nullptr;
+  if (entry == nullptr || entry(&context) != 0) throw std::runtime_error("no current context");
+  return context;
+}
+
+class GpuContext : public test::GpuTest {
+ protected:
+  // One of everything.
+  static void use(GpuRuntime& runtime) {
+    const auto memory = runtime.allocate(1);
+    const auto mapping = runtime.map(memory);
+    const auto range = runtime.reserve(memory->bytes());
+    const auto second = runtime.map_at(
+        runtime.import_memory(runtime.export_memory(*memory), memory->bytes()), range, 0);
+    runtime.is_capturing(nullptr);
+    runtime.capture_id(nullptr);
+  }
+
+  class Stream {
+   public:
+    Stream() { SYMM_GPU_CHECK(gpuStreamCreateNonBlocking(&stream_)); }
+    ~Stream() { static_cast<void>(gpuStreamDestroy(stream_)); }
+    operator gpuStream_t() const { return stream_; }
+
+   private:
+    gpuStream_t stream_ = nullptr;
+  };
+
+  static void begin_capture(gpuStream_t stream) {
+    SYMM_GPU_CHECK(
+        SYMM_GPU_NAME(StreamBeginCapture)(stream, SYMM_GPU_NAME(StreamCaptureModeGlobal)));
+  }
+  static gpuError_t end_capture(gpuStream_t stream) {
+    SYMM_GPU_NAME(Graph_t) graph = nullptr;
+    const gpuError_t error = SYMM_GPU_NAME(StreamEndCapture)(stream, &graph);
+    if (graph != nullptr) SYMM_GPU_CHECK(SYMM_GPU_NAME(GraphDestroy)(graph));
+    return error;
+  }
+};
+
+TEST_F(GpuContext, AThreadWithoutContextKeepsNone) {
+  std::thread([&] {
+    ASSERT_EQ(current_context(), nullptr);
+    use(*runtime_);
+    EXPECT_EQ(current_context(), nullptr);
+  }).join();
+}
+
+TEST_F(GpuContext, TheCallersDeviceStaysCurrent) {
+  if (gpu_count_ < 2) GTEST_SKIP() << "needs 2 GPUs, this process sees " << gpu_count_;
+  GpuRuntime& other = test::gpu_library().runtime(1);
+  EXPECT_NE(&other, runtime_);
+  EXPECT_NE(other.identity().uuid, runtime_->identity().uuid);
+  void* const before = current_context();
+  use(other);
+  int device = -1;
+  SYMM_GPU_CHECK(gpuGetDevice(&device));
+  EXPECT_EQ(device, 0);
+  EXPECT_EQ(current_context(), before);
+}
+
+TEST_F(GpuContext, MemoryOfAnotherGpuIsReachable) {
+  if (gpu_count_ < 2) GTEST_SKIP() << "needs 2 GPUs, this process sees " << gpu_count_;
+  GpuRuntime& other = test::gpu_library().runtime(1);
+  const auto memory = other.allocate(1);
+  const auto owner = other.map(memory);
+  const auto seen =
+      runtime_->map(runtime_->import_memory(other.export_memory(*memory), memory->bytes()));
+  write_gpu(seen->base(), gpu_words(7, 100));
+  EXPECT_EQ(read_gpu<std::uint64_t>(owner->base(), 100), gpu_words(7, 100));
+}
+
+TEST_F(GpuContext, CapturesAreToldApart) {
+  const Stream first;
+  const Stream second;
+  EXPECT_FALSE(runtime_->is_capturing(first));
+  EXPECT_EQ(runtime_->capture_id(first), 0u);
+  begin_capture(first);
+  EXPECT_TRUE(runtime_->is_capturing(first));
+  EXPECT_FALSE(runtime_->is_capturing(second));
+  const std::uint64_t id = runtime_->capture_id(first);
+  EXPECT_NE(id, 0u);
+  EXPECT_EQ(runtime_->capture_id(first), id);
+  EXPECT_EQ(runtime_->capture_id(second), 0u);
+  SYMM_GPU_CHECK(end_capture(first));
+  EXPECT_FALSE(runtime_->is_capturing(first));
+  begin_capture(first);
+  EXPECT_NE(runtime_->capture_id(first), id) << "another capture of the same stream";
+  SYMM_GPU_CHECK(end_capture(first));
+}
+
+TEST_F(GpuContext, AnInvalidatedCaptureIsAnError) {
+  const Stream stream;
+  begin_capture(stream);
+  EXPECT_NE(gpuStreamSynchronize(stream), gpuSuccess);  // forbidden here, and so ends the capture
+  expect_error(error_of([&] { runtime_->is_capturing(stream); }), ErrorCode::kSystem,
+               {"invalidated", "cuda:0"});
+  expect_error(error_of([&] { runtime_->capture_id(stream); }), ErrorCode::kSystem,
+               {"invalidated"});
+  EXPECT_NE(end_capture(stream), gpuSuccess);
+  static_cast<void>(gpuGetLastError());
+  EXPECT_FALSE(runtime_->is_capturing(stream));
+}
+
+TEST_F(GpuContext, ColdWorkLeavesACaptureOfThisThreadWhole) {
+  const Stream stream;
+  begin_capture(stream);
+  {
+    const auto memory = runtime_->allocate(1);
+    const auto mapping = runtime_->map(memory);
+    const auto imported =
+        runtime_->import_memory(runtime_->export_memory(*memory), memory->bytes());
+  }
+  EXPECT_TRUE(runtime_->is_capturing(stream));
+  EXPECT_EQ(end_capture(stream), gpuSuccess);
+}
+
+TEST_F(GpuContext, CaptureModeIsRelaxedAndRestored) {
+  const Stream stream;
+  gpuEvent_t event = nullptr;
+  SYMM_GPU_CHECK(gpuEventCreateUntimed(&event));
+  SYMM_GPU_CHECK(gpuEventRecord(event, stream));
+  const Stream captured;
+  begin_capture(captured);
+  const int before = runtime_->relax_capture_mode();
+  EXPECT_EQ(SYMM_GPU_NAME(EventSynchronize)(event), gpuSuccess);
+  const int relaxed = runtime_->relax_capture_mode();
+  EXPECT_NE(relaxed, before);
+  runtime_->restore_capture_mode(before);
+  EXPECT_EQ(runtime_->relax_capture_mode(), before);
+  runtime_->restore_capture_mode(before);
+  EXPECT_EQ(end_capture(captured), gpuSuccess);
+  SYMM_GPU_CHECK(gpuEventDestroy(event));
+}
+
+// Stands for a kernel that spins until a peer has come: whoever waits for the whole device here
+// waits for ever.
+TEST_F(GpuContext, AStreamThatIsHeldUpHoldsUpNothing) {
+  use(*runtime_);
+  const Stream stream;
+  std::atomic<bool> release{false};
+  SYMM_GPU_CHECK(SYMM_GPU_NAME(LaunchHostFunc)(
+      stream,
+      [](void* flag) {
+        while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
+      },
+      &release));
+  std::shared_ptr<PhysicalMemory> memory = runtime_->allocate(1);
+  std::shared_ptr<Mapping> mapping = runtime_->map(memory);
+  std::shared_ptr<Mapping> seen =
+      runtime_->map(runtime_->import_memory(runtime_->export_memory(*memory), memory->bytes()));
+  EXPECT_FALSE(runtime_->is_capturing(stream));
+  EXPECT_EQ(SYMM_GPU_NAME(StreamQuery)(stream), SYMM_GPU_NAME(ErrorNotReady));
+  static_cast<void>(gpuGetLastError());
+  release.store(true);
+  runtime_->synchronize();
+  EXPECT_EQ(SYMM_GPU_NAME(StreamQuery)(stream), gpuSuccess) << "synchronize() waits for all";
+}
+
+}  // namespace
+}  // namespace symm

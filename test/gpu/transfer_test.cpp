@@ -1,0 +1,275 @@
+// Messages through lanes, gates and giving up.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "test/gpu/device_rig.hpp"
+
+namespace symm::test {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+
+// What message `number` from `from` to `to` holds.
+Bytes message(int from, int to, int number, std::size_t bytes) {
+  Bytes data(bytes);
+  std::uint32_t state = static_cast<std::uint32_t>(from * 7919 + to * 104729 + number * 31 + 1);
+  for (std::uint8_t& b : data) {
+    state = state * 1664525u + 1013904223u;
+    b = static_cast<std::uint8_t>(state >> 24);
+  }
+  return data;
+}
+
+class TransferTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (!gpu_visible()) GTEST_SKIP() << "no GPU is visible";
+  }
+  int world() const { return GetParam(); }
+};
+
+struct Sent {
+  int from;
+  int to;
+  std::int64_t tag;
+  std::size_t bytes;
+};
+
+// Everything that `sent` says, in one batch a rank.
+void exchange(DeviceRig& rig, const std::vector<Sent>& sent, bool collective) {
+  std::vector<std::vector<TransferOp>> ops(static_cast<std::size_t>(rig.world()));
+  std::vector<std::unique_ptr<DeviceBytes>> keep;
+  std::vector<std::byte*> received;
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    const Sent& m = sent[i];
+    const Bytes data = message(m.from, m.to, static_cast<int>(i), m.bytes);
+    keep.push_back(std::make_unique<DeviceBytes>(m.bytes));
+    std::byte* source = keep.back()->at(i % 3);
+    check(cudaMemcpy(source, data.data(), m.bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    keep.push_back(std::make_unique<DeviceBytes>(m.bytes));
+    std::byte* target = keep.back()->at(0);
+    check(cudaMemset(target, 0xA5, m.bytes + 64), "cudaMemset");
+    received.push_back(target);
+    ops[static_cast<std::size_t>(m.from)].push_back({source, m.bytes, m.tag, m.to, true});
+    ops[static_cast<std::size_t>(m.to)].push_back({target, m.bytes, m.tag, m.from, false});
+  }
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  for (int rank = 0; rank < rig.world(); ++rank) {
+    rig.kernels(rank).transfer(ops[static_cast<std::size_t>(rank)], collective, rig.options(rank));
+  }
+  rig.finish();
+  rig.expect_healthy();
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    const Sent& m = sent[i];
+    Bytes got(m.bytes + 16);
+    check(cudaMemcpy(got.data(), received[i], got.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    Bytes want = message(m.from, m.to, static_cast<int>(i), m.bytes);
+    want.resize(got.size(), 0xA5);
+    ASSERT_EQ(got, want) << "message " << i << " of " << m.bytes << " bytes from " << m.from
+                         << " to " << m.to;
+  }
+}
+
+TEST_P(TransferTest, BothDirectionsAtOnceAtManySizes) {
+  DeviceRig rig(world(), {});
+  for (const std::size_t bytes : {0u, 1u, 17u, 4096u, 100'003u, 9'000'001u}) {
+    std::vector<Sent> sent;
+    for (int from = 0; from < world(); ++from) {
+      for (int to = 0; to < world(); ++to) {
+        if (from != to) sent.push_back({from, to, 5, bytes});
+      }
+    }
+    exchange(rig, sent, false);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(TransferTest, AllToAllOfUnevenShares) {
+  DeviceRig rig(world(), {});
+  for (int round = 0; round < 3; ++round) {
+    std::vector<Sent> sent;
+    for (int from = 0; from < world(); ++from) {
+      for (int to = 0; to < world(); ++to) {
+        const std::size_t bytes = static_cast<std::size_t>((from * 3 + to + round) % 4) * 777'777;
+        sent.push_back({from, to, 0, bytes});
+      }
+    }
+    exchange(rig, sent, true);
+    if (HasFatalFailure()) return;
+  }
+  for (int rank = 0; rank < world(); ++rank) {
+    EXPECT_EQ(load_acquire(&rig.page(rank).completed), 3u);
+  }
+}
+
+// More messages than a launch holds, with tags of every lane group, large enough that no lane
+// could hold them all.
+TEST_P(TransferTest, MoreMessagesThanALaunchHolds) {
+  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace});
+  std::vector<Sent> sent;
+  for (int i = 0; i < 150; ++i) {
+    for (int from = 0; from < world(); ++from) {
+      sent.push_back({from, (from + 1) % world(), i % 6, 30'000 + static_cast<std::size_t>(i)});
+    }
+  }
+  exchange(rig, sent, false);
+}
+
+TEST_P(TransferTest, CountersWrapAround) {
+  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .first_count = 0xfffffffd});
+  for (int round = 0; round < 4; ++round) {
+    exchange(rig, {{0, 1, 3, 50'000}, {1, 0, 3, 70'000}}, false);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(TransferTest, AnotherSizeIsReportedByTheReceiver) {
+  DeviceRig rig(world(), {});
+  DeviceBytes memory(4096);
+  const TransferOp send{memory.at(0), 64, 7, 1, true};
+  const TransferOp recv{memory.at(1024), 65, 7, 0, false};
+  rig.kernels(0).transfer({&send, 1}, false, rig.options(0));
+  rig.kernels(1).transfer({&recv, 1}, false, rig.options(1));
+  rig.finish();
+  const DevicePage::Report& report = rig.page(1).report;
+  ASSERT_EQ(load_acquire(&report.fault), static_cast<std::uint32_t>(DeviceFault::kCountMismatch));
+  EXPECT_EQ(report.peer, 0);
+  EXPECT_EQ(report.theirs, 64u);
+  EXPECT_EQ(report.mine, 65u);
+  EXPECT_EQ(report.sequence, 1u);
+  EXPECT_EQ(report.transfer, 1u);
+}
+
+TEST_P(TransferTest, AnotherTagIsReportedByTheReceiver) {
+  DeviceRig rig(world(), {});
+  DeviceBytes memory(4096);
+  const TransferOp send{memory.at(0), 64, 1, 1, true};
+  const TransferOp recv{memory.at(1024), 64, 1 + kTagLanes, 0, false};
+  rig.kernels(0).transfer({&send, 1}, false, rig.options(0));
+  rig.kernels(1).transfer({&recv, 1}, false, rig.options(1));
+  rig.finish();
+  EXPECT_EQ(load_acquire(&rig.page(1).report.fault),
+            static_cast<std::uint32_t>(DeviceFault::kTagMismatch));
+}
+
+CollectiveArgs all_reduce(std::byte* data, std::size_t count) {
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllReduce;
+  args.dtype = Dtype::kFloat32;
+  args.count = count;
+  args.input = args.output = data;
+  return args;
+}
+
+Plan plan_of(Algorithm algorithm) {
+  Plan plan;
+  plan.algorithm = algorithm;
+  plan.channels = 8;
+  return plan;
+}
+
+constexpr Algorithm kAllReduces[] = {Algorithm::kPacket, Algorithm::kPacketTwoShot,
+                                     Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kRing};
+
+TEST_P(TransferTest, TheAbortWordEndsEveryKernel) {
+  for (const Algorithm algorithm : kAllReduces) {
+    DeviceRig rig(world(), {});
+    DeviceBytes memory(1 << 20);
+    for (int i = 0; i < 3; ++i) {
+      rig.kernels(0).launch(all_reduce(memory.at(0), 200'000), plan_of(algorithm), 0,
+                            rig.options(0));
+    }
+    while (load_acquire(&rig.page(0).entered) == 0) std::this_thread::yield();
+    const auto begin = std::chrono::steady_clock::now();
+    store_release(&rig.page(0).abort, std::uint32_t{1});
+    check(cudaStreamSynchronize(rig.stream(0)), "cudaStreamSynchronize");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(500));
+    EXPECT_EQ(load_acquire(&rig.page(0).completed), 0u);
+    // The context is usable.
+    check(cudaMemset(memory.at(0), 0, 1024), "cudaMemset");
+  }
+}
+
+TEST_P(TransferTest, TheTimeOutNamesThePeer) {
+  for (const Algorithm algorithm : kAllReduces) {
+    DeviceRig rig(2, {});
+    DeviceBytes memory(1 << 20);
+    LaunchOptions options = rig.options(0);
+    options.timeout = std::chrono::milliseconds(200);
+    const auto begin = std::chrono::steady_clock::now();
+    rig.kernels(0).launch(all_reduce(memory.at(0), 100), plan_of(algorithm), 0, options);
+    check(cudaStreamSynchronize(rig.stream(0)), "cudaStreamSynchronize");
+    const auto elapsed = std::chrono::steady_clock::now() - begin;
+    EXPECT_GE(elapsed, std::chrono::milliseconds(190));
+    EXPECT_LT(elapsed, std::chrono::milliseconds(900));
+    const DevicePage::Report& report = rig.page(0).report;
+    ASSERT_EQ(load_acquire(&report.fault), static_cast<std::uint32_t>(DeviceFault::kTimeout));
+    EXPECT_EQ(report.peer, 1);
+    EXPECT_EQ(report.sequence, 1u);
+    EXPECT_EQ(report.transfer, 0u);
+  }
+}
+
+TEST_P(TransferTest, CopyEnginesFillPromisedOutputs) {
+  DeviceRig rig(world(), {});
+  const auto n = static_cast<std::size_t>(world());
+  constexpr std::size_t kShare = 300'000;
+  std::vector<std::unique_ptr<DeviceBytes>> outputs;
+  std::vector<std::unique_ptr<DeviceBytes>> inputs;
+  std::vector<std::byte*> bases;
+  for (std::size_t r = 0; r < n; ++r) {
+    outputs.push_back(std::make_unique<DeviceBytes>(n * kShare));
+    inputs.push_back(std::make_unique<DeviceBytes>(kShare));
+    bases.push_back(outputs.back()->at(0));
+    check(cudaMemset(bases.back(), 0xA5, n * kShare), "cudaMemset");
+    check(cudaMemset(inputs.back()->at(0), static_cast<int>(r + 1), kShare), "cudaMemset");
+  }
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  for (int rank = 0; rank < world(); ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    std::vector<Part> parts;
+    for (std::size_t p = 0; p < n; ++p) parts.push_back({bases[r] + p * kShare, kShare});
+    CollectiveArgs args;
+    args.kind = CollectiveKind::kAllGather;
+    args.count = kShare;
+    args.input = inputs[r]->at(0);
+    args.output_parts = parts;
+    rig.kernels(rank).launch_copies(args, 1, bases, rig.options(rank));
+  }
+  rig.finish();
+  rig.expect_healthy();
+  for (std::size_t r = 0; r < n; ++r) {
+    Bytes got(n * kShare);
+    check(cudaMemcpy(got.data(), bases[r], got.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(got[i], i / kShare + 1) << "rank " << r << ", byte " << i;
+    }
+    EXPECT_EQ(load_acquire(&rig.page(static_cast<int>(r)).completed), 1u);
+  }
+}
+
+TEST_P(TransferTest, ABrokenPromiseIsReported) {
+  DeviceRig rig(2, {});
+  DeviceBytes memory(4096);
+  std::byte* bases[] = {memory.at(0), memory.at(1024)};
+  for (int rank = 0; rank < 2; ++rank) {
+    CollectiveArgs args;
+    args.kind = CollectiveKind::kBroadcast;
+    args.count = 64;
+    args.input = args.output = bases[rank];
+    rig.kernels(rank).launch_copies(args, static_cast<Place>(rank + 1), bases, rig.options(rank));
+  }
+  rig.finish();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(load_acquire(&rig.page(rank).report.fault),
+              static_cast<std::uint32_t>(DeviceFault::kBrokenPromise));
+    EXPECT_EQ(rig.page(rank).report.peer, 1 - rank);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, TransferTest, testing::Values(2, 4));
+
+}  // namespace
+}  // namespace symm::test

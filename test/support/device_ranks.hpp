@@ -1,0 +1,104 @@
+// Groups whose ranks are threads, each with a fake GPU of its own.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "backend/engine/communicator.hpp"
+#include "symm_mem/deadline.hpp"
+#include "test/support/fake_gpu.hpp"
+#include "test/support/memory_store.hpp"
+#include "test/support/rank_threads.hpp"
+
+namespace symm::test {
+
+// How long a test waits for what a watching thread is to find out.
+inline constexpr std::chrono::milliseconds kPatience{10'000};
+
+// One rank of a group whose device is the fake GPU of its own number.
+class DeviceRank {
+ public:
+  DeviceRank(Communicator& communicator, FakeGpu& gpu, std::barrier<>& meeting)
+      : communicator(communicator), gpu(gpu), meeting_(meeting) {}
+
+  int number() const { return communicator.rank(); }
+  DeviceEngine& engine() {
+    return communicator.device_engine({DeviceKind::kCuda, communicator.rank()});
+  }
+  FakeKernels& kernels() { return gpu.kernels(); }
+  void launch(const CollectiveArgs& args, std::chrono::milliseconds timeout = {}) {
+    engine().launch(args, FakeGpu::plain_stream(), timeout);
+  }
+  // All ranks are here.
+  void meet() { meeting_.arrive_and_wait(); }
+
+  // What the watching thread makes of what has happened.
+  std::optional<Error> failure() {
+    const Deadline deadline(kPatience);
+    while (!communicator.failure() && !deadline.passed()) std::this_thread::yield();
+    return communicator.failure();
+  }
+
+  Communicator& communicator;
+  FakeGpu& gpu;
+
+ private:
+  std::barrier<>& meeting_;
+};
+
+inline CommunicatorConfig device_config(int rank, int world, Algorithm algorithm) {
+  CommunicatorConfig config;
+  config.group_name = "test";
+  config.rank = rank;
+  config.world_size = world;
+  config.timeout = std::chrono::milliseconds(20'000);
+  config.algorithm = algorithm;
+  config.device_workspace_bytes = 4u << 20;
+  return config;
+}
+
+class DeviceRanksTest : public ::testing::Test {
+ protected:
+  std::vector<std::optional<Error>> errors_in_group(int world,
+                                                    const std::function<void(DeviceRank&)>& body,
+                                                    Algorithm algorithm = Algorithm::kAuto) {
+    MemoryStore store;
+    std::barrier<> meeting(world);
+    return errors_of_ranks(world, [&](int rank) {
+      const auto communicator = Communicator::create(store, device_config(rank, world, algorithm));
+      DeviceRank one(*communicator, gpus_[rank], meeting);
+      try {
+        body(one);
+      } catch (const Error&) {
+        meeting.arrive_and_drop();
+        throw;
+      }
+      meeting.arrive_and_drop();
+    });
+  }
+  void run_group(int world, const std::function<void(DeviceRank&)>& body,
+                 Algorithm algorithm = Algorithm::kAuto) {
+    for (const auto& error : errors_in_group(world, body, algorithm)) {
+      if (error) FAIL() << error->what();
+    }
+  }
+
+  FakeGpus gpus_;
+};
+
+inline CollectiveArgs sum_args(std::vector<float>& data) {
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllReduce;
+  args.dtype = Dtype::kFloat32;
+  args.count = data.size();
+  args.input = args.output = data.data();
+  return args;
+}
+
+}  // namespace symm::test

@@ -1,0 +1,208 @@
+// GPUs without a GPU: memory of the host, and kernels that note what they were asked to do and move
+// no data. Each rank that is a thread uses the fake GPU of its own number.
+//
+// A test decides what a kernel does: end at once, or stay under way until the test (or nobody) ends
+// it, so that failures can be shown at any moment of a call.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/core/atomics.hpp"
+#include "kernels/core/error.hpp"
+#include "symm_mem/device/device_library.hpp"
+#include "symm_mem/device/device_runtime.hpp"
+
+namespace symm::test {
+
+// What one launch was given.
+struct FakeLaunch {
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  Plan plan{};
+  Place place = 0;
+  bool copies = false;
+  bool collective = true;
+  std::vector<std::byte*> peer_outputs{};
+  std::vector<TransferOp> ops{};
+  std::chrono::nanoseconds timeout{0};
+};
+
+class FakeKernels final : public GroupKernels {
+ public:
+  FakeKernels(const GroupKernelsConfig& config, const std::atomic<bool>& hold,
+              std::atomic<bool>& refuse)
+      : config_(config), hold_(hold), refuse_(refuse) {}
+
+  void set_peer(int rank, std::byte* segment) override { peers_[rank] = segment; }
+  void set_segment(int number, std::span<std::byte* const> bases) override {
+    segments_[number].assign(bases.begin(), bases.end());
+  }
+  void launch(const CollectiveArgs& args, const Plan& plan, Place place,
+              const LaunchOptions& options) override {
+    begin({.kind = args.kind, .plan = plan, .place = place, .timeout = options.timeout});
+  }
+  void transfer(std::span<const TransferOp> ops, bool collective,
+                const LaunchOptions& options) override {
+    FakeLaunch launch{.kind = CollectiveKind::kAllToAll, .collective = collective};
+    launch.ops.assign(ops.begin(), ops.end());
+    launch.timeout = options.timeout;
+    begin(std::move(launch));
+  }
+  void launch_copies(const CollectiveArgs& args, Place place,
+                     std::span<std::byte* const> peer_outputs,
+                     const LaunchOptions& options) override {
+    FakeLaunch launch{.kind = args.kind, .place = place, .copies = true};
+    launch.peer_outputs.assign(peer_outputs.begin(), peer_outputs.end());
+    launch.timeout = options.timeout;
+    begin(std::move(launch));
+  }
+
+  const std::vector<FakeLaunch>& launches() const { return launches_; }
+  std::byte* peer(int rank) const { return peers_.contains(rank) ? peers_.at(rank) : nullptr; }
+  const std::map<int, std::vector<std::byte*>>& segments() const { return segments_; }
+  const GroupKernelsConfig& config() const { return config_; }
+  DevicePage& page() const { return *config_.page; }
+  bool told_to_leave() const { return load_acquire(&page().abort) == 1; }
+
+  // A kernel gives up, as a GPU would say it.
+  void give_up(DeviceFault fault, int peer, std::uint64_t sequence, std::uint64_t theirs = 0,
+               std::uint64_t mine = 0, bool transfer = false) {
+    DevicePage::Report& report = page().report;
+    report.peer = peer;
+    report.sequence = sequence;
+    report.transfer = transfer ? 1 : 0;
+    report.theirs = theirs;
+    report.mine = mine;
+    store_release(&report.fault, static_cast<std::uint32_t>(fault));
+  }
+
+ private:
+  void begin(FakeLaunch launch) {
+    if (refuse_) throw Error(ErrorCode::kSystem, "the launch was refused");
+    const bool ends = !hold_;
+    if (launch.collective) {
+      store_release(&page().entered, page().entered + 1);
+      if (ends) store_release(&page().completed, page().entered);
+    } else {
+      for (const TransferOp& op : launch.ops) count_message(op, ends);
+    }
+    launches_.push_back(std::move(launch));
+  }
+  void count_message(const TransferOp& op, bool ends) {
+    const auto peer = static_cast<std::size_t>(op.peer);
+    const std::size_t lane = 1 + static_cast<std::uint64_t>(op.tag) % kTagLanes;
+    std::uint64_t& entered = page().messages_entered[peer][lane][op.is_send ? 0 : 1];
+    store_release(&entered, entered + 1);
+    if (ends) store_release(&page().messages_completed[peer][lane][op.is_send ? 0 : 1], entered);
+  }
+
+  GroupKernelsConfig config_;
+  const std::atomic<bool>& hold_;
+  std::atomic<bool>& refuse_;
+  std::map<int, std::byte*> peers_;
+  std::map<int, std::vector<std::byte*>> segments_;
+  std::vector<FakeLaunch> launches_;
+};
+
+class FakeGpu final : public GpuRuntime {
+ public:
+  explicit FakeGpu(int index) {
+    identity_.name = "Fake GPU";
+    identity_.index = index;
+    identity_.uuid.fill(static_cast<std::uint8_t>(0xa0 + index));
+    identity_.multiprocessors = 4;
+  }
+
+  // A stream that is being captured, and one that is not.
+  static StreamHandle captured_stream() { return reinterpret_cast<StreamHandle>(2); }
+  static StreamHandle plain_stream() { return reinterpret_cast<StreamHandle>(1); }
+
+  std::atomic<bool> hold_kernels{false};     // kernels begin and do not end
+  std::atomic<bool> refuse_launches{false};  // launching throws
+  std::atomic<bool> refuse_imports{false};   // this GPU reaches no other's memory
+  std::atomic<bool> refuse_allocation{false};
+  std::atomic<int> synchronizations{0};
+
+  // Those of the group that was last made on this GPU, while it lives.
+  FakeKernels& kernels() const { return *kernels_; }
+
+  DeviceKind kind() const override { return DeviceKind::kCuda; }
+  std::size_t granularity() const override { return host_runtime().granularity(); }
+  std::shared_ptr<PhysicalMemory> allocate(std::size_t bytes) override {
+    if (refuse_allocation) throw Error(ErrorCode::kSystem, "out of fake memory");
+    return host_runtime().allocate(bytes);
+  }
+  FileDescriptor export_memory(const PhysicalMemory& memory) override {
+    return host_runtime().export_memory(memory);
+  }
+  std::shared_ptr<PhysicalMemory> import_memory(FileDescriptor descriptor,
+                                                std::size_t bytes) override {
+    if (refuse_imports) throw Error(ErrorCode::kSystem, "no peer access");
+    return host_runtime().import_memory(std::move(descriptor), bytes);
+  }
+  std::shared_ptr<AddressRange> reserve(std::size_t bytes) override {
+    return host_runtime().reserve(bytes);
+  }
+  std::shared_ptr<Mapping> map(std::shared_ptr<PhysicalMemory> memory) override {
+    return host_runtime().map(std::move(memory));
+  }
+  std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
+                                  std::shared_ptr<AddressRange> range,
+                                  std::size_t offset) override {
+    return host_runtime().map_at(std::move(memory), std::move(range), offset);
+  }
+  const GpuIdentity& identity() const override { return identity_; }
+  bool is_capturing(StreamHandle stream) override { return stream == captured_stream(); }
+  std::uint64_t capture_id(StreamHandle stream) override { return is_capturing(stream) ? 1 : 0; }
+  int relax_capture_mode() noexcept override { return 0; }
+  void restore_capture_mode(int) noexcept override {}
+  void synchronize() override { ++synchronizations; }
+  std::unique_ptr<GroupKernels> make_group_kernels(const GroupKernelsConfig& config) override {
+    auto kernels = std::make_unique<FakeKernels>(config, hold_kernels, refuse_launches);
+    kernels_ = kernels.get();
+    return kernels;
+  }
+
+ private:
+  GpuIdentity identity_;
+  FakeKernels* kernels_ = nullptr;
+};
+
+// Takes the place of libsymm_cuda.so while it lives.
+class FakeGpus {
+ public:
+  FakeGpus() {
+    const std::lock_guard lock(mutex());
+    gpus().clear();
+    for (int i = 0; i < 16; ++i) gpus().emplace_back(i);
+    static const DeviceLibrary library{kDeviceLibraryVersion, DeviceKind::kCuda, find};
+    set_device_library(DeviceKind::kCuda, &library);
+  }
+  ~FakeGpus() { set_device_library(DeviceKind::kCuda, nullptr); }
+  FakeGpus(const FakeGpus&) = delete;
+  FakeGpus& operator=(const FakeGpus&) = delete;
+
+  FakeGpu& operator[](int index) const { return gpus().at(static_cast<std::size_t>(index)); }
+
+ private:
+  static std::deque<FakeGpu>& gpus() {
+    static std::deque<FakeGpu> all;
+    return all;
+  }
+  static std::mutex& mutex() {
+    static std::mutex only;
+    return only;
+  }
+  static GpuRuntime& find(int index) {
+    const std::lock_guard lock(mutex());
+    return gpus().at(static_cast<std::size_t>(index));
+  }
+};
+
+}  // namespace symm::test

@@ -1,0 +1,226 @@
+// A stand-in for libcuda.so.1: GPUs whose memory is host memory, so that the memory half of the
+// device library runs on machines without a GPU. It is stricter than the driver in one thing: what
+// touches memory must be called in a device's context and with captures relaxed.
+#include <cuda.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "test/support/fake_gpu_driver.hpp"
+
+extern "C" {
+symm::test::FakeGpuDriverState fake_gpu_driver_state;
+}
+
+namespace {
+
+constexpr std::size_t kGranule = std::size_t{2} << 20;
+
+symm::test::FakeGpuDriverState& state = fake_gpu_driver_state;
+thread_local std::vector<CUcontext> contexts;
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+// Ranks that are threads call at once.
+void add(int& counter, int by) { std::atomic_ref<int>(counter).fetch_add(by); }
+
+CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(0x1000 + device); }
+void note_place() {
+  add(state.calls_elsewhere,
+      contexts.empty() || capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED ? 1 : 0);
+}
+int descriptor_of(CUmemGenericAllocationHandle handle) { return static_cast<int>(handle) - 1; }
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuDriverGetVersion(int* version) {
+  *version = state.version;
+  return CUDA_SUCCESS;
+}
+CUresult cuInit(unsigned) { return state.device_count == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS; }
+CUresult cuGetErrorName(CUresult, const char** text) {
+  *text = "FAKE_ERROR";
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult error, const char** text) {
+  *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "refused";
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetCount(int* count) {
+  *count = state.device_count;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGet(CUdevice* device, int index) {
+  *device = index;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
+  switch (which) {
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+      *value = state.vmm_supported;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
+      *value = state.fabric_offered;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      *value = 9;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      *value = 132;
+      return CUDA_SUCCESS;
+    default:
+      *value = which == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED ? 1 : 0;
+      return CUDA_SUCCESS;
+  }
+}
+CUresult cuDeviceGetName(char* name, int bytes, CUdevice device) {
+  std::snprintf(name, static_cast<std::size_t>(bytes), "Fake GPU %c", 'A' + device);
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  for (int i = 0; i < 16; ++i) uuid->bytes[i] = static_cast<char>(16 * device + i);
+  return CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  add(state.retained, 1);
+  *context = context_of(device);
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = contexts.empty() ? nullptr : contexts.back();
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent(CUcontext context) {
+  contexts.push_back(context);
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPopCurrent(CUcontext* context) {
+  *context = contexts.back();
+  contexts.pop_back();
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxSynchronize() {
+  add(state.device_waits, 1);
+  return CUDA_SUCCESS;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  const CUstreamCaptureMode before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  *stream = reinterpret_cast<CUstream>(0x5);
+  return flags == CU_STREAM_NON_BLOCKING ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuStreamSynchronize(CUstream stream) {
+  return stream == reinterpret_cast<CUstream>(0x5) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t bytes, CUstream stream) {
+  note_place();
+  if (stream != reinterpret_cast<CUstream>(0x5)) return CUDA_ERROR_INVALID_HANDLE;
+  std::memset(reinterpret_cast<void*>(at), value, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemGetInfo(size_t* free, size_t* total) {
+  *free = state.free_bytes;
+  *total = std::size_t{1} << 30;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*,
+                                       CUmemAllocationGranularity_flags) {
+  *bytes = kGranule;
+  return CUDA_SUCCESS;
+}
+
+// New memory is not zero, as memory of a driver need not be.
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
+                     const CUmemAllocationProp* properties, unsigned long long) {
+  note_place();
+  if ((properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0) {
+    add(state.fabric_tries, 1);
+    return CUDA_ERROR_NOT_PERMITTED;
+  }
+  if (bytes > state.free_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  const std::vector<char> dirt(bytes, '\x5a');
+  if (::pwrite(fd, dirt.data(), bytes, 0) < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  *handle = static_cast<CUmemGenericAllocationHandle>(fd) + 1;
+  add(state.handles, 1);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  add(state.handles, -1);
+  return ::close(descriptor_of(handle)) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuMemExportToShareableHandle(void* shared, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long) {
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+  const int fd = ::dup(descriptor_of(handle));
+  std::memcpy(shared, &fd, sizeof(fd));
+  return CUDA_SUCCESS;
+}
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shared,
+                                        CUmemAllocationHandleType) {
+  const int fd = ::dup(static_cast<int>(reinterpret_cast<std::intptr_t>(shared)));
+  struct stat status {};
+  if (fd < 0 || ::fstat(fd, &status) != 0 || status.st_size == 0) {
+    if (fd >= 0) ::close(fd);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *handle = static_cast<CUmemGenericAllocationHandle>(fd) + 1;
+  add(state.handles, 1);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemAddressReserve(CUdeviceptr* base, size_t bytes, size_t, CUdeviceptr,
+                             unsigned long long) {
+  note_place();
+  void* const at = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  *base = reinterpret_cast<CUdeviceptr>(at);
+  add(state.ranges, 1);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemAddressFree(CUdeviceptr base, size_t bytes) {
+  add(state.ranges, -1);
+  ::munmap(reinterpret_cast<void*>(base), bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t, CUmemGenericAllocationHandle handle,
+                  unsigned long long) {
+  note_place();
+  struct stat status {};
+  ::fstat(descriptor_of(handle), &status);
+  if (static_cast<std::size_t>(status.st_size) != bytes) return CUDA_ERROR_INVALID_VALUE;
+  void* const mapped = ::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
+                              descriptor_of(handle), 0);
+  if (mapped == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
+  add(state.mappings, 1);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
+  add(state.mappings, -1);
+  ::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+         0);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc* access, size_t count) {
+  if (state.fail_access != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  if (count != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
+      contexts.back() != context_of(access->location.id)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  ::mprotect(reinterpret_cast<void*>(at), bytes, PROT_READ | PROT_WRITE);
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"
