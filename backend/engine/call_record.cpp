@@ -21,15 +21,26 @@ std::uint64_t hash_counts(std::span<const Part> parts) {
   return hash;
 }
 
-// The start of this rank's input where it is one array of `bytes` that peers could read in place.
-struct InputArray {
-  const void* data = nullptr;
-  std::size_t bytes = 0;
-};
+}  // namespace
+
+InputArray joined_parts(std::span<const Part> parts, std::size_t element_bytes) {
+  std::size_t total = 0;
+  const auto* base = static_cast<const std::byte*>(parts[0].data);
+  for (const Part& part : parts) {
+    if (part.data != base + total) return {};
+    total += part.count * element_bytes;
+  }
+  return {base, total};
+}
 
 InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm) {
   const std::size_t size = dtype_bytes(args.dtype);
   const std::size_t bytes = args.count * size;
+  // Packets leave from the input at once, and a ring passes sums on.
+  if (algorithm != Algorithm::kOneShot && algorithm != Algorithm::kTwoShot &&
+      algorithm != Algorithm::kPipelined) {
+    return {};
+  }
   switch (args.kind) {
     case CollectiveKind::kAllReduce:
       // Results of a two-shot stay where the input was; a one-shot would overwrite what is read.
@@ -51,16 +62,8 @@ InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm
     default:
       return {};
   }
-  std::size_t total = 0;
-  const auto* base = static_cast<const std::byte*>(args.input_parts[0].data);
-  for (const Part& part : args.input_parts) {
-    if (part.data != base + total) return {};
-    total += part.count * size;
-  }
-  return {base, total};
+  return joined_parts(args.input_parts, size);
 }
-
-}  // namespace
 
 std::string describe_call(const CallRecord& record) {
   if (record.kind >= kCollectiveKindCount || record.dtype >= kDtypeCount ||
@@ -69,7 +72,11 @@ std::string describe_call(const CallRecord& record) {
   }
   const auto kind = static_cast<CollectiveKind>(record.kind);
   std::string text(collective_name(kind));
-  if (kind == CollectiveKind::kBarrier) return text;
+  if (kind == CollectiveKind::kBarrier) {
+    if (record.count == kRendezvousCount) return "rendezvous";
+    if (record.count == kSymmetricRendezvousCount) return "rendezvous(symmetric)";
+    return text;
+  }
   text += "(" + std::string(dtype_name(static_cast<Dtype>(record.dtype)));
   if (reduces(kind)) {
     text += ", " + std::string(reduce_op_name(static_cast<ReduceOp>(record.op)));
@@ -95,8 +102,7 @@ std::uint64_t plan_bytes(const CollectiveArgs& args, int world_size) {
   return staged_bytes(args.kind, world_size, count * dtype_bytes(args.dtype));
 }
 
-CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64_t sequence,
-                       int rank, const GroupMemory& memory) {
+CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64_t sequence) {
   CallRecord record{};
   record.sequence = sequence;
   record.kind = static_cast<std::uint8_t>(args.kind);
@@ -120,13 +126,6 @@ CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64
   record.algorithm = static_cast<std::uint8_t>(plan.algorithm);
   record.chunk_bytes = static_cast<std::uint32_t>(plan.chunk_bytes);
   record.factor = args.factor;
-  const InputArray input = input_array(args, rank, plan.algorithm);
-  if (input.data != nullptr && input.bytes > 0) {
-    if (const auto place = memory.find(input.data, input.bytes)) {
-      record.segment = place->segment;
-      record.offset = place->offset;
-    }
-  }
   return record;
 }
 

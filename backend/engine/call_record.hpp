@@ -2,10 +2,11 @@
 // Everything here is local.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
-#include "backend/engine/group_memory.hpp"
 #include "kernels/core/collective.hpp"
 #include "kernels/core/control_region.hpp"
 #include "kernels/plan/plan.hpp"
@@ -17,10 +18,23 @@ namespace symm {
 // (NOTE [All-to-all rounds]).
 std::uint64_t plan_bytes(const CollectiveArgs& args, int world_size);
 
-// The record of this rank's call number `sequence`. Where the input is one array inside a segment
-// of the group, and the method allows it, the record says so, and peers read it in place.
-CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64_t sequence,
-                       int rank, const GroupMemory& memory);
+// This rank's input where it is one array that the method lets peers read in place; else null.
+struct InputArray {
+  const void* data = nullptr;
+  std::size_t bytes = 0;
+};
+InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm);
+
+// The start and the bytes of `parts` where they follow each other in memory; else null.
+InputArray joined_parts(std::span<const Part> parts, std::size_t element_bytes);
+
+// The record of a call, without where the data stands.
+CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64_t sequence);
+
+// What the barrier inside rendezvous() carries in CollectiveArgs::count, so that it differs from a
+// barrier that the caller asked for.
+inline constexpr std::size_t kRendezvousCount = 1;
+inline constexpr std::size_t kSymmetricRendezvousCount = 2;
 
 // True where two ranks made calls that belong together. Where the data stands and a rank's factor
 // may differ.

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "backend/engine/call_record.hpp"
+#include "backend/engine/device_slot.hpp"
 #include "backend/engine/group_health.hpp"
 #include "backend/engine/group_memory.hpp"
 #include "backend/engine/mailbox_engine.hpp"
@@ -43,7 +44,8 @@ class Communicator::Impl : public CallObserver {
   ~Impl() override = default;
 
   void run(const CollectiveArgs& args, milliseconds timeout);
-  std::shared_ptr<Segment> rendezvous(std::shared_ptr<LocalSegment> local, milliseconds timeout);
+  std::shared_ptr<Segment> rendezvous(std::shared_ptr<LocalSegment> local, milliseconds timeout,
+                                      bool symmetric);
   void check_usable() const;
 
   bool keep_waiting(int peer) override;
@@ -53,11 +55,14 @@ class Communicator::Impl : public CallObserver {
   const CommunicatorConfig& config() const { return config_; }
   GroupHealth& health() const { return *health_; }
   MailboxEngine& mailboxes() const { return *mailbox_engine_; }
+  DeviceSlot& device() const { return *device_slot_; }
   std::uint64_t next_sequence() const { return sequence_.load(std::memory_order_relaxed) + 1; }
 
  private:
   void set_up(KeyValueStore& store);
   void adopt_agreement();
+  void check_same(const char* name, std::uint64_t Agreement::*setting,
+                  const std::vector<Agreement>& proposals) const;
   void begin_call(const CallRecord& record, milliseconds timeout);
   bool verify_record(int peer, std::uint64_t sequence);
   bool verify_backlog();
@@ -74,6 +79,7 @@ class Communicator::Impl : public CallObserver {
   std::unique_ptr<GroupHealth> health_;
   std::unique_ptr<HostExecutor> executor_;
   std::unique_ptr<MailboxEngine> mailbox_engine_;
+  std::unique_ptr<DeviceSlot> device_slot_;
 
   std::mutex call_mutex_;
   std::atomic<std::uint64_t> sequence_{0};
@@ -95,6 +101,8 @@ Communicator::Impl::Impl(KeyValueStore& store, CommunicatorConfig config)
   health_ = std::make_unique<GroupHealth>(config_.group_name, config_.rank, config_.global_ranks,
                                           mesh_.get(), memory_.get());
   mailbox_engine_ = std::make_unique<MailboxEngine>(config_, memory_.get(), *health_);
+  device_slot_ = std::make_unique<DeviceSlot>(
+      DeviceGroupContext{config_, agreement_, *mesh_, memory_.get(), *health_, fork_generation_});
   verified_.resize(static_cast<std::size_t>(config_.world_size));
   if (config_.world_size == 1) return;
   memory_->set_patience({config_.timeout, [this] { return !keep_waiting(config_.rank); }});
@@ -117,20 +125,26 @@ void Communicator::Impl::set_up(KeyValueStore& store) {
                                     GroupMemory::Patience{config_.timeout, [] { return false; }});
 }
 
+// The last proposal must say what the first does.
+void Communicator::Impl::check_same(const char* name, std::uint64_t Agreement::*setting,
+                                    const std::vector<Agreement>& proposals) const {
+  const std::uint64_t expected = proposals.front().*setting;
+  const std::uint64_t found = proposals.back().*setting;
+  if (found == expected) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string(name) + ": expected the same on every rank of group \"" +
+                  config_.group_name + "\", got " + std::to_string(expected) + " on rank 0 and " +
+                  std::to_string(found) + " on rank " + std::to_string(proposals.size() - 1));
+}
+
 // Every rank sees all proposals, so all come to the same verdict.
 void Communicator::Impl::adopt_agreement() {
   std::vector<Agreement> proposals;
   for (int rank = 0; rank < config_.world_size; ++rank) {
     proposals.push_back(rank == config_.rank ? agreement_
                                              : Agreement::decode(mesh_->peer(rank).payload));
-    const std::uint64_t bytes = proposals.back().workspace_bytes;
-    if (bytes != proposals.front().workspace_bytes) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "workspace_bytes: expected the same on every rank of group \"" +
-                      config_.group_name + "\", got " +
-                      std::to_string(proposals.front().workspace_bytes) + " on rank 0 and " +
-                      std::to_string(bytes) + " on rank " + std::to_string(rank));
-    }
+    check_same("workspace_bytes", &Agreement::workspace_bytes, proposals);
+    check_same("device_workspace_bytes", &Agreement::device_workspace_bytes, proposals);
   }
   agreement_ = proposals.front();
 }
@@ -252,9 +266,16 @@ void Communicator::Impl::run(const CollectiveArgs& args, milliseconds timeout) {
     run_alone(args, kernels);
     return;
   }
-  const Plan plan = agreement_.table.select(
+  const Plan plan = agreement_.tables.host.select(
       args.kind, config_.world_size, plan_bytes(args, config_.world_size), agreement_.algorithm);
-  const CallRecord record = make_record(args, plan, next_sequence(), config_.rank, *memory_);
+  CallRecord record = make_record(args, plan, next_sequence());
+  const InputArray input = input_array(args, config_.rank, plan.algorithm);
+  if (input.data != nullptr && input.bytes > 0) {
+    if (const auto place = memory_->find(input.data, input.bytes)) {
+      record.segment = place->segment;
+      record.offset = place->offset;
+    }
+  }
   executor_->begin({.element_bytes = dtype_bytes(args.dtype),
                     .kernels = kernels,
                     .factor = args.factor,
@@ -264,9 +285,10 @@ void Communicator::Impl::run(const CollectiveArgs& args, milliseconds timeout) {
 }
 
 std::shared_ptr<Segment> Communicator::Impl::rendezvous(std::shared_ptr<LocalSegment> local,
-                                                        milliseconds timeout) {
+                                                        milliseconds timeout, bool symmetric) {
   const std::lock_guard lock(call_mutex_);
   check_usable();
+  device_slot_->check_segment(*local);
   if (config_.world_size == 1) {
     const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
     return Segment::rendezvous(*mesh_, std::move(local), sequence, config_.timeout,
@@ -274,13 +296,16 @@ std::shared_ptr<Segment> Communicator::Impl::rendezvous(std::shared_ptr<LocalSeg
   }
   // The barrier brings all ranks here, or tells them apart from ranks that made another call.
   const CollectiveArgs args{};
-  const Plan plan =
-      agreement_.table.select(CollectiveKind::kBarrier, config_.world_size, 0, Algorithm::kAuto);
+  const Plan plan = agreement_.tables.host.select(CollectiveKind::kBarrier, config_.world_size, 0,
+                                                  Algorithm::kAuto);
   executor_->begin({});
   std::shared_ptr<Segment> segment;
-  run_call(make_record(args, plan, next_sequence(), config_.rank, *memory_), timeout, [&] {
+  CallRecord record = make_record(args, plan, next_sequence());
+  record.count = symmetric ? kSymmetricRendezvousCount : kRendezvousCount;
+  run_call(record, timeout, [&] {
     if (!run_collective(*executor_, args, plan, *memory_) || !executor_->end()) return false;
     segment = memory_->add_segment(std::move(local));
+    device_slot_->add_segment(segment, symmetric);
     return true;
   });
   return segment;
@@ -323,9 +348,20 @@ std::uint64_t Communicator::next_sequence() const { return impl_->next_sequence(
 PointToPoint& Communicator::point_to_point() { return impl_->mailboxes(); }
 
 std::shared_ptr<Segment> Communicator::rendezvous(std::shared_ptr<LocalSegment> local,
-                                                  milliseconds timeout) {
-  return impl_->rendezvous(std::move(local), timeout);
+                                                  milliseconds timeout, bool symmetric) {
+  return impl_->rendezvous(std::move(local), timeout, symmetric);
 }
+
+DeviceEngine& Communicator::device_engine(DeviceId device) {
+  impl_->check_usable();
+  return impl_->device().engine(device);
+}
+
+DeviceEngine* Communicator::device_engine_if_made() const {
+  return impl_->device().engine_if_made();
+}
+
+void Communicator::drain_device() { impl_->device().drain(); }
 
 void Communicator::abort(const std::string& reason) {
   GroupHealth& health = impl_->health();
@@ -335,6 +371,7 @@ void Communicator::abort(const std::string& reason) {
 void Communicator::shutdown() {
   impl_->health().leave();
   impl_->mailboxes().stop();
+  impl_->device().stop();
 }
 
 std::optional<Error> Communicator::failure() const {

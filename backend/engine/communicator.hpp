@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/engine/device_engine.hpp"
 #include "kernels/core/collective.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/plan/algorithm.hpp"
@@ -35,10 +36,11 @@ struct CommunicatorConfig {
   int rank = 0;  // group rank
   int world_size = 1;
   std::vector<std::int64_t> global_ranks;  // by group rank; for messages. Empty: same as group rank
-  std::chrono::milliseconds timeout{1'800'000};  // default of every operation, and of set-up
-  Algorithm algorithm = Algorithm::kAuto;        // forced for every collective that has it
-  std::size_t workspace_bytes = 8u << 20;        // a rank; multiple of 64 KiB, 512 KiB to 1 GiB
-  bool high_priority = false;                    // raises nothing on the host; kept for devices
+  std::chrono::milliseconds timeout{1'800'000};    // default of every operation, and of set-up
+  Algorithm algorithm = Algorithm::kAuto;          // forced for every collective that has it
+  std::size_t workspace_bytes = 8u << 20;          // a rank; multiple of 64 KiB, 512 KiB to 1 GiB
+  std::size_t device_workspace_bytes = 64u << 20;  // on a GPU; multiple of 1 MiB, 4 MiB to 4 GiB
+  bool high_priority = false;  // raises nothing on the host; the torch-facing half reads it
 };
 
 class Communicator {
@@ -66,10 +68,27 @@ class Communicator {
   // send/recv between two ranks. Lives as long as the communicator.
   PointToPoint& point_to_point();
 
-  // Makes `local` known to the group, so that a tensor inside it is read in place by the peers.
-  // Collective (counts as one call in the order of collectives).
+  // The group's collectives on `device` of this rank, made by the first call (NOTE [First use on a
+  // device]). A group uses one device a rank: kInvalidArgument, naming both, for another one.
+  // Throws kUnsupported where the device library cannot be used. Local.
+  DeviceEngine& device_engine(DeviceId device);
+  // The same without making it: null until it was made.
+  DeviceEngine* device_engine_if_made() const;
+
+  // Waits until what was put on streams of the device has ended, well or not; each operation is
+  // bounded by its own time-out. Returns at once without a device, and once the group has failed.
+  // Local, any thread.
+  void drain_device();
+
+  // Makes `local`, in host or device memory, known to the group, so that a tensor inside it is read
+  // in place by the peers. Collective (counts as one call in the order of collectives on the host).
+  // `symmetric`: the promise that whenever a rank passes a tensor inside this segment to a
+  // collective, every rank passes one at the same offset; copy engines need it, and a broken
+  // promise fails the group. It includes that an all_to_all on this memory has equal shares on
+  // every rank or on none. All ranks must give the same.
   std::shared_ptr<Segment> rendezvous(std::shared_ptr<LocalSegment> local,
-                                      std::chrono::milliseconds timeout = {});
+                                      std::chrono::milliseconds timeout = {},
+                                      bool symmetric = false);
 
   // Fails the group on this rank and tells the peers; calls in progress here and there throw
   // kAborted. Local, any thread, never blocks.

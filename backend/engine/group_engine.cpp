@@ -74,6 +74,7 @@ void GroupEngine::shutdown() {
   closed_.store(true, std::memory_order_release);
   blocking_section([this] {
     queue_.drain();
+    communicator_->drain_device();
     close("the process group was destroyed while the operation waited");
   });
 }

@@ -29,6 +29,7 @@ Error GroupHealth::failure() const {
 void GroupHealth::fail(const Error& error) {
   const std::lock_guard lock(mutex_);
   if (failure_.has_value()) return;
+  if (abort_word_ != nullptr) store_release(abort_word_, std::uint32_t{1});
   failure_ = error;
   if (memory_ != nullptr) {
     FailureRecord& record = memory_->control(rank_).failure;
@@ -39,8 +40,15 @@ void GroupHealth::fail(const Error& error) {
   failed_.store(true, std::memory_order_release);
 }
 
+void GroupHealth::set_abort_word(std::uint32_t* word) {
+  const std::lock_guard lock(mutex_);
+  abort_word_ = word;
+  if (word != nullptr && failure_.has_value()) store_release(word, std::uint32_t{1});
+}
+
 void GroupHealth::leave() {
   const std::lock_guard lock(mutex_);
+  if (abort_word_ != nullptr) store_release(abort_word_, std::uint32_t{1});
   if (memory_ != nullptr) {
     store_release(&memory_->control(rank_).progress.lifecycle,
                   static_cast<std::uint32_t>(Lifecycle::kLeft));
@@ -65,17 +73,28 @@ bool GroupHealth::is_gone(int peer, Error* reason) {
   return true;
 }
 
+bool GroupHealth::hear_peer(int peer, const std::string& call) {
+  const FailureRecord& record = memory_->control(peer).failure;
+  if (load_acquire(&record.state) != 1) return true;
+  const std::string text(record.text, ::strnlen(record.text, FailureRecord::kTextBytes));
+  fail(Error(static_cast<ErrorCode>(record.code),
+             prefix_ + call + ": " + rank_name(peer) + " gave up: " + text));
+  return false;
+}
+
+bool GroupHealth::hear_peers(const std::string& call) {
+  if (failed()) return false;
+  for (int peer = 0; mesh_ != nullptr && peer < mesh_->world_size(); ++peer) {
+    if (peer != rank_ && !hear_peer(peer, call)) return false;
+  }
+  return true;
+}
+
 bool GroupHealth::check_peer(int peer, std::uint64_t sequence, const std::string& call) {
   Error reason(ErrorCode::kPeerLost, "");
   const bool gone = is_gone(peer, &reason);
   // Looked at after the connection: whatever a peer had to say it said before it went.
-  const FailureRecord& record = memory_->control(peer).failure;
-  if (load_acquire(&record.state) == 1) {
-    const std::string text(record.text, ::strnlen(record.text, FailureRecord::kTextBytes));
-    fail(Error(static_cast<ErrorCode>(record.code),
-               prefix_ + call + ": " + rank_name(peer) + " gave up: " + text));
-    return false;
-  }
+  if (!hear_peer(peer, call)) return false;
   if (!gone || load_acquire(&memory_->control(peer).progress.completed) >= sequence) return true;
   fail(Error(reason.code(), prefix_ + call + ": " + reason.what() + " before it was completed; " +
                                 attendance(sequence)));

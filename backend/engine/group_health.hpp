@@ -37,12 +37,19 @@ class GroupHealth {
   // Keeps `error` unless there is a failure already, and publishes it to the peers.
   void fail(const Error& error);
 
+  // From now on a failure, or leaving, sets `word` to 1 before anybody can learn of it; at once
+  // where that has happened. `word` must stay valid until the next call; null: no word any more.
+  void set_abort_word(std::uint32_t* word);
+
   // This rank leaves in good order: its own waits end with kAborted, peers see that it has left.
   void leave();
 
   // Looks at every peer. Returns false, having failed the group, when one of them has failed or is
   // gone without having completed collective `sequence`. `call` names the operation in messages.
   bool check_peers(std::uint64_t sequence, const std::string& call);
+
+  // The same for what peers say of themselves alone: memory is read, no connection is looked at.
+  bool hear_peers(const std::string& call);
 
   // True when `peer` has left or its process has ended: what it has published stands, but nothing
   // more will come. `reason` tells which.
@@ -57,6 +64,7 @@ class GroupHealth {
   std::string attendance(std::uint64_t sequence) const;
 
  private:
+  bool hear_peer(int peer, const std::string& call);
   bool check_peer(int peer, std::uint64_t sequence, const std::string& call);
 
   std::vector<std::int64_t> global_ranks_;
@@ -67,6 +75,7 @@ class GroupHealth {
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   std::optional<Error> failure_;
+  std::uint32_t* abort_word_ = nullptr;
 };
 
 }  // namespace symm

@@ -28,7 +28,7 @@ Environment Environment::read() {
     environment.algorithm = parse_algorithm(name, "SYMM_ALGO");
   }
   if (const char* path = std::getenv("SYMM_TUNING_FILE"); path != nullptr) {
-    environment.table = PlanTable::from_file(path);
+    environment.tables = PlanTables::from_file(path);
   }
   return environment;
 }
@@ -55,22 +55,32 @@ void check_config(const CommunicatorConfig& config) {
     refuse("workspace_bytes: expected a multiple of 65536 from 524288 to 1073741824, got " +
            std::to_string(config.workspace_bytes));
   }
+  if (config.device_workspace_bytes < kLeastDeviceWorkspace ||
+      config.device_workspace_bytes > kMostDeviceWorkspace ||
+      config.device_workspace_bytes % kDeviceWorkspaceUnit != 0) {
+    refuse("device_workspace_bytes: expected a multiple of " +
+           std::to_string(kDeviceWorkspaceUnit) + " from " + std::to_string(kLeastDeviceWorkspace) +
+           " to " + std::to_string(kMostDeviceWorkspace) + ", got " +
+           std::to_string(config.device_workspace_bytes));
+  }
 }
 
 Agreement Agreement::proposed_by(const CommunicatorConfig& config, const Environment& environment) {
   return {
       .algorithm = config.algorithm != Algorithm::kAuto ? config.algorithm : environment.algorithm,
       .workspace_bytes = config.workspace_bytes,
-      .table = environment.table};
+      .device_workspace_bytes = config.device_workspace_bytes,
+      .tables = environment.tables};
 }
 
 std::vector<std::uint8_t> Agreement::encode() const {
   ByteWriter writer;
   writer.integer(static_cast<std::uint32_t>(algorithm));
   writer.integer(workspace_bytes);
-  const std::string text = table == PlanTable::built_in() ? "" : table.to_json();
+  writer.integer(device_workspace_bytes);
+  const std::string text = tables == PlanTables{} ? "" : tables.to_json();
   if (text.size() > kMaxTableText) {
-    refuse("tuning table: expected at most " + std::to_string(kMaxTableText) +
+    refuse("tuning tables: expected at most " + std::to_string(kMaxTableText) +
            " bytes as JSON, got " + std::to_string(text.size()));
   }
   writer.sized(text);
@@ -81,14 +91,16 @@ Agreement Agreement::decode(std::span<const std::uint8_t> bytes) {
   ByteReader reader(bytes);
   const auto algorithm = reader.integer<std::uint32_t>();
   const auto workspace_bytes = reader.integer<std::uint64_t>();
+  const auto device_workspace_bytes = reader.integer<std::uint64_t>();
   const std::string text = reader.text(kMaxTableText);
   if (!reader.finished() || algorithm >= kAlgorithmCount) {
     throw Error(ErrorCode::kSecurity, "a rank's settings in the Store cannot be read");
   }
   return {.algorithm = static_cast<Algorithm>(algorithm),
           .workspace_bytes = workspace_bytes,
-          .table = text.empty() ? PlanTable::built_in()
-                                : PlanTable::from_json(text, "the tuning table of rank 0")};
+          .device_workspace_bytes = device_workspace_bytes,
+          .tables = text.empty() ? PlanTables{}
+                                 : PlanTables::from_json(text, "the tuning tables of rank 0")};
 }
 
 }  // namespace symm

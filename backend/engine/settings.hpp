@@ -13,10 +13,10 @@ namespace symm {
 
 // The environment of this process. Throws Error(kInvalidArgument) that names the variable.
 //   SYMM_ALGO         an algorithm's name: forces it for every collective that has it
-//   SYMM_TUNING_FILE  path of a JSON tuning table (PlanTable::from_json)
+//   SYMM_TUNING_FILE  path of JSON tuning tables (PlanTables::from_json)
 struct Environment {
   Algorithm algorithm = Algorithm::kAuto;
-  PlanTable table = PlanTable::built_in();
+  PlanTables tables;
 
   static Environment read();
 };
@@ -24,12 +24,13 @@ struct Environment {
 // Throws Error(kInvalidArgument) that names the option, what is expected and what came.
 void check_config(const CommunicatorConfig& config);
 
-// What must be the same on every rank. Rank 0 decides the algorithm and the table; the workspace
-// must have been given alike.
+// What must be the same on every rank. Rank 0 decides the algorithm and the tables; the sizes of
+// the workspaces must have been given alike.
 struct Agreement {
   Algorithm algorithm = Algorithm::kAuto;
   std::uint64_t workspace_bytes = 0;
-  PlanTable table = PlanTable::built_in();
+  std::uint64_t device_workspace_bytes = 0;
+  PlanTables tables;
 
   static Agreement proposed_by(const CommunicatorConfig& config, const Environment& environment);
   std::vector<std::uint8_t> encode() const;

@@ -90,10 +90,10 @@ std::vector<std::tuple<CollectiveKind, Algorithm, int>> all_cases() {
   std::vector<std::tuple<CollectiveKind, Algorithm, int>> cases;
   for (int k = 0; k < kCollectiveKindCount; ++k) {
     for (int a = 1; a < kAlgorithmCount; ++a) {
-      if (!has_algorithm(static_cast<CollectiveKind>(k), static_cast<Algorithm>(a))) continue;
-      for (const int world : {2, 3, 4, 7}) {
-        cases.emplace_back(static_cast<CollectiveKind>(k), static_cast<Algorithm>(a), world);
-      }
+      const auto kind = static_cast<CollectiveKind>(k);
+      const auto algorithm = static_cast<Algorithm>(a);
+      if (!has_algorithm(kind, algorithm, PlanTarget::kHost)) continue;
+      for (const int world : {2, 3, 4, 7}) cases.emplace_back(kind, algorithm, world);
     }
   }
   return cases;

@@ -1,0 +1,121 @@
+// DeviceEngine over a device library's kernels: what a group of ranks does with one GPU a rank.
+//
+// It owns this rank's device segment, the peers' mappings, the group's kernels and the watching
+// thread, and it puts in order what a call is: checked, planned, posted to the peers, launched.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/engine/device_calls.hpp"
+#include "backend/engine/device_engine.hpp"
+#include "backend/engine/device_messages.hpp"
+#include "backend/engine/device_peers.hpp"
+#include "backend/engine/device_watch.hpp"
+#include "backend/engine/settings.hpp"
+#include "symm_mem/segment.hpp"
+
+namespace symm {
+
+// The group that a device joins. Everything outlives the engine.
+struct DeviceGroupContext {
+  const CommunicatorConfig& config;
+  const Agreement& agreement;
+  PeerMesh& mesh;
+  GroupMemory* memory;  // null in a group of one
+  GroupHealth& health;
+  std::uint32_t fork_generation;
+};
+
+class DeviceGroup final : public DeviceEngine {
+ public:
+  // Allocates and posts the rank's segment and starts watching. Local. Throws Error(kSystem) where
+  // the device's memory is exhausted.
+  DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime, DeviceId device);
+  // Makes this rank's kernels leave and waits for the device.
+  ~DeviceGroup() override;
+
+  DeviceId device() const override { return device_; }
+  GpuRuntime& runtime() const override { return runtime_; }
+  void launch(const CollectiveArgs& args, StreamHandle stream,
+              std::chrono::milliseconds timeout) override;
+  void transfer(std::span<const TransferOp> ops, StreamHandle stream,
+                std::chrono::milliseconds timeout) override;
+  void check() override;
+  void connect_all(std::chrono::milliseconds timeout) override;
+
+  // The group's next segment in device memory; the same on every rank. Local.
+  void add_segment(std::shared_ptr<Segment> segment, bool symmetric);
+
+  // Waits until what was put on streams has ended, well or not; does not wait for a failed group.
+  // Replays of graphs that were begun before are waited for as well.
+  void drain();
+
+  // Ends the watching thread. Idempotent.
+  void stop();
+
+ private:
+  struct KnownSegment {
+    std::shared_ptr<Segment> segment;
+    bool symmetric = false;
+  };
+  // What the device may be using: freed after it has ended, or never.
+  struct Resources {
+    std::shared_ptr<LocalSegment> segment;
+    std::unique_ptr<DevicePeers> peers;
+    std::vector<KnownSegment> segments;  // by number
+    std::unique_ptr<GroupKernels> kernels;
+  };
+  // Where [data, data + bytes) stands.
+  struct Found {
+    int number = 0;
+    std::size_t offset = 0;
+
+    Place place() const;
+  };
+  // How a call is carried out.
+  struct Choice {
+    Plan plan{};
+    std::optional<Found> input;            // read in place
+    std::optional<Found> promised_output;  // copy engines write here
+  };
+
+  int rank() const { return context_.config.rank; }
+  int world_size() const { return context_.config.world_size; }
+  std::chrono::milliseconds limit(std::chrono::milliseconds timeout) const {
+    return timeout.count() > 0 ? timeout : context_.config.timeout;
+  }
+
+  void check_usable() const;
+  void connect(std::chrono::milliseconds timeout, bool capturing, const std::string& call);
+  void connect_peer(int peer, std::chrono::milliseconds timeout, bool capturing,
+                    const std::string& call);
+  // Makes the group failed, unless it is, and throws its failure.
+  [[noreturn]] void fail_group(ErrorCode code, const std::string& text) const;
+  void check_backlog();
+
+  std::optional<Found> find(const void* data, std::size_t bytes) const;
+  std::optional<Found> promised_output(const CollectiveArgs& args) const;
+  Choice choose(const CollectiveArgs& args) const;
+  void put(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);
+  void put_all_to_all(const CollectiveArgs& args, const LaunchOptions& options);
+  void check_transfer(std::span<const TransferOp> ops) const;
+
+  const DeviceGroupContext context_;
+  GpuRuntime& runtime_;
+  const DeviceId device_;
+  DeviceCallBoard board_;
+  DeviceMessages messages_;
+  mutable std::mutex mutex_;  // of all that follows but the watch
+  std::unique_ptr<Resources> resources_;
+  bool connected_ = false;
+  std::vector<TransferOp> shares_;        // of the all_to_all that is being put on a stream
+  std::vector<std::byte*> peer_outputs_;  // the same for copy engines
+  std::unique_ptr<DeviceWatch> watch_;
+};
+
+}  // namespace symm

@@ -1,0 +1,341 @@
+// The engine of a device over fake GPUs: exchange of segments, choice of methods, promises,
+// messages.
+#include "backend/engine/device_engine.hpp"
+
+#include <gtest/gtest.h>
+
+#include "test/support/device_ranks.hpp"
+#include "test/support/expect_error.hpp"
+
+namespace symm {
+namespace {
+
+using std::chrono::milliseconds;
+using test::device_config;
+using test::DeviceRank;
+using test::error_of;
+using test::expect_error;
+using test::FakeGpu;
+using test::sum_args;
+
+class DeviceEngineTest : public test::DeviceRanksTest {};
+
+TEST_F(DeviceEngineTest, FirstCollectiveMapsEveryPeersSegment) {
+  run_group(3, [](DeviceRank& rank) {
+    rank.engine();
+    auto* own = reinterpret_cast<int*>(rank.kernels().peer(rank.number()));
+    ASSERT_NE(own, nullptr);
+    own[0] = 100 + rank.number();
+    EXPECT_EQ(rank.kernels().peer((rank.number() + 1) % 3), nullptr);
+    rank.launch(CollectiveArgs{});
+    rank.meet();
+    for (int peer = 0; peer < 3; ++peer) {
+      ASSERT_NE(rank.kernels().peer(peer), nullptr);
+      EXPECT_EQ(reinterpret_cast<int*>(rank.kernels().peer(peer))[0], 100 + peer);
+    }
+    EXPECT_EQ(rank.kernels().config().layout.total_bytes,
+              DeviceLayout::of(3, 4u << 20).total_bytes);
+    EXPECT_EQ(&rank.engine(), rank.communicator.device_engine_if_made());
+    rank.meet();
+  });
+}
+
+TEST_F(DeviceEngineTest, PlansFollowTheGpuTable) {
+  run_group(2, [](DeviceRank& rank) {
+    std::vector<float> small(16);
+    std::vector<float> large(1'000'000);
+    rank.launch(sum_args(small), milliseconds(1234));
+    rank.launch(sum_args(large));
+    rank.communicator.run(CollectiveArgs{});  // the host's calls are counted apart
+    rank.launch(CollectiveArgs{});
+    const auto& launches = rank.kernels().launches();
+    ASSERT_EQ(launches.size(), 3u);
+    EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kPacket);
+    EXPECT_EQ(launches[0].timeout, milliseconds(1234));
+    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kTwoShot, 65536, 64}));
+    EXPECT_EQ(launches[1].timeout, milliseconds(20'000));
+    EXPECT_EQ(launches[2].kind, CollectiveKind::kBarrier);
+    rank.engine().check();
+  });
+}
+
+TEST_F(DeviceEngineTest, AForcedMethodServesBothTargets) {
+  run_group(
+      2,
+      [](DeviceRank& rank) {
+        std::vector<float> data(16, 1.0f);
+        rank.launch(sum_args(data));
+        EXPECT_EQ(rank.kernels().launches()[0].plan.algorithm, Algorithm::kRing);
+        rank.launch(CollectiveArgs{});
+        EXPECT_EQ(rank.kernels().launches()[1].plan.algorithm, Algorithm::kPacket);
+        rank.communicator.run(sum_args(data));
+        EXPECT_EQ(data[0], 2.0f);
+      },
+      Algorithm::kRing);
+}
+
+TEST_F(DeviceEngineTest, AColdCallOnACapturedStreamIsRefusedAndHarmless) {
+  run_group(2, [](DeviceRank& rank) {
+    std::vector<float> data(4);
+    const StreamHandle captured = FakeGpu::captured_stream();
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      expect_error(error_of([&] { rank.engine().launch(sum_args(data), captured, {}); }),
+                   ErrorCode::kUnsupported,
+                   {"all_reduce", "has not used cuda:" + std::to_string(rank.number()),
+                    "call once before capture"});
+    }
+    const TransferOp op{data.data(), 16, 5, 1 - rank.number(), rank.number() == 0};
+    expect_error(error_of([&] {
+                   rank.engine().transfer({&op, 1}, captured, {});
+                 }),
+                 ErrorCode::kUnsupported, {"call once before capture"});
+    rank.launch(sum_args(data));
+    rank.engine().launch(sum_args(data), captured, {});
+    EXPECT_EQ(rank.kernels().launches().size(), 2u);
+    EXPECT_FALSE(rank.communicator.failure().has_value());
+  });
+}
+
+TEST_F(DeviceEngineTest, AGroupUsesOneDeviceARank) {
+  run_group(2, [](DeviceRank& rank) {
+    rank.engine();
+    const DeviceId other{DeviceKind::kCuda, 7};
+    const std::string own = "cuda:" + std::to_string(rank.number());
+    expect_error(error_of([&] { rank.communicator.device_engine(other); }),
+                 ErrorCode::kInvalidArgument, {own, "cuda:7"});
+    GpuRuntime& seventh = device_library(DeviceKind::kCuda).runtime(7);
+    expect_error(
+        error_of([&] { rank.communicator.rendezvous(LocalSegment::allocate(seventh, 100)); }),
+        ErrorCode::kInvalidArgument, {own, "cuda:7"});
+    rank.launch(CollectiveArgs{});
+  });
+}
+
+TEST_F(DeviceEngineTest, RefusesBadArgumentsBeforeAnythingIsPosted) {
+  run_group(2, [](DeviceRank& rank) {
+    std::vector<float> data(4);
+    CollectiveArgs args = sum_args(data);
+    args.op = ReduceOp::kBand;
+    expect_error(error_of([&] { rank.launch(args); }), ErrorCode::kUnsupported, {"BAND"});
+    for (const int peer : {-1, 2, rank.number()}) {
+      const TransferOp op{data.data(), 16, 0, peer, true};
+      expect_error(error_of([&] {
+                     rank.engine().transfer({&op, 1}, FakeGpu::plain_stream(), {});
+                   }),
+                   ErrorCode::kInvalidArgument, {"send", "got " + std::to_string(peer)});
+    }
+    rank.launch(sum_args(data));
+    EXPECT_EQ(rank.kernels().launches().size(), 1u);
+  });
+}
+
+TEST_F(DeviceEngineTest, MessagesConnectTheTwoRanksAlone) {
+  run_group(3, [](DeviceRank& rank) {
+    std::vector<std::byte> data(64);
+    if (rank.number() == 2) {
+      rank.meet();
+      EXPECT_EQ(rank.communicator.device_engine_if_made(), nullptr);
+    } else {
+      const TransferOp ops[] = {{data.data(), 32, 1, 1 - rank.number(), true},
+                                {nullptr, 0, 2, 1 - rank.number(), false}};
+      rank.engine().transfer(ops, FakeGpu::plain_stream(), milliseconds(77));
+      const auto& launches = rank.kernels().launches();
+      ASSERT_EQ(launches.size(), 1u);
+      EXPECT_FALSE(launches[0].collective);
+      EXPECT_EQ(launches[0].timeout, milliseconds(77));
+      ASSERT_EQ(launches[0].ops.size(), 2u);
+      EXPECT_EQ(launches[0].ops[0].bytes, 32u);
+      EXPECT_NE(rank.kernels().peer(1 - rank.number()), nullptr);
+      EXPECT_EQ(rank.kernels().peer(2), nullptr);
+      rank.engine().transfer(ops, FakeGpu::captured_stream(), {});
+      rank.meet();
+    }
+    // A collective still finds everybody.
+    rank.launch(CollectiveArgs{});
+    EXPECT_NE(rank.kernels().peer(2), nullptr);
+  });
+}
+
+TEST_F(DeviceEngineTest, AllToAllSendsEmptyAndOwnSharesAsWell) {
+  run_group(3, [](DeviceRank& rank) {
+    std::vector<std::int32_t> in(6);
+    std::vector<std::int32_t> out(6);
+    std::vector<Part> in_parts;
+    std::vector<Part> out_parts;
+    for (std::size_t r = 0; r < 3; ++r) {
+      const std::size_t count = static_cast<int>(r) == rank.number() ? 2 : r == 0 ? 0 : 1;
+      in_parts.push_back({in.data() + 2 * r, count});
+      const bool from_zero = rank.number() == 0;
+      const std::size_t back = static_cast<int>(r) == rank.number() ? 2 : from_zero ? 0 : 1;
+      out_parts.push_back({out.data() + 2 * r, back});
+    }
+    CollectiveArgs args;
+    args.kind = CollectiveKind::kAllToAll;
+    args.dtype = Dtype::kInt32;
+    args.input_parts = in_parts;
+    args.output_parts = out_parts;
+    rank.launch(args);
+    const auto& ops = rank.kernels().launches().at(0).ops;
+    ASSERT_EQ(ops.size(), 6u);
+    EXPECT_TRUE(rank.kernels().launches()[0].collective);
+    for (int r = 0; r < 3; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      EXPECT_TRUE(ops[2 * i].is_send);
+      EXPECT_EQ(ops[2 * i].peer, r);
+      EXPECT_EQ(ops[2 * i].data, in_parts[i].data);
+      EXPECT_EQ(ops[2 * i].bytes, in_parts[i].count * 4);
+      EXPECT_FALSE(ops[2 * i + 1].is_send);
+      EXPECT_EQ(ops[2 * i + 1].peer, r);
+      EXPECT_EQ(ops[2 * i + 1].data, out_parts[i].data);
+      EXPECT_EQ(ops[2 * i + 1].bytes, out_parts[i].count * 4);
+    }
+  });
+}
+
+// A segment of `bytes` on the rank's GPU, made known to the group.
+std::shared_ptr<Segment> register_segment(DeviceRank& rank, std::size_t bytes, bool symmetric) {
+  return rank.communicator.rendezvous(LocalSegment::allocate(rank.gpu, bytes), {}, symmetric);
+}
+
+// all_gather of `count` bytes a rank into `output`.
+void gather_into(DeviceRank& rank, std::byte* output, std::size_t count) {
+  const auto world = static_cast<std::size_t>(rank.communicator.world_size());
+  std::vector<std::byte> input(count);
+  std::vector<Part> parts;
+  for (std::size_t r = 0; r < world; ++r) parts.push_back({output + r * count, count});
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllGather;
+  args.dtype = Dtype::kUInt8;
+  args.count = count;
+  args.input = input.data();
+  args.output_parts = parts;
+  rank.launch(args);
+}
+
+TEST_F(DeviceEngineTest, CopyEnginesNeedAPromiseAndSize) {
+  run_group(2, [](DeviceRank& rank) {
+    constexpr std::size_t kShare = std::size_t{64} << 20;  // copy_engine_bytes
+    constexpr std::size_t kOffset = 4096;
+    const auto host = rank.communicator.rendezvous(LocalSegment::allocate(host_runtime(), 100));
+    const auto early = register_segment(rank, 2 * kShare + kOffset, true);
+    const auto plain = register_segment(rank, 2 * kShare, false);
+    gather_into(rank, early->base(rank.number()) + kOffset, kShare);
+    gather_into(rank, early->base(rank.number()) + kOffset, kShare - 1);
+    gather_into(rank, plain->base(rank.number()), kShare);
+    const auto late = register_segment(rank, 2 * kShare, true);
+    gather_into(rank, late->base(rank.number()), kShare);
+    const auto& launches = rank.kernels().launches();
+    ASSERT_EQ(launches.size(), 4u);
+    EXPECT_TRUE(launches[0].copies);
+    EXPECT_EQ(launches[0].place, (Place{1} << kPlaceShift) | kOffset);
+    EXPECT_EQ(launches[0].peer_outputs,
+              (std::vector<std::byte*>{early->base(0) + kOffset, early->base(1) + kOffset}));
+    EXPECT_FALSE(launches[1].copies);
+    EXPECT_FALSE(launches[2].copies);
+    EXPECT_EQ(launches[2].plan.algorithm, Algorithm::kPipelined);
+    EXPECT_TRUE(launches[3].copies);
+    EXPECT_EQ(launches[3].place, Place{3} << kPlaceShift);
+    EXPECT_EQ(rank.kernels().segments().size(), 3u);
+    EXPECT_EQ(rank.kernels().segments().at(1),
+              (std::vector<std::byte*>{plain->base(0), plain->base(1)}));
+  });
+}
+
+TEST_F(DeviceEngineTest, ForcedCopyEnginesNameTheFix) {
+  run_group(
+      2,
+      [](DeviceRank& rank) {
+        std::vector<std::byte> plain(20);
+        expect_error(error_of([&] { gather_into(rank, plain.data(), 10); }),
+                     ErrorCode::kUnsupported,
+                     {"all_gather", "copy_engine", "symmetric=True", "another algorithm"});
+        const auto segment = register_segment(rank, 20, true);
+        gather_into(rank, segment->base(rank.number()), 10);
+        rank.launch(CollectiveArgs{});  // has no copy engine
+        ASSERT_EQ(rank.kernels().launches().size(), 2u);
+        EXPECT_TRUE(rank.kernels().launches()[0].copies);
+      },
+      Algorithm::kCopyEngine);
+}
+
+TEST_F(DeviceEngineTest, ABrokenPromiseIsAnErrorOnEveryRank) {
+  run_group(2, [](DeviceRank& rank) {
+    constexpr std::size_t kShare = std::size_t{64} << 20;
+    const auto segment = register_segment(rank, 2 * kShare, true);
+    rank.launch(CollectiveArgs{});
+    std::vector<std::byte> plain(rank.number() == 0 ? 2 * kShare : 0);
+    std::byte* output = rank.number() == 0 ? plain.data() : segment->base(1);
+    error_of([&] { gather_into(rank, output, kShare); });
+    expect_error(rank.failure(), ErrorCode::kMismatch,
+                 {"device seq 2", "copy_engine", "pipelined"});
+    rank.meet();
+  });
+}
+
+TEST_F(DeviceEngineTest, PromisesMustBeMadeByAllRanks) {
+  const auto errors = errors_in_group(
+      2, [](DeviceRank& rank) { register_segment(rank, 100, /*symmetric=*/rank.number() == 0); });
+  for (const auto& error : errors) {
+    expect_error(error, ErrorCode::kMismatch,
+                 {"rank 0 called rendezvous(symmetric)", "rank 1 called rendezvous"});
+  }
+}
+
+TEST_F(DeviceEngineTest, InputsInSegmentsAreReadInPlace) {
+  run_group(2, [](DeviceRank& rank) {
+    constexpr std::size_t kCount = 500'000;
+    const auto segment = register_segment(rank, 4 * kCount + 64, false);
+    CollectiveArgs args;
+    args.kind = CollectiveKind::kAllReduce;
+    args.dtype = Dtype::kFloat32;
+    args.count = kCount;
+    std::vector<float> plain(kCount);
+    // Only rank 1's tensor is symmetric; the method is the same on both.
+    args.input = args.output =
+        rank.number() == 1 ? static_cast<void*>(segment->base(1) + 64) : plain.data();
+    rank.launch(args);
+    const auto& launch = rank.kernels().launches().at(0);
+    EXPECT_EQ(launch.plan.algorithm, Algorithm::kTwoShot);
+    EXPECT_EQ(launch.place, rank.number() == 1 ? (Place{1} << kPlaceShift) | 64 : Place{0});
+    // Packets leave from the tensor itself, wherever it is.
+    args.count = 16;
+    rank.launch(args);
+    EXPECT_EQ(rank.kernels().launches().at(1).place, 0u);
+    EXPECT_FALSE(rank.communicator.failure().has_value());
+  });
+}
+
+TEST_F(DeviceEngineTest, AGroupOfOneNeedsNoPeer) {
+  run_group(1, [](DeviceRank& rank) {
+    std::vector<float> data(4, 1.0f);
+    rank.engine().launch(sum_args(data), FakeGpu::captured_stream(), {});
+    rank.engine().connect_all({});
+    rank.launch(CollectiveArgs{});
+    EXPECT_EQ(rank.kernels().launches().size(), 2u);
+    rank.communicator.abort("enough");
+    EXPECT_TRUE(rank.kernels().told_to_leave());
+  });
+}
+
+TEST(DeviceSettings, WorkspacesMustAgreeAndFit) {
+  test::MemoryStore store;
+  CommunicatorConfig bad = device_config(0, 1, Algorithm::kAuto);
+  for (const std::size_t bytes : {std::size_t{1} << 20, (std::size_t{4} << 20) + 1,
+                                  (std::size_t{4} << 30) + (std::size_t{1} << 20)}) {
+    bad.device_workspace_bytes = bytes;
+    expect_error(error_of([&] { Communicator::create(store, bad); }), ErrorCode::kInvalidArgument,
+                 {"device_workspace_bytes", "got " + std::to_string(bytes)});
+  }
+  const auto errors = test::errors_of_ranks(2, [&](int rank) {
+    CommunicatorConfig config = device_config(rank, 2, Algorithm::kAuto);
+    if (rank == 1) config.device_workspace_bytes = 5u << 20;
+    Communicator::create(store, config);
+  });
+  for (const auto& error : errors) {
+    expect_error(error, ErrorCode::kInvalidArgument,
+                 {"device_workspace_bytes", "4194304 on rank 0", "5242880 on rank 1"});
+  }
+}
+
+}  // namespace
+}  // namespace symm
