@@ -1,14 +1,12 @@
 #include "backend/ProcessGroupSymm.hpp"
 
-#include <ATen/ops/from_blob.h>
-#include <ATen/record_function.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "backend/c10d_store.hpp"
+#include "backend/engine/blocking_section.hpp"
 #include "backend/errors.hpp"
-#include "symm_mem/local_heap.hpp"
+#include "backend/profiling.hpp"
 
 namespace symm {
 
@@ -24,15 +22,9 @@ CommunicatorConfig config_of(const ProcessGroupSymmOptions& options, int rank, i
   config.timeout = options.timeout;
   config.algorithm = parse_algorithm(options.algorithm(), "the option algorithm");
   config.workspace_bytes = options.workspace_bytes();
+  config.device_workspace_bytes = options.device_workspace_bytes();
   config.high_priority = options.is_high_priority_stream;
   return config;
-}
-
-// A title makes c10d::Work record a profiler event; without a profiler that is pure cost.
-const char* profiled(const char* title) { return at::hasCallbacks() ? title : nullptr; }
-
-bool is_refusal(const Error& error) {
-  return error.code() == ErrorCode::kInvalidArgument || error.code() == ErrorCode::kUnsupported;
 }
 
 class QueuedCollective final : public AsyncTask {
@@ -63,7 +55,10 @@ ProcessGroupSymm::ProcessGroupSymm(const c10::intrusive_ptr<c10d::Store>& store,
   });
 }
 
-ProcessGroupSymm::~ProcessGroupSymm() = default;
+ProcessGroupSymm::~ProcessGroupSymm() {
+  if (!device_launcher_) return;
+  blocking_section([this] { device_launcher_->leave([this] { engine_->interrupt(); }); });
+}
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupSymm::getBackendOptions() {
   return c10::make_intrusive<Options>(*options_);
@@ -80,9 +75,13 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::issue(c10d::OpType type, const char*
                                                   bool async_op) {
   engine_->check_usable();
   const Milliseconds limit = engine_->timeout(timeout);
+  if (!calls.empty() && calls.front().device.is_cuda()) {
+    return issue_on_device(type, profiled(title), std::move(calls), limit, async_op);
+  }
   if (!async_op && !coalescing() && engine_->may_run_inline()) {
     return run_inline(type, profiled(title), calls, limit);
   }
+  check_block(at::kCPU);
   WorkPtr work = enqueue(type, profiled(title), std::move(calls), limit);
   if (coalescing()) {
     add_coalesced(work);
@@ -95,14 +94,12 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::issue(c10d::OpType type, const char*
 ProcessGroupSymm::WorkPtr ProcessGroupSymm::run_inline(c10d::OpType type, const char* title,
                                                        const CallBatch& calls,
                                                        Milliseconds timeout) {
-  TensorVector outputs;
-  for (const CollectiveCall& call : calls) {
-    outputs.append(call.outputs.begin(), call.outputs.end());
-  }
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  auto work = c10::make_intrusive<WorkSymm>(rank_, type, title, sequence, std::move(outputs));
+  auto work = c10::make_intrusive<WorkSymm>(rank_, type, title, sequence, outputs_of(calls));
   try {
-    for (const CollectiveCall& call : calls) engine_->communicator().run(call.args, timeout);
+    for (const CollectiveCall& call : calls) {
+      run_on_host(call, engine_->communicator(), timeout);
+    }
   } catch (const Error& error) {
     // A refused call was never made, so it has no number.
     if (is_refusal(error)) sequence_.fetch_sub(1, std::memory_order_relaxed);
@@ -127,8 +124,21 @@ void ProcessGroupSymm::startCoalescing() {
   with_torch_errors([&] { engine_->check_usable(); });
   std::lock_guard lock(mutex_);
   // What an earlier block left behind when it ended by an exception is in flight by itself.
+  // Its messages on a device are not: they would have started at its end.
   coalesced_.clear();
+  device_block_.reset();
   coalescing_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+}
+
+void ProcessGroupSymm::check_block(at::Device device) {
+  if (!coalescing()) return;
+  std::lock_guard lock(mutex_);
+  if (device.is_cpu() ? device_block_.has_value() : !coalesced_.empty()) {
+    throw Error(ErrorCode::kUnsupported,
+                "a coalescing block is for calls on one device: got one on " + device.str() +
+                    " after one on " +
+                    (device.is_cpu() ? device_launcher_->device().str() : "cpu"));
+  }
 }
 
 void ProcessGroupSymm::add_coalesced(const WorkPtr& work) {
@@ -142,6 +152,13 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::endCoalescing() {
     std::lock_guard lock(mutex_);
     coalescing_thread_.store(std::thread::id(), std::memory_order_relaxed);
     works.swap(coalesced_);
+  }
+  if (device_block_) {
+    return with_torch_errors([&]() -> WorkPtr {
+      DeviceLauncher::Block block = *std::exchange(device_block_, std::nullopt);
+      device_launcher_->end(block, engine_->timeout(Milliseconds(0)));
+      return block.work;
+    });
   }
   TensorVector outputs;
   for (const WorkPtr& work : works) {
@@ -177,6 +194,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupSymm::split(
     }
     c10::intrusive_ptr<c10d::Backend> backend = c10::make_intrusive<ProcessGroupSymm>(
         store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options);
+    backend->setBoundDeviceId(bound_device_id_);
     std::lock_guard lock(mutex_);
     last_split_ = LastSplit{c10::weak_intrusive_ptr<c10d::Store>(store), ranks,
                             c10::weak_intrusive_ptr<c10d::Backend>(backend)};
@@ -205,35 +223,15 @@ c10d::ErrorType ProcessGroupSymm::getError() {
 
 void ProcessGroupSymm::abort() { engine_->abort("abort() was called on this rank"); }
 
-void ProcessGroupSymm::shutdown() { engine_->shutdown(); }
-
-void ProcessGroupSymm::rendezvous(const at::Tensor& tensor) {
-  with_torch_errors([&] {
-    engine_->check_usable();
-    const TensorChecks checks("rendezvous", rank_, size_);
-    checks.usable(tensor, {"tensor"});
-    std::shared_ptr<LocalSegment> segment =
-        find_on_local_heap(tensor.const_data_ptr(), tensor.nbytes());
-    if (!segment) {
-      checks.fail(ErrorCode::kInvalidArgument, {"tensor"},
-                  "expected a tensor in memory from torch_symm's allocator, got ordinary memory");
-    }
-    engine_->queue().drain();
-    engine_->communicator().rendezvous(std::move(segment), engine_->timeout(Milliseconds(0)));
-  });
-}
-
-at::Tensor allocate_symmetric(std::int64_t bytes) {
-  return with_torch_errors([&] {
-    if (bytes < 0) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "bytes: expected 0 or more, got " + std::to_string(bytes));
-    }
-    std::shared_ptr<LocalSegment> segment = allocate_on_local_heap(static_cast<std::size_t>(bytes));
-    void* const base = segment->base();
-    return at::from_blob(
-        base, {bytes}, [segment = std::move(segment)](void*) mutable { segment.reset(); },
-        at::TensorOptions().dtype(at::kByte));
+void ProcessGroupSymm::shutdown() {
+  DeviceLauncher* const device = device_.load(std::memory_order_acquire);
+  if (!device) {
+    engine_->shutdown();
+    return;
+  }
+  blocking_section([&] {
+    device->finish(engine_->timeout(Milliseconds(0)));
+    device->leave([this] { engine_->shutdown(); });
   });
 }
 

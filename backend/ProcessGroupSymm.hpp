@@ -11,6 +11,12 @@
 // endCoalescing: on the group's queue, in the order of the calls. A synchronous call that finds the
 // queue busy is queued and waited for. send and recv start at once and progress by themselves.
 //
+// Operations on a GPU are put on a stream by the call (device_launcher.hpp), which returns before
+// they have run; they and those on the host are two orders that do not wait for each other.
+// barrier() stands in both: the host first waits until the device has done what was put on it
+// before, then meets the other ranks. Where the current stream is captured, it is an operation on
+// the device.
+//
 // All collectives are collective over the group and must be called in the same order on every rank.
 // Thread safety: as c10d's: calls from several threads are safe, their order is the caller's care.
 // They block; call them without Python's interpreter lock.
@@ -30,6 +36,7 @@
 #include "backend/ProcessGroupSymmOptions.hpp"
 #include "backend/WorkSymm.hpp"
 #include "backend/collective_call.hpp"
+#include "backend/device_launcher.hpp"
 #include "backend/engine/group_engine.hpp"
 
 namespace symm {
@@ -45,7 +52,8 @@ class ProcessGroupSymm final : public c10d::Backend {
   // within the time-out, ValueError for a wrong option. options == nullptr gives the defaults.
   ProcessGroupSymm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                    const c10::intrusive_ptr<Options>& options = nullptr);
-  // Interrupts what is in flight, as the end of the process does. Local.
+  // Interrupts what is in flight, as the end of the process does. Local. Memory that a GPU may
+  // still touch is given back after it has stopped.
   ~ProcessGroupSymm() override;
 
   const std::string getBackendName() const override { return "symm"; }
@@ -54,6 +62,10 @@ class ProcessGroupSymm final : public c10d::Backend {
 
   // Reductions.
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  // c10d sends sparse tensors on a GPU here; they are refused as on the CPU.
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    return allreduce(tensors, opts);
+  }
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
@@ -92,7 +104,9 @@ class ProcessGroupSymm final : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // Coalescing covers the calls of one thread.
+  // Coalescing covers the calls of one thread, on one device. On a GPU, messages start at the end
+  // of the block, all together, and every call of the block returns the Work that the block ends
+  // with.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
@@ -110,20 +124,24 @@ class ProcessGroupSymm final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   void enableCollectivesTiming() override {}
-  void eagerConnectSingleDevice(at::Device) override {}
+  // Makes and connects the group's half on a GPU, which else the first operation there does.
+  // Collective for a GPU; nothing is to be done for the host.
+  void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;
 
   // Makes the symmetric memory in which `tensor` lies known to the group, so that collectives read
-  // it in place. Collective: it counts as one call in the order of collectives. ValueError where
-  // the tensor was not allocated by allocate_symmetric().
-  void rendezvous(const at::Tensor& tensor);
+  // it in place. Collective: it counts as one call in the order of collectives on the host,
+  // wherever the tensor is. `symmetric` promises that all ranks always use tensors at equal offsets
+  // of this memory together (Communicator::rendezvous). ValueError where the tensor was not
+  // allocated by allocate_symmetric().
+  void rendezvous(const at::Tensor& tensor, bool symmetric = false);
 
  private:
   using Milliseconds = std::chrono::milliseconds;
 
-  CallBuilder builder(CollectiveKind kind) const { return {kind, rank_, size_}; }
+  CallBuilder builder(CollectiveKind kind) const { return {kind, rank_, size_, gpu()}; }
   CallBatch one(CollectiveCall call) const;
 
   // Runs or queues `calls`; see NOTE [Where an operation runs]. `title` names the operation in
@@ -134,23 +152,46 @@ class ProcessGroupSymm final : public c10d::Backend {
                      Milliseconds timeout);
   WorkPtr enqueue(c10d::OpType type, const char* title, CallBatch calls, Milliseconds timeout);
 
+  // The GPU of this group on this rank: the one in use, else the one it is bound to, else -1.
+  int gpu() const {
+    if (const DeviceLauncher* device = device_.load(std::memory_order_acquire)) {
+      return device->device().index();
+    }
+    return bound_device_id_ && bound_device_id_->is_cuda() ? bound_device_id_->index() : -1;
+  }
+  // The half on `device`, made on first use. Throws as DeviceLauncher::DeviceLauncher.
+  DeviceLauncher& device_launcher(at::Device device);
+  WorkPtr issue_on_device(c10d::OpType type, const char* title, CallBatch calls,
+                          Milliseconds timeout, bool async_op);
+  // The barrier's call: on the device inside a capture, else on the host behind the device's work.
+  CollectiveCall barrier_call();
+
   CollectiveCall gather_into(at::Tensor& output, at::Tensor& input, int index) const;
   CollectiveCall scatter_from(at::Tensor& output, at::Tensor& input, const c10d::ReduceOp& op,
                               int index) const;
   enum class Direction { kSend, kRecv };
   WorkPtr transfer(Direction direction, c10d::OpType type, Tensors& tensors, int peer, int tag);
+  WorkPtr transfer_on_device(Direction direction, c10d::OpType type, const at::Tensor& tensor,
+                             int peer, int tag);
 
   bool coalescing() const {
     return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
+  // A coalescing block is on one device. Throws kUnsupported.
+  void check_block(at::Device device);
   void add_coalesced(const WorkPtr& work);
+  DeviceLauncher::Block& device_block(DeviceLauncher& device, std::uint64_t sequence);
 
   const c10::intrusive_ptr<Options> options_;
   std::shared_ptr<GroupEngine> engine_;
-  std::atomic<std::uint64_t> sequence_{0};  // operations issued so far
+  std::mutex device_mutex_;  // guards the making of what follows
+  std::unique_ptr<DeviceLauncher> device_launcher_;
+  std::atomic<DeviceLauncher*> device_{nullptr};  // the same, once it is made
+  std::atomic<std::uint64_t> sequence_{0};        // operations issued so far
 
   std::atomic<std::thread::id> coalescing_thread_{};
-  std::mutex mutex_;  // guards what follows
+  std::optional<DeviceLauncher::Block> device_block_;  // for that thread
+  std::mutex mutex_;                                   // guards what follows
   std::vector<WorkPtr> coalesced_;
   struct LastSplit {
     c10::weak_intrusive_ptr<c10d::Store> store;
@@ -160,9 +201,10 @@ class ProcessGroupSymm final : public c10d::Backend {
   std::optional<LastSplit> last_split_;
 };
 
-// A one-dimensional uint8 CPU tensor of `bytes` zeros in memory that can become symmetric
-// (ProcessGroupSymm::rendezvous). The memory lives as long as the tensor's storage, or a group that
-// knows it. Local.
-at::Tensor allocate_symmetric(std::int64_t bytes);
+// A one-dimensional uint8 tensor of `bytes` zeros on `device`, the host or a GPU, in memory that
+// can become symmetric (ProcessGroupSymm::rendezvous). The memory lives as long as the tensor's
+// storage, or a group that knows it. Local, cold: neither captured nor cached, and the end of
+// memory on a GPU waits for the device, as cudaFree does.
+at::Tensor allocate_symmetric(std::int64_t bytes, at::Device device = at::kCPU);
 
 }  // namespace symm

@@ -1,8 +1,30 @@
 #include "backend/ProcessGroupSymmOptions.hpp"
 
 #include "kernels/core/error.hpp"
+#include "kernels/gpu/device_layout.hpp"
 
 namespace symm {
+
+namespace {
+
+struct SizeRange {
+  std::size_t least;
+  std::size_t most;
+  std::size_t unit;
+};
+
+std::size_t checked_bytes(const std::string& option, std::int64_t bytes, const SizeRange& range) {
+  const auto size = static_cast<std::size_t>(bytes);
+  if (bytes < 0 || size < range.least || size > range.most || size % range.unit != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the option " + option + ": expected a multiple of " + std::to_string(range.unit) +
+                    " from " + std::to_string(range.least) + " to " + std::to_string(range.most) +
+                    ", got " + std::to_string(bytes));
+  }
+  return size;
+}
+
+}  // namespace
 
 ProcessGroupSymmOptions::ProcessGroupSymmOptions(std::chrono::milliseconds timeout)
     : c10d::Backend::Options("symm", timeout) {}
@@ -25,15 +47,15 @@ void ProcessGroupSymmOptions::set_algorithm(const std::string& name) {
 }
 
 void ProcessGroupSymmOptions::set_workspace_bytes(std::int64_t bytes) {
-  const auto size = static_cast<std::size_t>(bytes);
-  if (bytes < 0 || size < kMinWorkspaceBytes || size > kMaxWorkspaceBytes ||
-      size % kWorkspaceUnit != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "the option workspace_bytes: expected a multiple of " +
-                    std::to_string(kWorkspaceUnit) + " from " + std::to_string(kMinWorkspaceBytes) +
-                    " to " + std::to_string(kMaxWorkspaceBytes) + ", got " + std::to_string(bytes));
-  }
-  workspace_bytes_ = size;
+  workspace_bytes_ = checked_bytes(
+      "workspace_bytes", bytes,
+      {.least = kMinWorkspaceBytes, .most = kMaxWorkspaceBytes, .unit = kWorkspaceUnit});
+}
+
+void ProcessGroupSymmOptions::set_device_workspace_bytes(std::int64_t bytes) {
+  device_workspace_bytes_ = checked_bytes(
+      "device_workspace_bytes", bytes,
+      {.least = kLeastDeviceWorkspace, .most = kMostDeviceWorkspace, .unit = kDeviceWorkspaceUnit});
 }
 
 void ProcessGroupSymmOptions::validate_timeout() const {

@@ -21,6 +21,7 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   static constexpr std::size_t kMinWorkspaceBytes = std::size_t{512} << 10;
   static constexpr std::size_t kMaxWorkspaceBytes = std::size_t{1} << 30;
   static constexpr std::size_t kWorkspaceUnit = std::size_t{64} << 10;
+  static constexpr std::size_t kDefaultDeviceWorkspaceBytes = std::size_t{64} << 20;
 
   explicit ProcessGroupSymmOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout);
   ProcessGroupSymmOptions(const ProcessGroupSymmOptions&) = default;
@@ -38,7 +39,12 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   void set_workspace_bytes(std::int64_t bytes);
 
-  // For devices with streams; the host has none.
+  // The same on a GPU, where it is allocated by the first operation: a multiple of 1 MiB, 4 MiB to
+  // 4 GiB.
+  std::size_t device_workspace_bytes() const { return device_workspace_bytes_; }
+  void set_device_workspace_bytes(std::int64_t bytes);
+
+  // Asynchronous operations on a GPU run on streams of high priority; the host has none.
   bool is_high_priority_stream = false;
 
   // Check what the base class lets anybody write: the time-out, and the list of ranks too.
@@ -48,6 +54,7 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
  private:
   std::string algorithm_ = "auto";
   std::size_t workspace_bytes_ = kDefaultWorkspaceBytes;
+  std::size_t device_workspace_bytes_ = kDefaultDeviceWorkspaceBytes;
 };
 
 }  // namespace symm

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "backend/device_streams.hpp"
 #include "backend/errors.hpp"
 
 namespace symm {
@@ -23,6 +24,10 @@ void WorkSymm::finish_at_birth() noexcept {
   completed_ = true;
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   finished_.store(true, std::memory_order_release);
+}
+
+void WorkSymm::end_profiled_range() {
+  if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
 }
 
 void WorkSymm::finish(std::exception_ptr failure) noexcept {
@@ -42,7 +47,7 @@ void WorkSymm::finish(std::exception_ptr failure) noexcept {
   // A callback of the user that throws is the future's business; one of the profiler must not end
   // the process.
   try {
-    if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+    end_profiled_range();
     if (future) complete(*future);
     if (future_result) complete_result(*future_result);
   } catch (const std::exception& error) {
@@ -144,8 +149,6 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkSymm::getFutureResult() {
   return future_result_;
 }
 
-namespace {
-
 TensorVector outputs_of(const CallBatch& calls) {
   TensorVector outputs;
   for (const CollectiveCall& call : calls) {
@@ -154,7 +157,11 @@ TensorVector outputs_of(const CallBatch& calls) {
   return outputs;
 }
 
-}  // namespace
+void run_on_host(const CollectiveCall& call, Communicator& communicator,
+                 std::chrono::milliseconds timeout) {
+  if (call.after) call.after->wait(timeout);
+  communicator.run(call.args, timeout);
+}
 
 CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const char* title,
                                std::uint64_t sequence, CallBatch calls,
@@ -168,7 +175,7 @@ CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const char* title,
 void CollectiveWork::run() noexcept {
   std::exception_ptr failure;
   try {
-    for (const CollectiveCall& call : calls_) communicator_->run(call.args, timeout_);
+    for (const CollectiveCall& call : calls_) run_on_host(call, *communicator_, timeout_);
   } catch (const Error& error) {
     failure = torch_error(error);
   } catch (...) {

@@ -71,6 +71,12 @@ class WorkSymm : public c10d::Work {
   void rethrow_failure() const;
   [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds limit) const;
 
+  // Ends the range of a profile that `title` began; finish() does it too.
+  void end_profiled_range();
+  const TensorVector& outputs() const { return outputs_; }
+  // Before anybody may ask for the result.
+  void add_to_result(const at::Tensor& tensor) { outputs_.push_back(tensor); }
+
   // Lets go of what only the running operation needed. On a waiter's thread.
   virtual void release_inputs() {}
   virtual void abort_group() {}
@@ -80,7 +86,7 @@ class WorkSymm : public c10d::Work {
   void complete_result(c10::ivalue::Future& future) const;
 
   const std::uint64_t sequence_;
-  TensorVector outputs_;
+  TensorVector outputs_;  // the value of the future
   const Clock::time_point started_;
   Clock::time_point ended_{};
   std::atomic<bool> finished_{false};
@@ -88,6 +94,14 @@ class WorkSymm : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> future_result_;
 };
+
+// What the caller of `calls` gets.
+TensorVector outputs_of(const CallBatch& calls);
+
+// Carries out one call on the host, once the device has passed what the call comes after. Throws
+// as DevicePoint::wait and Communicator::run.
+void run_on_host(const CollectiveCall& call, Communicator& communicator,
+                 std::chrono::milliseconds timeout);
 
 // One or more collectives on the group's queue.
 class CollectiveWork final : public WorkSymm {

@@ -49,8 +49,8 @@ bool any_overlap(const std::vector<Part>& parts, std::size_t element_bytes) {
 
 }  // namespace
 
-CallBuilder::CallBuilder(CollectiveKind kind, int rank, int world_size)
-    : checks_(collective_name(kind), rank, world_size) {
+CallBuilder::CallBuilder(CollectiveKind kind, int rank, int world_size, int gpu)
+    : checks_(collective_name(kind), rank, world_size), gpu_(gpu) {
   call_.args.kind = kind;
 }
 
@@ -66,11 +66,14 @@ CallBuilder& CallBuilder::root(std::int64_t root, const char* name) {
   return *this;
 }
 
-void CallBuilder::dtype(const at::Tensor& tensor, const Argument& argument) {
+void CallBuilder::join(const at::Tensor& tensor, const Argument& argument) {
   if (scalar_type_ != at::ScalarType::Undefined) {
+    checks_.same_device(tensor, argument, call_.device);
     checks_.same_dtype(tensor, argument, scalar_type_);
     return;
   }
+  checks_.group_device(tensor, argument, gpu_);
+  call_.device = tensor.device();
   scalar_type_ = tensor.scalar_type();
   call_.args.dtype = reduces_ ? checks_.arithmetic_dtype(tensor, argument)
                               : checks_.movable_dtype(tensor, argument);
@@ -78,7 +81,7 @@ void CallBuilder::dtype(const at::Tensor& tensor, const Argument& argument) {
 
 const at::Tensor& CallBuilder::kept_input(const at::Tensor& tensor, const Argument& argument) {
   checks_.readable(tensor, argument);
-  dtype(tensor, argument);
+  join(tensor, argument);
   const bool plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
   call_.inputs.push_back(plain ? tensor : tensor.resolve_conj().resolve_neg().contiguous());
   return call_.inputs.back();
@@ -86,7 +89,7 @@ const at::Tensor& CallBuilder::kept_input(const at::Tensor& tensor, const Argume
 
 CallBuilder& CallBuilder::in_place(const at::Tensor& tensor, Argument argument) {
   checks_.usable(tensor, argument);
-  dtype(tensor, argument);
+  join(tensor, argument);
   if (!tensor.is_non_overlapping_and_dense()) [[unlikely]] {
     checks_.writable(tensor, argument);  // a tensor with one element may count as contiguous only
   }
@@ -107,7 +110,7 @@ CallBuilder& CallBuilder::input(const at::Tensor& tensor, Argument argument) {
 
 CallBuilder& CallBuilder::output(const at::Tensor& tensor, Argument argument) {
   checks_.writable(tensor, argument);
-  dtype(tensor, argument);
+  join(tensor, argument);
   call_.args.count = count_of(tensor);
   call_.args.output = tensor.mutable_data_ptr();
   call_.outputs.push_back(tensor);
@@ -134,7 +137,7 @@ CallBuilder& CallBuilder::output_list(const std::vector<at::Tensor>& tensors, co
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Argument argument{name, static_cast<int>(i)};
     checks_.writable(tensors[i], argument);
-    dtype(tensors[i], argument);
+    join(tensors[i], argument);
     add_part(call_.output_parts, tensors[i].mutable_data_ptr(), count_of(tensors[i]));
     call_.outputs.push_back(tensors[i]);
   }
@@ -161,7 +164,7 @@ CallBuilder& CallBuilder::input_shares(const at::Tensor& tensor, Argument argume
 
 CallBuilder& CallBuilder::output_shares(const at::Tensor& tensor, Argument argument) {
   checks_.writable(tensor, argument);
-  dtype(tensor, argument);
+  join(tensor, argument);
   checks_.element_count(count_of(tensor), call_.args.count * ranks_of(checks_), argument);
   add_shares(call_.output_parts, tensor, tensor.mutable_data_ptr());
   call_.outputs.push_back(tensor);
@@ -219,7 +222,7 @@ CallBuilder& CallBuilder::output_rows(const at::Tensor& tensor,
                                       const std::vector<std::int64_t>& rows, const char* name,
                                       const char* rows_name) {
   checks_.writable(tensor, {name});
-  dtype(tensor, {name});
+  join(tensor, {name});
   add_rows(call_.output_parts, tensor, tensor.mutable_data_ptr(), rows, name, rows_name);
   call_.outputs.push_back(tensor);
   return *this;

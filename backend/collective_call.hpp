@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -14,10 +15,15 @@
 
 namespace symm {
 
+class DevicePoint;
+
 // One collective, ready to run, with everything that its pointers lead to. Movable: the parts live
 // on the heap, so the spans in `args` stay right.
 struct CollectiveCall {
   CollectiveArgs args;
+  at::Device device = at::kCPU;  // of all tensors
+  // What the device must have passed before a call on the host begins; may be null.
+  std::shared_ptr<DevicePoint> after;
   std::vector<Part> input_parts;
   std::vector<Part> output_parts;
   c10::SmallVector<at::Tensor, 2> outputs;  // what the caller gets; the value of the future
@@ -28,10 +34,11 @@ struct CollectiveCall {
 using CallBatch = c10::SmallVector<CollectiveCall, 1>;
 
 // Builds one call, checking each tensor as it is added. Inputs that are only read may be
-// non-contiguous: a contiguous copy is made and kept. Throws as TensorChecks does.
+// non-contiguous: a contiguous copy is made and kept. All tensors are on one device; `gpu` is as
+// for TensorChecks::group_device. Throws as TensorChecks does.
 class CallBuilder {
  public:
-  CallBuilder(CollectiveKind kind, int rank, int world_size);
+  CallBuilder(CollectiveKind kind, int rank, int world_size, int gpu);
 
   const TensorChecks& checks() const { return checks_; }
 
@@ -68,7 +75,8 @@ class CallBuilder {
   CollectiveCall build();
 
  private:
-  void dtype(const at::Tensor& tensor, const Argument& argument);
+  // `tensor` has the element type and the device of the tensors before it.
+  void join(const at::Tensor& tensor, const Argument& argument);
   const at::Tensor& kept_input(const at::Tensor& tensor, const Argument& argument);
   void add_part(std::vector<Part>& parts, const void* data, std::size_t count);
   void add_shares(std::vector<Part>& parts, const at::Tensor& tensor, const void* data);
@@ -79,6 +87,7 @@ class CallBuilder {
   TensorChecks checks_;
   CollectiveCall call_;
   at::ScalarType scalar_type_ = at::ScalarType::Undefined;
+  int gpu_;
   bool reduces_ = false;
 };
 

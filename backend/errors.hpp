@@ -12,6 +12,11 @@
 
 namespace symm {
 
+// The call was wrong and nothing was sent: the group goes on, and the call does not count.
+inline bool is_refusal(const Error& error) {
+  return error.code() == ErrorCode::kInvalidArgument || error.code() == ErrorCode::kUnsupported;
+}
+
 [[noreturn]] void throw_torch_error(const Error& error);
 
 // The same exception, for a Work or a future to hold.

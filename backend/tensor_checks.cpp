@@ -1,11 +1,9 @@
 #include "backend/tensor_checks.hpp"
 
-#include <ATen/detail/CUDAHooksInterface.h>
-
 #include <optional>
 #include <sstream>
 
-#include "symm_mem/device/device_library.hpp"
+#include "backend/device_streams.hpp"
 
 namespace symm {
 
@@ -113,18 +111,38 @@ void TensorChecks::readable(const at::Tensor& tensor, const Argument& argument) 
          "expected a dense tensor (layout torch.strided), got layout " +
              layout_text(tensor.layout()));
   }
-  if (tensor.device().is_cpu()) [[likely]]
+  if (tensor.device().is_cpu() || tensor.device().is_cuda()) [[likely]]
     return;
-  if (tensor.device().is_cuda()) {
-    const DeviceKind kind =
-        at::detail::getCUDAHooks().hasROCM() ? DeviceKind::kHip : DeviceKind::kCuda;
-    const std::string problem = device_library_problem(kind);
-    fail(ErrorCode::kUnsupported, argument,
-         "expected a CPU tensor, got one on " + tensor.device().str() + ". " +
-             (problem.empty() ? "Collectives on that device are not in this build." : problem));
-  }
   fail(ErrorCode::kUnsupported, argument,
        "expected a tensor on cpu or cuda, got one on " + tensor.device().str());
+}
+
+void TensorChecks::group_device(const at::Tensor& tensor, const Argument& argument, int gpu) const {
+  const at::Device device = tensor.device();
+  if (!device.is_cuda() || device.index() == gpu) [[likely]]
+    return;
+  if (gpu >= 0) {
+    fail(ErrorCode::kInvalidArgument, argument,
+         "expected a tensor on " + at::Device(at::kCUDA, static_cast<at::DeviceIndex>(gpu)).str() +
+             ", the one GPU that this group uses on this rank, or on cpu, got one on " +
+             device.str());
+  }
+  try {
+    gpu_runtime(device);
+  } catch (const Error& problem) {
+    fail(problem.code(), argument,
+         "expected a tensor on a device that can be used, got one on " + device.str() + ": " +
+             problem.what());
+  }
+}
+
+void TensorChecks::same_device(const at::Tensor& tensor, const Argument& argument,
+                               at::Device expected) const {
+  if (tensor.device() == expected) [[likely]]
+    return;
+  fail(ErrorCode::kInvalidArgument, argument,
+       "expected a tensor on " + expected.str() + " as the other tensors of the call, got one on " +
+           tensor.device().str());
 }
 
 void TensorChecks::usable(const at::Tensor& tensor, const Argument& argument) const {
@@ -221,8 +239,13 @@ ReduceOp TensorChecks::reduce_op(const c10d::ReduceOp& op, double& factor) const
       if (!supplement) {
         fail(ErrorCode::kInvalidArgument, {"op"}, "PREMUL_SUM came without its factor");
       }
-      factor = supplement->tensor_factor.defined() ? supplement->tensor_factor.item().toDouble()
-                                                   : supplement->double_factor;
+      const at::Tensor& tensor = supplement->tensor_factor;
+      if (tensor.defined() && tensor.is_cuda() && is_captured(tensor.device())) {
+        fail(ErrorCode::kUnsupported, {"op"},
+             "the factor of PREMUL_SUM is a tensor on " + tensor.device().str() +
+                 ", which cannot be read while a graph is captured; pass it as a number");
+      }
+      factor = tensor.defined() ? tensor.item().toDouble() : supplement->double_factor;
       return ReduceOp::kPreMulSum;
     }
     default:

@@ -39,7 +39,7 @@ class TensorChecks {
   [[noreturn]] void fail(ErrorCode code, const Argument& argument,
                          const std::string& problem) const;
 
-  // Dense memory on the host, not a lazily conjugated or negated view.
+  // Dense memory on the host or on a GPU, not a lazily conjugated or negated view.
   void usable(const at::Tensor& tensor, const Argument& argument) const;
   // As usable(), except that a conjugated or negated view is fine: it will be copied.
   void readable(const at::Tensor& tensor, const Argument& argument) const;
@@ -53,6 +53,11 @@ class TensorChecks {
   void same_dtype(const at::Tensor& tensor, const Argument& argument,
                   at::ScalarType expected) const;
 
+  // A GPU tensor is on `gpu`, the index of the one that the group uses on this rank; -1 while it
+  // uses none, where the device library must be able to serve the tensor's.
+  void group_device(const at::Tensor& tensor, const Argument& argument, int gpu) const;
+  void same_device(const at::Tensor& tensor, const Argument& argument, at::Device expected) const;
+
   void rank_in_range(std::int64_t rank, const char* name) const;
   void list_size(std::size_t size, std::size_t expected, const char* name) const;
   void element_count(std::size_t count, std::size_t expected, const Argument& argument) const;
@@ -64,7 +69,9 @@ class TensorChecks {
     return list.front();
   }
 
-  // PREMUL_SUM's factor is written to `factor`; other operators leave it alone.
+  // PREMUL_SUM's factor is written to `factor`; other operators leave it alone. A factor that is a
+  // tensor on a GPU is read by the host, which waits for the current stream, and is refused while
+  // that is captured; a number costs nothing.
   ReduceOp reduce_op(const c10d::ReduceOp& op, double& factor) const;
 
  private:

@@ -25,7 +25,10 @@ WorkPtr ProcessGroupSymm::transfer(Direction direction, OpType type, Tensors& te
   } else {
     checks.writable(given, {"tensor"});
   }
+  checks.group_device(tensor, {"tensor"}, gpu());
   checks.movable_dtype(tensor, {"tensor"});
+  if (tensor.is_cuda()) return transfer_on_device(direction, type, tensor, peer, tag);
+  check_block(at::kCPU);
   if (peer != kAnySource) {
     checks.rank_in_range(peer, direction == Direction::kSend ? "dst" : "src");
   }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "backend/ProcessGroupSymm.hpp"
+#include "backend/device_streams.hpp"
 #include "backend/engine/blocking_section.hpp"
 #include "backend/engine/live_groups.hpp"
 #include "backend/errors.hpp"
@@ -39,11 +40,13 @@ void without_interpreter_lock(void (*body)(void*), void* context) {
 }
 
 OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
-                        std::int64_t workspace_bytes, bool is_high_priority_stream) {
+                        std::int64_t workspace_bytes, std::int64_t device_workspace_bytes,
+                        bool is_high_priority_stream) {
   auto options = c10::make_intrusive<Options>(timeout);
   with_torch_errors([&] {
     options->set_algorithm(algorithm);
     options->set_workspace_bytes(workspace_bytes);
+    options->set_device_workspace_bytes(device_workspace_bytes);
     options->is_high_priority_stream = is_high_priority_stream;
     options->validate_timeout();
   });
@@ -69,6 +72,8 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
       .def(py::init(&make_options), py::arg("timeout") = kBackendDefaultTimeout,
            py::arg("algorithm") = "auto",
            py::arg("workspace_bytes") = static_cast<std::int64_t>(Options::kDefaultWorkspaceBytes),
+           py::arg("device_workspace_bytes") =
+               static_cast<std::int64_t>(Options::kDefaultDeviceWorkspaceBytes),
            py::arg("is_high_priority_stream") = false)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; }, &set_timeout,
@@ -86,14 +91,22 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
           },
           "Staging memory of a rank: a multiple of 64 KiB, 512 KiB to 1 GiB. Must be the\n"
           "same on every rank.")
+      .def_property(
+          "device_workspace_bytes", &Options::device_workspace_bytes,
+          [](Options& o, std::int64_t bytes) {
+            with_torch_errors([&] { o.set_device_workspace_bytes(bytes); });
+          },
+          "The same on a GPU, allocated by the first operation there: a multiple of 1 MiB,\n"
+          "4 MiB to 4 GiB. Must be the same on every rank.")
       .def_readwrite("is_high_priority_stream", &Options::is_high_priority_stream,
-                     "For devices with streams; the CPU has none.")
+                     "Asynchronous operations on a GPU run on streams of high priority.")
       .def("__copy__", [](const Options& o) { return c10::make_intrusive<Options>(o); })
       .def("__deepcopy__",
            [](const Options& o, const py::dict&) { return c10::make_intrusive<Options>(o); })
       .def("__repr__", [](const Options& o) {
         return "Options(timeout=" + std::to_string(o.timeout.count()) + " ms, algorithm='" +
-               o.algorithm() + "', workspace_bytes=" + std::to_string(o.workspace_bytes()) + ")";
+               o.algorithm() + "', workspace_bytes=" + std::to_string(o.workspace_bytes()) +
+               ", device_workspace_bytes=" + std::to_string(o.device_workspace_bytes()) + ")";
       });
 }
 
@@ -120,8 +133,10 @@ void bind_process_group(py::module_& module) {
            "SUCCESS while the group works, else the kind of the failure.")
       .def(
           "rendezvous", &ProcessGroupSymm::rendezvous, py::arg("tensor"),
-          py::call_guard<py::gil_scoped_release>(),
-          "Lets collectives read `tensor`, which must come from allocate(), in place. Collective.");
+          py::arg("symmetric") = false, py::call_guard<py::gil_scoped_release>(),
+          "Lets collectives read `tensor`, which must come from allocate(), in place. Collective.\n"
+          "symmetric=True promises that whenever one rank passes a tensor in this memory to a\n"
+          "collective, every rank passes one at the same offset of it.");
 }
 
 std::string device_library_problem(const std::string& device) {
@@ -129,6 +144,20 @@ std::string device_library_problem(const std::string& device) {
     if (device == symm::device_kind_name(kind)) return symm::device_library_problem(kind);
   }
   throw py::value_error("device: expected 'cuda' or 'hip', got '" + device + "'");
+}
+
+// Given as torch.device takes it; "cuda" means the current one.
+at::Device device_from(const py::object& device) {
+  const auto given = py::module_::import("torch").attr("device")(device).cast<at::Device>();
+  if (given.has_index() || !given.is_cuda()) return given;
+  with_torch_errors([] { symm::device_library(symm::gpu_kind()); });
+  return c10::impl::VirtualGuardImpl(given.type()).getDevice();
+}
+
+at::Tensor allocate(std::int64_t bytes, const py::object& device) {
+  const at::Device place = device_from(device);
+  const py::gil_scoped_release release;
+  return symm::allocate_symmetric(bytes, place);
 }
 
 py::dict build_info() {
@@ -155,9 +184,8 @@ PYBIND11_MODULE(_C, module) {
              "The sentence that says why tensors on `device` (\"cuda\", \"hip\") cannot be used, "
              "or \"\".");
   module.def("build_info", &build_info, "What this module was compiled with.");
-  module.def("allocate", &symm::allocate_symmetric, py::arg("nbytes"),
-             py::call_guard<py::gil_scoped_release>(),
-             "A uint8 CPU tensor of zeros in memory that ProcessGroupSymm.rendezvous() accepts.");
+  module.def("allocate", &allocate, py::arg("nbytes"), py::arg("device") = "cpu",
+             "A uint8 tensor of zeros in memory that ProcessGroupSymm.rendezvous() accepts.");
 
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [] { symm::interrupt_live_groups(); }, py::call_guard<py::gil_scoped_release>()));

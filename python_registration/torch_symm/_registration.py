@@ -20,7 +20,7 @@ from torch_symm import _environment
 BACKEND = "symm"
 
 # The device types whose tensors the backend takes.
-DEVICES = ["cpu"]
+DEVICES = ["cpu", "cuda"]
 
 
 def register() -> None:

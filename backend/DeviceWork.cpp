@@ -1,0 +1,214 @@
+#include "backend/DeviceWork.hpp"
+
+#include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "backend/errors.hpp"
+
+namespace symm {
+
+namespace {
+
+// Waits for the end of one Work, so that its future gets its result.
+class WatchedWork final : public AsyncTask {
+ public:
+  explicit WatchedWork(c10::intrusive_ptr<DeviceWork> work) : work_(std::move(work)) {}
+
+  void run() noexcept override {
+    constexpr std::chrono::microseconds kPeriod{100};
+    try {
+      while (!work_->isCompleted()) std::this_thread::sleep_for(kPeriod);
+    } catch (const std::exception&) {
+      // The device refuses to answer: its users learn of that from the device.
+    }
+  }
+  // The group is closed by now, so that one look is enough.
+  void cancel(const Error& /*reason*/) noexcept override { run(); }
+
+ private:
+  c10::intrusive_ptr<DeviceWork> work_;
+};
+
+}  // namespace
+
+DeviceWork::DeviceWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
+                       TensorVector outputs, std::shared_ptr<DeviceStreams> streams)
+    : WorkSymm(rank, type, title, sequence, std::move(outputs)), streams_(std::move(streams)) {}
+
+DeviceWork::~DeviceWork() {
+  if (streams_->in_forked_child()) {
+    // Its event belongs to the parent process.
+    [[maybe_unused]] const auto* leaked = new std::optional<c10::Event>(std::move(end_));
+    end_.reset();
+    return;
+  }
+  try {
+    const bool elsewhere = launch_ && launch_->stream != launch_->issuing;
+    if (elsewhere && !waited_ && !finished()) {
+      for (const at::Tensor& tensor : kept_) streams_->protect(tensor, launch_->stream);
+      for (const at::Tensor& tensor : outputs()) streams_->protect(tensor, launch_->stream);
+    }
+  } catch (const std::exception&) {
+    // The device is gone, and what its streams would do with the memory is gone with it.
+  }
+  if (end_) streams_->give_back(*std::move(end_));
+}
+
+void DeviceWork::launched(const Launch& launch) {
+  if (launch.stream != launch.issuing) {
+    end_ = streams_->take_event();
+    end_->record(launch.stream);
+  } else {
+    kept_.clear();  // the stream that they are used on is the one that frees them
+  }
+  launch_ = launch;
+  end_profiled_range();
+}
+
+const DeviceWork::Launch& DeviceWork::launch() const {
+  if (!launch_) {
+    throw_torch_error(Error(ErrorCode::kInvalidArgument,
+                            "the operation belongs to a coalescing block that has not ended"));
+  }
+  return *launch_;
+}
+
+// The event behind the operation, recorded now where there was none yet; nullptr where the stream
+// has since been taken into a capture.
+const c10::Event* DeviceWork::end_event() {
+  const std::lock_guard lock(mutex_);
+  if (!end_) {
+    if (streams_->capture_of(launch_->stream) != launch_->capture) return nullptr;
+    end_ = streams_->take_event();
+    end_->record(launch_->stream);
+  }
+  return &*end_;
+}
+
+bool DeviceWork::passed() {
+  const RelaxedCapture relaxed(streams_->runtime());
+  const c10::Event* const end = end_event();
+  return end != nullptr && end->query();
+}
+
+bool DeviceWork::isCompleted() {
+  if (finished()) return true;
+  if (!launch_) return false;
+  if (const std::optional<Error> failure = streams_->failure()) {
+    finish(torch_error(*failure));
+    return true;
+  }
+  if (launch_->capture != 0) {
+    if (streams_->capture_of(launch_->stream) == launch_->capture) return false;
+    finish(nullptr);
+    return true;
+  }
+  if (!passed()) return false;
+  try {
+    // A kernel that gave up has passed too.
+    streams_->check();
+    finish(nullptr);
+  } catch (const Error& failure) {
+    finish(torch_error(failure));
+  }
+  return true;
+}
+
+bool DeviceWork::isSuccess() const { return finished() && !exception(); }
+
+std::exception_ptr DeviceWork::exception() const {
+  if (finished()) return WorkSymm::exception();
+  const std::optional<Error> failure = streams_->failure();
+  return failure ? torch_error(*failure) : nullptr;
+}
+
+int DeviceWork::sourceRank() const {
+  if (source_ < 0) return WorkSymm::sourceRank();
+  return source_;
+}
+
+void DeviceWork::make_wait(const c10::Stream& current) {
+  const Launch& mine = launch();
+  if (current == mine.stream || finished()) return;
+  if (mine.capture != 0) {
+    // Once the capture has ended there is nothing left to wait for outside of the graph.
+    if (streams_->capture_of(mine.stream) != mine.capture) return;
+  } else if (streams_->capture_of(current) != 0) {
+    if (passed()) return;
+    throw_torch_error(Error(ErrorCode::kUnsupported,
+                            "wait() for an operation from before the graph capture, which is not "
+                            "complete yet, cannot be part of the graph; wait before the capture"));
+  }
+  if (const c10::Event* const end = end_event()) end->block(current);
+}
+
+void DeviceWork::release(const c10::Stream& current) {
+  TensorVector kept;  // released outside the lock
+  {
+    const std::lock_guard lock(mutex_);
+    waited_ = true;
+    kept.swap(kept_);
+  }
+  if (current == launch_->issuing) return;
+  for (const at::Tensor& tensor : kept) streams_->protect(tensor, launch_->stream);
+}
+
+void DeviceWork::synchronize() { wait(kNoTimeout); }
+
+bool DeviceWork::wait(std::chrono::milliseconds /*timeout*/) {
+  const Launch& mine = launch();
+  if (std::exception_ptr failure = exception()) std::rethrow_exception(std::move(failure));
+  const c10::Stream current = streams_->current();
+  make_wait(current);
+  if (mine.stream != mine.issuing) release(current);
+  return true;
+}
+
+void DeviceWork::abort_group() { streams_->abort("abort() of an operation was called"); }
+
+c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
+  const Launch& mine = launch();
+  {
+    const std::lock_guard lock(mutex_);
+    if (device_future_) return device_future_;
+  }
+  auto future = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{streams_->device()});
+  if (std::exception_ptr failure = exception()) {
+    future->setError(std::move(failure));
+  } else {
+    // The future records events on the stream that is current now.
+    const bool as_launched = streams_->capture_of(mine.stream) == mine.capture;
+    const c10::Stream stream = as_launched ? mine.stream : streams_->current();
+    if (!as_launched) make_wait(stream);
+    const c10::StreamGuard guard(stream);
+    future->markCompleted(c10::IValue(result()));
+  }
+  const std::lock_guard lock(mutex_);
+  if (!device_future_) device_future_ = std::move(future);
+  return device_future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFutureResult() {
+  auto future = WorkSymm::getFutureResult();
+  bool watch = false;
+  {
+    const std::lock_guard lock(mutex_);
+    watch = !std::exchange(watched_, true);
+  }
+  if (watch && !isCompleted()) {
+    with_torch_errors([&] {
+      streams_->post(std::make_unique<WatchedWork>(
+          c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this)));
+    });
+  }
+  return future;
+}
+
+}  // namespace symm

@@ -1,0 +1,89 @@
+// What an operation on a GPU returns.
+//
+// NOTE [Life of a Work on a device]
+// The operation is on its stream when the call returns; what follows is the device's business. The
+// Work stays unfinished until somebody sees the end: isCompleted(), or the thread behind
+// getFutureResult(). wait() and synchronize() only make the current stream wait, as every GPU
+// backend of PyTorch does, so a failure shows at the next call of the group, at wait() of a Work
+// whose end was not seen before the group failed, or at isCompleted(); never by itself.
+//
+// Tensors of an asynchronous operation are kept until wait(), and released on its caller's thread.
+// Where the current stream is then another one than at the call, or where the Work is dropped
+// without wait(), the caching allocator is told of the operation's stream (record_stream).
+//
+// The Work of a call that ran on the current stream has no event unless one is asked for.
+//
+// A Work of a captured operation can be waited for inside its capture, which joins the operation's
+// stream; afterwards wait() does nothing and the Work counts as completed. A Work from before a
+// capture can be waited for inside it only where it is complete.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "backend/WorkSymm.hpp"
+#include "backend/device_streams.hpp"
+
+namespace symm {
+
+class DeviceWork final : public WorkSymm {
+ public:
+  // Where the operation was put.
+  struct Launch {
+    c10::Stream stream;     // on which it runs
+    c10::Stream issuing;    // current at the call
+    std::uint64_t capture;  // that it is part of; 0 for none
+  };
+
+  DeviceWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
+             TensorVector outputs, std::shared_ptr<DeviceStreams> streams);
+  ~DeviceWork() override;
+
+  // For the operation itself, before the Work is handed out or, in a coalescing block, at its end.
+  void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
+  void add_output(const at::Tensor& tensor) { add_to_result(tensor); }
+  void came_from(int peer) { source_ = peer; }
+  void launched(const Launch& launch);
+
+  // False while the operation's capture goes on, and in a coalescing block that has not ended.
+  bool isCompleted() override;
+  // True only once isCompleted() has been.
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  void synchronize() override;
+  // Does not block the host; `timeout` is ignored: the operation's own bounds it on the device.
+  // Throws DistBackendError where the group has failed, ValueError inside the coalescing block,
+  // NotImplementedError inside a capture that began before the operation was complete.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void blockCurrentStream() override { synchronize(); }
+  // Complete from the start: its users' streams wait for the operation.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  // Completed by a thread that watches the device, which the first call starts.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  // Not measured: 0.
+  float getDuration() const override { return 0.0f; }
+
+ private:
+  const Launch& launch() const;
+  void make_wait(const c10::Stream& current);
+  const c10::Event* end_event();
+  bool passed();
+  void release(const c10::Stream& current);
+  void abort_group() override;
+
+  const std::shared_ptr<DeviceStreams> streams_;
+  int source_ = -1;
+  std::optional<Launch> launch_;  // set once
+  TensorVector kept_;             // under mutex_, as what follows
+  std::optional<c10::Event> end_;
+  bool waited_ = false;
+  bool watched_ = false;
+  c10::intrusive_ptr<c10::ivalue::Future> device_future_;
+};
+
+}  // namespace symm

@@ -1,0 +1,153 @@
+#include "backend/device_launcher.hpp"
+
+#include <c10/core/DeviceGuard.h>
+
+#include <string>
+#include <utility>
+
+#include "kernels/core/error.hpp"
+
+namespace symm {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+DeviceEngine& make_engine(Communicator& communicator, at::Device device) {
+  if (is_captured(device)) {
+    throw Error(ErrorCode::kUnsupported, "the group's first operation on " + device.str() +
+                                             " cannot be captured into a graph: it allocates; call "
+                                             "once before capture");
+  }
+  return communicator.device_engine(device_id(device));
+}
+
+}  // namespace
+
+DeviceLauncher::DeviceLauncher(std::shared_ptr<Communicator> communicator, at::Device device)
+    : communicator_(std::move(communicator)), engine_(&make_engine(*communicator_, device)) {
+  const c10::DeviceGuard guard(device);
+  streams_ = std::make_shared<DeviceStreams>(device, communicator_, *engine_,
+                                             communicator_->config().high_priority);
+  const auto ranks = static_cast<std::size_t>(communicator_->world_size());
+  last_messages_.resize(ranks * kLaneGroups * 2);
+}
+
+void DeviceLauncher::connect_all(milliseconds timeout) {
+  const c10::DeviceGuard guard(device());
+  engine_->connect_all(timeout);
+}
+
+void DeviceLauncher::put(const c10::Stream& stream, const CallBatch& calls, milliseconds timeout) {
+  const c10::Stream current = streams_->current();
+  const std::lock_guard lock(collectives_mutex_);
+  const std::uint64_t capture = streams_->capture_of(current);
+  streams_->order(current, stream);
+  streams_->extend(last_collective_, stream, capture, current);
+  void* const handle = stream.native_handle();
+  for (const CollectiveCall& call : calls) engine_->launch(call.args, handle, timeout);
+}
+
+void DeviceLauncher::collectives(DeviceWork& work, const CallBatch& calls, milliseconds timeout,
+                                 bool async_op) {
+  const c10::DeviceGuard guard(device());
+  const c10::Stream current = streams_->current();
+  const c10::Stream stream = async_op ? streams_->collectives() : current;
+  put(stream, calls, timeout);
+  if (async_op) {
+    for (const CollectiveCall& call : calls) {
+      for (const at::Tensor& tensor : call.inputs) work.keep(tensor);
+    }
+  }
+  work.launched({stream, current, streams_->capture_of(current)});
+}
+
+std::size_t DeviceLauncher::lane_of(const TransferOp& op) {
+  const auto group = static_cast<std::size_t>(DeviceEngine::lane_group(op.tag));
+  return (static_cast<std::size_t>(op.peer) * kLaneGroups + group) * 2 + (op.is_send ? 1 : 0);
+}
+
+void DeviceLauncher::put(const c10::Stream& stream, std::span<const TransferOp> ops,
+                         milliseconds timeout) {
+  const c10::Stream current = streams_->current();
+  const std::lock_guard lock(messages_mutex_);
+  const std::uint64_t capture = streams_->capture_of(current);
+  streams_->order(current, stream);
+  for (const TransferOp& op : ops) {
+    streams_->extend(last_messages_[lane_of(op)], stream, capture, current);
+  }
+  engine_->transfer(ops, stream.native_handle(), timeout);
+}
+
+void DeviceLauncher::message(DeviceWork& work, const TransferOp& op, milliseconds timeout) {
+  const c10::DeviceGuard guard(device());
+  const c10::Stream stream = streams_->lane(lane_of(op));
+  put(stream, std::span(&op, 1), timeout);
+  const c10::Stream current = streams_->current();
+  work.launched({stream, current, streams_->capture_of(current)});
+}
+
+void DeviceLauncher::collectives(Block& block, const CallBatch& calls, milliseconds timeout,
+                                 bool async_op) {
+  const c10::DeviceGuard guard(device());
+  if (!block.stream) block.stream = async_op ? streams_->collectives() : streams_->current();
+  put(*block.stream, calls, timeout);
+  for (const CollectiveCall& call : calls) {
+    for (const at::Tensor& tensor : call.inputs) block.work->keep(tensor);
+    for (const at::Tensor& tensor : call.outputs) block.work->add_output(tensor);
+  }
+}
+
+void DeviceLauncher::end(Block& block, milliseconds timeout) {
+  const c10::DeviceGuard guard(device());
+  const c10::Stream current = streams_->current();
+  if (!block.messages.empty()) {
+    put(streams_->batches(), {block.messages.data(), block.messages.size()}, timeout);
+    if (block.stream) streams_->order(streams_->batches(), *block.stream);
+  }
+  const c10::Stream stream = block.stream.value_or(streams_->batches());
+  block.work->launched({stream, current, streams_->capture_of(current)});
+}
+
+std::vector<c10::Event> DeviceLauncher::events(bool with_current) {
+  const c10::DeviceGuard guard(device());
+  const std::lock_guard lock(collectives_mutex_);
+  return streams_->mark(last_collective_, with_current);
+}
+
+std::shared_ptr<DevicePoint> DeviceLauncher::mark() {
+  return std::make_shared<DevicePoint>(streams_, events(true));
+}
+
+void DeviceLauncher::finish(milliseconds limit) noexcept {
+  if (streams_->in_forked_child() || streams_->closed()) return;
+  try {
+    DevicePoint(streams_, events(false)).wait(limit);
+  } catch (const std::exception&) {
+    // A failure has been or will be raised where it can be: by calls and Works.
+  }
+}
+
+std::optional<Error> DeviceLauncher::what_is_unfinished() noexcept {
+  try {
+    if (std::optional<Error> failure = streams_->failure()) return failure;
+    if (DevicePoint(streams_, events(false)).wait_quietly(milliseconds(0))) {
+      streams_->check();
+      return std::nullopt;
+    }
+  } catch (const Error& failure) {
+    return failure;
+  } catch (const std::exception&) {
+    // No event can be recorded on a device that is gone.
+  }
+  return Error(ErrorCode::kAborted,
+               "the process group was destroyed before the operation was complete");
+}
+
+void DeviceLauncher::close(std::optional<Error> unfinished) noexcept {
+  streams_->close(std::move(unfinished));
+  communicator_.reset();
+  engine_ = nullptr;
+}
+
+}  // namespace symm

@@ -1,0 +1,105 @@
+// Puts the operations of one group on its GPU.
+//
+// NOTE [Order on a device]
+// The collectives of a group share counters on the device, so each is ordered after the one before
+// it, whatever streams the two are on, by an event; on one stream none is needed. So are messages
+// of one direction, peer and lane group among each other. Collectives and messages do not wait for
+// each other, and neither waits for the group's operations on the host. Between a call inside a
+// graph capture and one outside of it there is no order but the caller's own (NOTE [Graph captures]
+// in device_streams.hpp).
+//
+// NOTE [Messages and streams]
+// A message occupies its stream until the peer has taken part, so a message that must not wait for
+// another one is on another stream: one for each direction, peer and lane group. What a coalescing
+// block gathers is one launch, in which all of its messages progress together.
+//
+// Everything here returns once the work is on its stream; only a cold call waits for peers
+// (DeviceEngine). Thread safe; the order of concurrent calls is the caller's care.
+#pragma once
+
+#include <c10/core/Stream.h>
+#include <c10/util/SmallVector.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backend/DeviceWork.hpp"
+#include "backend/collective_call.hpp"
+#include "backend/device_streams.hpp"
+#include "backend/engine/device_engine.hpp"
+
+namespace symm {
+
+class DeviceLauncher {
+ public:
+  // What one coalescing block has begun: used by the thread of the block alone.
+  struct Block {
+    c10::intrusive_ptr<DeviceWork> work;
+    std::optional<c10::Stream> stream;  // of its collectives: that of the first
+    c10::SmallVector<TransferOp, 8> messages;
+  };
+
+  // Makes the group's engine on `device`. Local. Throws as Communicator::device_engine(), and
+  // kUnsupported inside a capture.
+  DeviceLauncher(std::shared_ptr<Communicator> communicator, at::Device device);
+
+  at::Device device() const { return streams_->device(); }
+  const std::shared_ptr<DeviceStreams>& streams() const { return streams_; }
+
+  void connect_all(std::chrono::milliseconds timeout);
+
+  // The collectives of `calls`, in order, on one stream. `work` is launched then, and keeps what
+  // has to be kept. Throws as DeviceEngine::launch.
+  void collectives(DeviceWork& work, const CallBatch& calls, std::chrono::milliseconds timeout,
+                   bool async_op);
+  // A message with a stream of its own. Throws as DeviceEngine::transfer.
+  void message(DeviceWork& work, const TransferOp& op, std::chrono::milliseconds timeout);
+
+  // The same inside a block: collectives start at once, messages at its end, which launches the
+  // block's Work.
+  void collectives(Block& block, const CallBatch& calls, std::chrono::milliseconds timeout,
+                   bool async_op);
+  void end(Block& block, std::chrono::milliseconds timeout);
+
+  // Everything put on the device so far, and on this thread's current stream.
+  std::shared_ptr<DevicePoint> mark();
+
+  // Take leave of the device when the group ends. finish() waits for what is in flight, at most for
+  // `limit`. leave() settles what becomes of Works whose end nobody has seen, calls `stop`, which
+  // makes kernels give up, and lets go of the engine, which waits for them before its memory goes.
+  // Neither throws; nothing is done in a forked child.
+  void finish(std::chrono::milliseconds limit) noexcept;
+  template <typename Stop>
+  void leave(Stop&& stop) noexcept {
+    if (streams_->in_forked_child() || streams_->closed()) return;
+    std::optional<Error> unfinished = what_is_unfinished();
+    stop();
+    close(std::move(unfinished));
+  }
+
+ private:
+  // Launch on `stream` behind this thread's current stream.
+  void put(const c10::Stream& stream, const CallBatch& calls, std::chrono::milliseconds timeout);
+  void put(const c10::Stream& stream, std::span<const TransferOp> ops,
+           std::chrono::milliseconds timeout);
+  static std::size_t lane_of(const TransferOp& op);
+  std::vector<c10::Event> events(bool with_current);
+  // What becomes of the operations in flight: nullopt where all have ended well.
+  std::optional<Error> what_is_unfinished() noexcept;
+  void close(std::optional<Error> unfinished) noexcept;
+
+  std::shared_ptr<Communicator> communicator_;  // until close()
+  DeviceEngine* engine_;                        // the communicator's
+  std::shared_ptr<DeviceStreams> streams_;
+
+  std::mutex collectives_mutex_;
+  StreamChain last_collective_;
+  std::mutex messages_mutex_;
+  std::vector<StreamChain> last_messages_;  // by lane
+};
+
+}  // namespace symm

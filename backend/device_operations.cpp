@@ -1,0 +1,130 @@
+// The half of the process group that works on a GPU: how calls get there.
+#include <string>
+#include <utility>
+
+#include "backend/ProcessGroupSymm.hpp"
+#include "backend/errors.hpp"
+#include "backend/profiling.hpp"
+
+namespace symm {
+
+using c10d::OpType;
+using WorkPtr = ProcessGroupSymm::WorkPtr;
+
+DeviceLauncher& ProcessGroupSymm::device_launcher(at::Device device) {
+  if (DeviceLauncher* made = device_.load(std::memory_order_acquire)) return *made;
+  const std::lock_guard lock(device_mutex_);
+  if (!device_launcher_) {
+    device_launcher_ = std::make_unique<DeviceLauncher>(engine_->shared_communicator(), device);
+    device_.store(device_launcher_.get(), std::memory_order_release);
+  }
+  return *device_launcher_;
+}
+
+WorkPtr ProcessGroupSymm::issue_on_device(OpType type, const char* title, CallBatch calls,
+                                          Milliseconds timeout, bool async_op) {
+  for (const CollectiveCall& call : calls) {
+    if (call.device != calls.front().device) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "tensors: expected all of them on one device, got some on " +
+                      calls.front().device.str() + " and some on " + call.device.str());
+    }
+    // Either all of a batch is launched or nothing.
+    if (calls.size() > 1) engine_->communicator().validate(call.args);
+  }
+  DeviceLauncher& device = device_launcher(calls.front().device);
+  check_block(device.device());
+  const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  try {
+    if (coalescing()) {
+      DeviceLauncher::Block& block = device_block(device, sequence);
+      device.collectives(block, calls, timeout, async_op);
+      return block.work;
+    }
+    auto work = c10::make_intrusive<DeviceWork>(rank_, type, title, sequence, outputs_of(calls),
+                                                device.streams());
+    device.collectives(*work, calls, timeout, async_op);
+    return work;
+  } catch (const Error& error) {
+    // A refused call was never made, so it has no number.
+    if (is_refusal(error)) sequence_.fetch_sub(1, std::memory_order_relaxed);
+    throw;
+  }
+}
+
+DeviceLauncher::Block& ProcessGroupSymm::device_block(DeviceLauncher& device,
+                                                      std::uint64_t sequence) {
+  if (device_block_) return *device_block_;
+  device_block_.emplace();
+  device_block_->work =
+      c10::make_intrusive<DeviceWork>(rank_, OpType::COALESCED, profiled("symm:coalesced"),
+                                      sequence, TensorVector{}, device.streams());
+  return *device_block_;
+}
+
+WorkPtr ProcessGroupSymm::transfer_on_device(Direction direction, OpType type,
+                                             const at::Tensor& tensor, int peer, int tag) {
+  const bool is_send = direction == Direction::kSend;
+  const TensorChecks checks(is_send ? "send" : "recv", rank_, size_);
+  if (peer == kAnySource) {
+    checks.fail(ErrorCode::kUnsupported, {"src"},
+                "a recv from any rank is there for tensors on cpu only: expected the rank that "
+                "sends to " +
+                    tensor.device().str());
+  }
+  if (peer == rank_) {
+    checks.fail(ErrorCode::kInvalidArgument, {is_send ? "dst" : "src"},
+                "expected another rank of the group, got this one");
+  }
+  const TransferOp op{.data = const_cast<void*>(tensor.const_data_ptr()),
+                      .bytes = tensor.nbytes(),
+                      .tag = tag,
+                      .peer = peer,
+                      .is_send = is_send};
+  DeviceLauncher& device = device_launcher(tensor.device());
+  check_block(device.device());
+  const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed);
+  const auto add_tensor = [&](DeviceWork& work) {
+    if (is_send) {
+      work.keep(tensor);
+    } else {
+      work.add_output(tensor);
+    }
+  };
+  if (coalescing()) {
+    DeviceLauncher::Block& block = device_block(device, sequence);
+    block.messages.push_back(op);
+    add_tensor(*block.work);
+    return block.work;
+  }
+  auto work =
+      c10::make_intrusive<DeviceWork>(rank_, type, profiled(is_send ? "symm:send" : "symm:recv"),
+                                      sequence, TensorVector{}, device.streams());
+  add_tensor(*work);
+  if (!is_send) work->came_from(peer);
+  device.message(*work, op, engine_->timeout(Milliseconds(0)));
+  return work;
+}
+
+CollectiveCall ProcessGroupSymm::barrier_call() {
+  CollectiveCall call = builder(CollectiveKind::kBarrier).build();
+  DeviceLauncher* const device = device_.load(std::memory_order_acquire);
+  if (!device) return call;
+  engine_->check_usable();
+  if (is_captured(device->device())) {
+    call.device = device->device();
+  } else {
+    call.after = device->mark();
+  }
+  return call;
+}
+
+void ProcessGroupSymm::eagerConnectSingleDevice(at::Device device) {
+  if (!device.is_cuda()) return;
+  with_torch_errors([&] {
+    engine_->check_usable();
+    device_launcher(device).connect_all(engine_->timeout(Milliseconds(0)));
+  });
+}
+
+}  // namespace symm

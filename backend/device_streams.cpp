@@ -1,0 +1,237 @@
+#include "backend/device_streams.hpp"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "symm_mem/deadline.hpp"
+#include "symm_mem/device/device_library.hpp"
+#include "symm_mem/fork_guard.hpp"
+
+namespace symm {
+
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// Asks often at first, since most points are reached soon, then seldom.
+class Pause {
+ public:
+  void operator()() {
+    if (turns_ < kYields) {
+      ++turns_;
+      std::this_thread::yield();
+      return;
+    }
+    std::this_thread::sleep_for(sleep_);
+    sleep_ = std::min(2 * sleep_, kLongest);
+  }
+
+ private:
+  static constexpr int kYields = 64;
+  static constexpr microseconds kLongest{500};
+  int turns_ = 0;
+  microseconds sleep_{10};
+};
+
+}  // namespace
+
+DeviceKind gpu_kind() {
+  return at::detail::getCUDAHooks().hasROCM() ? DeviceKind::kHip : DeviceKind::kCuda;
+}
+
+DeviceId device_id(at::Device device) { return {gpu_kind(), device.index()}; }
+
+GpuRuntime& gpu_runtime(at::Device device) {
+  return device_library(gpu_kind()).runtime(device.index());
+}
+
+bool is_captured(at::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return gpu_runtime(device).capture_id(guard.getStream(device).native_handle()) != 0;
+}
+
+DeviceStreams::DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator,
+                             DeviceEngine& engine, bool high_priority)
+    : device_(device),
+      guard_(device.type()),
+      runtime_(engine.runtime()),
+      high_priority_(high_priority),
+      fork_generation_(fork_generation()),
+      collectives_(guard_.getStreamFromGlobalPool(device, high_priority)),
+      batches_(guard_.getStreamFromGlobalPool(device, high_priority)),
+      order_event_(device.type()),
+      communicator_(std::move(communicator)),
+      engine_(&engine) {}
+
+// A forked child has no use of the parent's GPU, so it must not destroy events there.
+DeviceStreams::~DeviceStreams() {
+  if (!in_forked_child()) return;
+  watcher_.abandon();
+  spare_events_.push_back(std::move(order_event_));
+  [[maybe_unused]] const auto* leaked = new std::vector<c10::Event>(std::move(spare_events_));
+}
+
+bool DeviceStreams::in_forked_child() const { return fork_generation() != fork_generation_; }
+
+c10::Stream DeviceStreams::lane(std::size_t number) {
+  const std::lock_guard lock(mutex_);
+  if (number >= lanes_.size()) lanes_.resize(number + 1);
+  std::optional<c10::Stream>& stream = lanes_[number];
+  if (!stream) stream = guard_.getStreamFromGlobalPool(device_, high_priority_);
+  return *stream;
+}
+
+void DeviceStreams::order(const c10::Stream& before, const c10::Stream& after) {
+  if (before == after) return;
+  const std::lock_guard lock(mutex_);
+  order_event_.record(before);
+  order_event_.block(after);
+}
+
+void DeviceStreams::extend(StreamChain& chain, const c10::Stream& next, std::uint64_t capture,
+                           const c10::Stream& ordered) {
+  std::optional<c10::Stream>& last = capture == 0 ? chain.eager : chain.captured;
+  const bool related = last && (capture == 0 || chain.capture == capture);
+  if (related && *last != next && *last != ordered) {
+    // A stream that a capture has taken over since: whoever began the capture has put an end to
+    // what stood on it before, and an event recorded there now would belong to the capture.
+    if (capture_of(*last) == capture) order(*last, next);
+  }
+  last = next;
+  if (capture != 0) chain.capture = capture;
+}
+
+void DeviceStreams::protect(const at::Tensor& tensor, const c10::Stream& stream) const {
+  if (!tensor.defined() || !tensor.has_storage()) return;
+  guard_.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+}
+
+c10::Event DeviceStreams::take_event() {
+  const std::lock_guard lock(mutex_);
+  if (spare_events_.empty()) return c10::Event(device_.type());
+  c10::Event event = std::move(spare_events_.back());
+  spare_events_.pop_back();
+  return event;
+}
+
+void DeviceStreams::give_back(c10::Event&& event) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    spare_events_.push_back(std::move(event));
+  } catch (const std::bad_alloc&) {
+    // The event is destroyed instead.
+  }
+}
+
+std::vector<c10::Event> DeviceStreams::mark(const StreamChain& chain, bool with_current) {
+  c10::SmallVector<c10::Stream, 8> streams{collectives_, batches_};
+  if (with_current) streams.push_back(current());
+  if (chain.eager) streams.push_back(*chain.eager);
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::optional<c10::Stream>& lane : lanes_) {
+      if (lane) streams.push_back(*lane);
+    }
+  }
+  std::vector<c10::Event> events;
+  for (const c10::Stream& stream : streams) {
+    if (capture_of(stream) != 0) continue;
+    events.push_back(take_event());
+    events.back().record(stream);
+  }
+  return events;
+}
+
+bool DeviceStreams::reached(const std::vector<c10::Event>& events) const {
+  const RelaxedCapture relaxed(runtime_);
+  for (const c10::Event& event : events) {
+    if (!event.query()) return false;
+  }
+  return true;
+}
+
+std::optional<Error> DeviceStreams::failure() const {
+  const std::lock_guard lock(state_mutex_);
+  return closed_ ? closing_failure_ : communicator_->failure();
+}
+
+void DeviceStreams::check() const {
+  const std::lock_guard lock(state_mutex_);
+  if (!closed_) {
+    engine_->check();
+  } else if (closing_failure_) {
+    throw *closing_failure_;
+  }
+}
+
+void DeviceStreams::abort(const char* reason) const {
+  std::shared_ptr<Communicator> communicator;
+  {
+    const std::lock_guard lock(state_mutex_);
+    communicator = communicator_;
+  }
+  if (communicator) communicator->abort(reason);
+}
+
+void DeviceStreams::close(std::optional<Error> failure) {
+  std::shared_ptr<Communicator> communicator;  // let go outside the lock
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (closed_) return;
+    closed_ = true;
+    closing_failure_ = std::move(failure);
+    communicator.swap(communicator_);
+    engine_ = nullptr;
+  }
+  constexpr milliseconds kStopLimit{5'000};
+  watcher_.stop(Error(ErrorCode::kAborted, "the process group was destroyed"), kStopLimit);
+}
+
+bool DeviceStreams::closed() const {
+  const std::lock_guard lock(state_mutex_);
+  return closed_;
+}
+
+DevicePoint::~DevicePoint() {
+  if (streams_->in_forked_child()) {
+    [[maybe_unused]] const auto* leaked = new std::vector<c10::Event>(std::move(events_));
+    return;
+  }
+  for (c10::Event& event : events_) streams_->give_back(std::move(event));
+}
+
+void DevicePoint::wait(milliseconds limit) const {
+  const Deadline deadline(limit);
+  Pause pause;
+  while (!streams_->reached(events_)) {
+    if (const std::optional<Error> failure = streams_->failure()) throw *failure;
+    if (deadline.passed()) {
+      throw Error(ErrorCode::kTimeout, "the work on " + streams_->device().str() +
+                                           " before the barrier is not done after " +
+                                           std::to_string(limit.count()) + " ms");
+    }
+    pause();
+  }
+  streams_->check();
+}
+
+bool DevicePoint::wait_quietly(milliseconds limit) const noexcept {
+  try {
+    const Deadline deadline(limit);
+    Pause pause;
+    while (!streams_->reached(events_)) {
+      if (deadline.passed()) return false;
+      pause();
+    }
+  } catch (const std::exception&) {
+    // The device is gone or in error: nothing of ours runs there any more.
+  }
+  return true;
+}
+
+}  // namespace symm

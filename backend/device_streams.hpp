@@ -1,0 +1,172 @@
+// The streams of one group on its GPU, and what PyTorch's streams, events and graph captures ask of
+// whoever puts work on them.
+//
+// NOTE [Streams of a group]
+// A call that is not asynchronous goes on the caller's current stream. Asynchronous collectives
+// share one stream; messages have one a direction, peer and lane group, so that they do not wait
+// for each other; the messages of a coalescing block go together on one more. All of them come from
+// PyTorch's pool, are taken once and are kept.
+//
+// NOTE [Graph captures]
+// A stream is in at most one capture. Work that was captured has not run and may run often, so it
+// is never ordered against work outside of its capture, in either direction, and its events are
+// never asked. An event of an uncaptured launch may be asked during a capture only by a thread in
+// relaxed mode (RelaxedCapture).
+//
+// Device-generic: only what c10 offers for every kind of device, and the device library's runtime.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "backend/engine/async_queue.hpp"
+#include "backend/engine/communicator.hpp"
+#include "kernels/core/error.hpp"
+
+namespace symm {
+
+// What torch calls "cuda": kHip in a ROCm build of torch, else kCuda.
+DeviceKind gpu_kind();
+DeviceId device_id(at::Device device);
+
+// The runtime of a GPU. Throws Error(kUnsupported) with the sentence of the device library.
+GpuRuntime& gpu_runtime(at::Device device);
+
+// True while this thread's current stream on `device`, a GPU, is captured. Throws as gpu_runtime().
+bool is_captured(at::Device device);
+
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(GpuRuntime& runtime)
+      : runtime_(runtime), before_(runtime.relax_capture_mode()) {}
+  ~RelaxedCapture() { runtime_.restore_capture_mode(before_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  GpuRuntime& runtime_;
+  const int before_;
+};
+
+// Where the last operation of one order was put: outside of captures, and in the latest capture.
+struct StreamChain {
+  std::optional<c10::Stream> eager;
+  std::optional<c10::Stream> captured;
+  std::uint64_t capture = 0;
+};
+
+// Shared by the group and its Works, which may outlive it. Thread safe.
+class DeviceStreams {
+ public:
+  // `engine` belongs to `communicator`.
+  DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator, DeviceEngine& engine,
+                bool high_priority);
+  ~DeviceStreams();
+  DeviceStreams(const DeviceStreams&) = delete;
+  DeviceStreams& operator=(const DeviceStreams&) = delete;
+
+  at::Device device() const { return device_; }
+  GpuRuntime& runtime() const { return runtime_; }
+
+  // This thread's.
+  c10::Stream current() const { return guard_.getStream(device_); }
+  const c10::Stream& collectives() const { return collectives_; }
+  const c10::Stream& batches() const { return batches_; }
+  // By DeviceLauncher' number of the lane.
+  c10::Stream lane(std::size_t number);
+
+  // Identifies the capture that `stream` is in; 0 for none.
+  std::uint64_t capture_of(const c10::Stream& stream) const {
+    return runtime_.capture_id(stream.native_handle());
+  }
+
+  // What is put on `after` from now on waits for what stands on `before`. Both are in the same
+  // capture, or none is, or `before` is and draws `after` into its capture.
+  void order(const c10::Stream& before, const c10::Stream& after);
+
+  // `next`, which is in `capture`, becomes the last of `chain`, ordered after the one before.
+  // `ordered`: a stream that `next` already waits for.
+  void extend(StreamChain& chain, const c10::Stream& next, std::uint64_t capture,
+              const c10::Stream& ordered);
+
+  // Keeps the memory of `tensor` from being used again before `stream` has passed this point.
+  void protect(const at::Tensor& tensor, const c10::Stream& stream) const;
+
+  // An event for one Work, taken from those given back.
+  c10::Event take_event();
+  void give_back(c10::Event&& event) noexcept;
+
+  // Events behind all that stands on the group's streams, on the chain's last one, and, where
+  // `with_current`, on this thread's; streams in a capture are left out.
+  std::vector<c10::Event> mark(const StreamChain& chain, bool with_current);
+  bool reached(const std::vector<c10::Event>& events) const;
+
+  // The group's failure as its operations see it: nullopt while it works, and after close(nullopt).
+  std::optional<Error> failure() const;
+  // Throws as DeviceEngine::check(), until close().
+  void check() const;
+  void abort(const char* reason) const;
+
+  // Runs `task` on a thread for what has to poll. Throws Error(kAborted) after close().
+  void post(std::unique_ptr<AsyncTask> task) { watcher_.post(std::move(task)); }
+
+  // The group is gone: lets go of the communicator. `failure` is what became of operations whose
+  // end nobody has seen. Idempotent: the first call counts.
+  void close(std::optional<Error> failure);
+  bool closed() const;
+  bool in_forked_child() const;
+
+ private:
+  const at::Device device_;
+  const c10::impl::VirtualGuardImpl guard_;
+  GpuRuntime& runtime_;
+  const bool high_priority_;
+  const std::uint32_t fork_generation_;
+  const c10::Stream collectives_;
+  const c10::Stream batches_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::vector<std::optional<c10::Stream>> lanes_;
+  std::vector<c10::Event> spare_events_;
+  c10::Event order_event_;  // recorded and waited for under the lock, so one serves all
+
+  mutable std::mutex state_mutex_;  // guards what follows
+  std::shared_ptr<Communicator> communicator_;
+  DeviceEngine* engine_;
+  bool closed_ = false;
+  std::optional<Error> closing_failure_;
+
+  AsyncQueue watcher_;
+};
+
+// Everything that a group had put on the device at one moment, for a barrier to wait for.
+class DevicePoint {
+ public:
+  DevicePoint(std::shared_ptr<DeviceStreams> streams, std::vector<c10::Event> events)
+      : streams_(std::move(streams)), events_(std::move(events)) {}
+  ~DevicePoint();
+  DevicePoint(const DevicePoint&) = delete;
+  DevicePoint& operator=(const DevicePoint&) = delete;
+
+  // Blocks the host until the device has passed the point. Throws the group's failure, and
+  // Error(kTimeout) when `limit` has passed.
+  void wait(std::chrono::milliseconds limit) const;
+  // The same without throwing; false where the point was not reached within `limit`.
+  bool wait_quietly(std::chrono::milliseconds limit) const noexcept;
+
+ private:
+  std::shared_ptr<DeviceStreams> streams_;
+  std::vector<c10::Event> events_;
+};
+
+}  // namespace symm
