@@ -27,7 +27,24 @@ def backend_name(name: str) -> str:
     return value
 
 
-CHECKS = {"SYMM_DEFAULT": flag, "SYMM_REPLACE": backend_name}
+CHECKS = {
+    "SYMM_DEFAULT": flag,
+    "SYMM_DISABLE_MULTICAST": flag,
+    "SYMM_REPLACE": backend_name,
+}
+
+# Any of them at 1 keeps symm from making multicast objects. The last two belong to torch and to
+# NVSHMEM, whose other values mean nothing to symm.
+MULTICAST_SWITCHES = (
+    "SYMM_DISABLE_MULTICAST",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST",
+    "NVSHMEM_DISABLE_NVLS",
+)
+
+
+def multicast_disabled_by() -> list[str]:
+    """The variables that turn multicast off in this process."""
+    return [name for name in MULTICAST_SWITCHES if os.environ.get(name) == "1"]
 
 
 def check() -> None:

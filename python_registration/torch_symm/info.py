@@ -13,14 +13,18 @@ import os
 import platform
 from collections.abc import Callable
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # Each variable with what it means; docs describe them.
 VARIABLES = {
     "SYMM_ALGO": "algorithm forced for every collective that has it",
     "SYMM_DEFAULT": "1: programs that name no backend get symm",
+    "SYMM_DISABLE_MULTICAST": "1: no multicast objects on GPUs",
     "SYMM_ISA": "instruction set of the host kernels",
     "SYMM_REPLACE": "the backend whose name stands for symm",
     "SYMM_TUNING_FILE": "path of a tuning table",
@@ -32,6 +36,7 @@ def collect() -> dict[str, Any]:
     import torch
 
     from torch_symm import _build_info, _environment, _registration
+    from torch_symm._gpu import driver_version, visible_gpus
 
     facts: dict[str, Any] = {
         "version": _build_info.VERSION,
@@ -60,6 +65,17 @@ def collect() -> dict[str, Any]:
         facts["devices"] = {"cpu": ""} | {
             device: compiled.device_library_problem(device) for device in ("cuda", "hip")
         }
+    disabled_by = _environment.multicast_disabled_by()
+    facts["gpu"] = {
+        "driver": driver_version(),
+        "torch_cuda": torch.version.cuda,
+        "visible": visible_gpus(),
+        "multicast": {
+            "allowed": not disabled_by,
+            "disabled_by": disabled_by,
+            "variables": {name: os.environ.get(name) for name in _environment.MULTICAST_SWITCHES},
+        },
+    }
     for name, check in checks.items():
         try:
             parsed[name] = check(name)
@@ -118,6 +134,7 @@ def show(facts: dict[str, Any]) -> None:
         table.add_row("host kernels", facts["isa"])
     for device, problem in facts.get("devices", {}).items():
         table.add_row(device, problem or "available")
+    _show_gpu(table, facts["gpu"])
     for name, variable in facts["environment"].items():
         value = "not set" if variable["set_to"] is None else repr(variable["set_to"])
         if variable["value"] not in (None, "", variable["set_to"]):
@@ -125,6 +142,19 @@ def show(facts: dict[str, Any]) -> None:
         table.add_row(name, f"{value} ({variable['meaning']})")
     table.add_row("usable", "yes" if facts["usable"] else f"no: {facts['problem']}")
     Console(highlight=False, soft_wrap=True).print(table, markup=False)
+
+
+def _show_gpu(table: Table, gpu: dict[str, Any]) -> None:
+    table.add_row("GPU driver", gpu["driver"] or "none found")
+    for index, device in enumerate(gpu["visible"]):
+        memory = f"{device['memory_bytes'] / 2**30:.0f} GiB"
+        text = f"{device['name']}, {memory}, compute capability {device['capability']}"
+        table.add_row(f"GPU {index}", text)
+    if not gpu["visible"]:
+        table.add_row("GPUs", "torch sees none")
+    multicast = gpu["multicast"]
+    names = " and ".join(f"{name}=1" for name in multicast["disabled_by"])
+    table.add_row("GPU multicast", "allowed" if multicast["allowed"] else f"off, by {names}")
 
 
 def main(

@@ -7,29 +7,28 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from torch.multiprocessing.spawn import ProcessException
 
 from torch_symm.bench.config import (
     COLLECTIVES,
+    DEFAULTS,
+    DEVICES,
     DTYPES,
+    MODES,
     OPS,
     BenchConfig,
     ConfigError,
     parse_size,
 )
-from torch_symm.bench.launch import (
-    launched_rank,
-    launched_world_size,
-    run_launched,
-    run_spawned,
-)
+from torch_symm.bench.launch import run
 from torch_symm.bench.machine import describe_machine
 from torch_symm.bench.report import Report
 from torch_symm.bench.worker import row_total
+from torch_symm.ranks.device import default_ranks, device_problem
+from torch_symm.ranks.launched import launched_rank, rank_count
+from torch_symm.ranks.supervisor import RunFailed
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_DEFAULT_RANKS = 2
 _EXIT_WRONG = 3
 
 
@@ -39,14 +38,8 @@ def _chosen(collectives: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _ranks(asked: int | None) -> int:
-    """Return the number of ranks; under torchrun it is what torchrun started."""
-    launched = launched_world_size()
-    if launched is None:
-        return _DEFAULT_RANKS if asked is None else asked
-    if asked is not None and asked != launched:
-        raise ConfigError(f"--ranks: the launcher started {launched} ranks, got {asked}")
-    return launched
+def _modes(mode: str) -> tuple[str, ...]:
+    return MODES if mode == "both" else (mode,)
 
 
 @app.command()
@@ -55,15 +48,20 @@ def bench(
         list[str], typer.Option("--collective", "-c", help=f"{', '.join(COLLECTIVES)}, or all.")
     ] = ["all"],  # noqa: B006 - typer copies the default
     ranks: Annotated[
-        int | None, typer.Option("--ranks", "-n", help="Local processes to start (2).")
+        int | None,
+        typer.Option("--ranks", "-n", help="Local processes to start (2; cuda: one a GPU)."),
     ] = None,
     smallest: Annotated[
-        str, typer.Option("--min", "-b", help="Smallest size, such as 8 or 64K.")
-    ] = "8",
-    largest: Annotated[str, typer.Option("--max", "-e", help="Largest size, such as 1M.")] = "1M",
+        str | None, typer.Option("--min", "-b", help="Smallest size, such as 64K (8; cuda: 256).")
+    ] = None,
+    largest: Annotated[
+        str | None, typer.Option("--max", "-e", help="Largest size (1M; cuda: 256M).")
+    ] = None,
     factor: Annotated[int, typer.Option(help="Each size is this many times the last.")] = 4,
     step: Annotated[str, typer.Option(help="Add this size instead of multiplying.")] = "0",
-    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float32",
+    dtype: Annotated[
+        str | None, typer.Option(help=f"{', '.join(DTYPES)} (float32; cuda: bfloat16).")
+    ] = None,
     op: Annotated[str, typer.Option(help=", ".join(OPS))] = "sum",
     root: Annotated[int, typer.Option(help="Root rank of rooted collectives.")] = 0,
     iters: Annotated[int, typer.Option(help="Calls per block; 0 follows --budget-ms.")] = 0,
@@ -75,28 +73,46 @@ def bench(
     check: Annotated[bool, typer.Option(help="Compare every result with the exact one.")] = True,
     backend: Annotated[str, typer.Option(help="Backend under test.")] = "symm",
     against: Annotated[str | None, typer.Option(help="Backend to measure side by side.")] = None,
-    device: Annotated[str, typer.Option(help="Device of the tensors: cpu.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help=f"Device of the tensors: {', '.join(DEVICES)}.")
+    ] = "cpu",
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="eager, graph (replays of ten captured calls) or both (eager; cuda: both)."
+        ),
+    ] = None,
     timeout_s: Annotated[float, typer.Option(help="Time-out of every group.")] = 60.0,
+    case_seconds: Annotated[
+        float, typer.Option(help="Time of one row; a backend that outruns it is left out.")
+    ] = 120.0,
+    budget_seconds: Annotated[
+        float | None, typer.Option(help="End the run after the row in which this is spent.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Write a picture here.")] = None,
 ) -> None:
     """Measure and check the collectives of a c10d backend, in nccl-tests' columns.
 
     A time is the median over blocks; a block's time is the largest over the ranks of the mean of
-    its calls. Ratio is the time of the backend after --against over that of --backend: above 1,
+    its calls. On a GPU, events take the time, and launch is what a call keeps the launching thread
+    busy. Ratio is the time of the backend after --against over that of --backend: above 1,
     --backend is faster. Under torchrun (``torchrun ... -m torch_symm.bench``) its ranks are
-    measured; use -b and -e for the sizes there, or torchrun takes --max for its own. Exit code 3
-    says that --backend gave wrong elements or refused a call.
+    measured; use -b and -e for the sizes there, or torchrun takes --max for its own. Ranks beyond
+    the GPUs share them. A backend that fails is left out of the rest of that collective and mode,
+    and the reason is reported. Exit code 3 says that --backend gave wrong elements, refused a call
+    or failed.
     """
+    default = DEFAULTS.get(device, DEFAULTS["cpu"])
     try:
         config = BenchConfig(
             collectives=_chosen(collective),
-            ranks=_ranks(ranks),
-            min_bytes=parse_size(smallest, "--min"),
-            max_bytes=parse_size(largest, "--max"),
+            ranks=rank_count(ranks, default_ranks(device)),
+            min_bytes=parse_size(smallest or default["--min"], "--min"),
+            max_bytes=parse_size(largest or default["--max"], "--max"),
             factor=factor,
             step=parse_size(step, "--step"),
-            dtype=dtype,
+            dtype=dtype or default["--dtype"],
             op=op,
             root=root,
             iters=iters,
@@ -107,27 +123,43 @@ def bench(
             backend=backend,
             against=against,
             device=device,
+            modes=_modes(mode or default["--mode"]),
             timeout_s=timeout_s,
+            case_s=case_seconds,
+            budget_s=budget_seconds,
         )
-    except ConfigError as error:
+        if problem := device_problem(device):
+            raise ConfigError(f"--device: {device} cannot be used here: {problem}")
+    except ValueError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     if launched_rank() != 0:
-        run_launched(config, lambda row: None)
+        run(config, lambda row: None)
         return
-    run = run_spawned if launched_world_size() is None else run_launched
-    report = Report(config, describe_machine(config), row_total(config), Console())
-    try:
-        with report:
-            run(config, report.add)
-    except ProcessException as error:
-        typer.echo(f"error: a rank failed\n{error}", err=True)
-        raise typer.Exit(1) from None
+    _lead(config, json_file, plot)
+
+
+def _lead(config: BenchConfig, json_file: Path | None, plot: Path | None) -> None:
+    """Run, show and write the results, and choose the exit code."""
+    machine = describe_machine(config.backends, config.ranks, config.device)
+    report = Report(config, machine, row_total(config), Console())
+    failure: RunFailed | None = None
+    complete = False
+    with report:
+        try:
+            complete = run(config, report.add)
+        except RunFailed as error:
+            failure = error
     if json_file is not None:
-        report.write_json(json_file)
+        report.write_json(json_file, complete)
     if plot is not None:
         from torch_symm.bench.plot import write_plot  # matplotlib is slow to import
 
         write_plot(report.rows, plot)
+    if failure is not None:
+        typer.echo(f"error: the run ended early: {failure}", err=True)
+        raise typer.Exit(1)
+    if not complete:
+        typer.echo("# --budget-seconds: spent before all rows were measured", err=True)
     if report.failed():
         raise typer.Exit(_EXIT_WRONG)

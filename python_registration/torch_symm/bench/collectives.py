@@ -14,15 +14,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from torch_symm.bench.config import OPS
 from torch_symm.bench.pattern import Pattern, count_wrong, poison
+from torch_symm.ranks.device import group_barrier
 
 # torch 2.13 renamed these two; the old names warn there and are the only ones before.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Place:
     root: int
     op: str
     dtype: torch.dtype
-    device: str
+    device: torch.device
 
     @property
     def is_root(self) -> bool:
@@ -51,6 +53,9 @@ class Collective(ABC):
     has_root = False
     # Whether the larger buffer holds one share of every rank.
     concatenates = True
+    # Whether a call reduces into its own input where it is in place, so that a second call on the
+    # same buffers gives another result.
+    reduces_into_input = False
 
     def __init__(self, place: Place, count: int, in_place: bool) -> None:
         self.place = place
@@ -70,6 +75,11 @@ class Collective(ABC):
     def size_of(cls, count: int, itemsize: int, world_size: int) -> int:
         """Return the bytes of the larger buffer, which the table calls size."""
         return count * itemsize * (world_size if cls.concatenates else 1)
+
+    @property
+    def repeatable(self) -> bool:
+        """Tell whether several calls in a row leave the result of one."""
+        return not (self.reduces_into_input and self.in_place)
 
     @abstractmethod
     def allocate(self) -> None:
@@ -102,7 +112,7 @@ class Collective(ABC):
         if not self.in_place and self.input.numel():
             seen = self.input.clone()
             self.fill_input(pattern)
-            wrong += count_wrong(seen, self.input.cpu())
+            wrong += count_wrong(seen, self.input)
         return wrong
 
     def clear(self) -> None:
@@ -121,14 +131,22 @@ class Collective(ABC):
         return list(tensor.chunk(self.place.world_size))
 
     def _write(self, target: torch.Tensor, pattern: Pattern, rank: int) -> None:
-        target.copy_(pattern.tensor(pattern.input_period(rank), 0, target.numel()))
+        target.copy_(self._values(pattern, pattern.input_period(rank), 0, target.numel()))
+
+    def _values(
+        self, pattern: Pattern, period: np.ndarray, offset: int, count: int
+    ) -> torch.Tensor:
+        return pattern.tensor(period, offset, count, self.place.device)
 
     def _gathered(self, pattern: Pattern, share: int | None) -> torch.Tensor:
         """Return one share of every rank's input: share ``share``, or the only one."""
         offset = 0 if share is None else share * self.count
         ranks = range(self.place.world_size)
         return torch.cat(
-            [pattern.tensor(pattern.input_period(rank), offset, self.count) for rank in ranks]
+            [
+                self._values(pattern, pattern.input_period(rank), offset, self.count)
+                for rank in ranks
+            ]
         )
 
 
@@ -138,6 +156,7 @@ class AllReduce(Collective):
     out_of_place_exists = False
     has_op = True
     concatenates = False
+    reduces_into_input = True
 
     def allocate(self) -> None:
         self.input = self.output = self._empty(1)
@@ -149,7 +168,7 @@ class AllReduce(Collective):
         self._write(self.input, pattern, self.place.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return pattern.tensor(pattern.reduced_period(), 0, self.count)
+        return self._values(pattern, pattern.reduced_period(), 0, self.count)
 
 
 class Reduce(AllReduce):
@@ -182,7 +201,7 @@ class Broadcast(Collective):
             self._write(self.input, pattern, self.place.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return pattern.tensor(pattern.input_period(self.place.root), 0, self.count)
+        return self._values(pattern, pattern.input_period(self.place.root), 0, self.count)
 
 
 class AllGather(Collective):
@@ -193,7 +212,7 @@ class AllGather(Collective):
         self.input = self._share(self.output, self.place.rank) if self.in_place else self._empty(1)
 
     def call(self, group: dist.ProcessGroup) -> None:
-        _all_gather(self.output, self.input, group=group)
+        all_gather_tensor(self.output, self.input, group=group)
 
     def fill_input(self, pattern: Pattern) -> None:
         self._write(self.input, pattern, self.place.rank)
@@ -206,19 +225,22 @@ class ReduceScatter(Collective):
     """Rank r gets share r of the reduction; in place, the output is that part of the input."""
 
     has_op = True
+    reduces_into_input = True
 
     def allocate(self) -> None:
         self.input = self._empty(self.place.world_size)
         self.output = self._share(self.input, self.place.rank) if self.in_place else self._empty(1)
 
     def call(self, group: dist.ProcessGroup) -> None:
-        _reduce_scatter(self.output, self.input, op=OPS[self.place.op], group=group)
+        reduce_scatter_tensor(self.output, self.input, op=OPS[self.place.op], group=group)
 
     def fill_input(self, pattern: Pattern) -> None:
         self._write(self.input, pattern, self.place.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return pattern.tensor(pattern.reduced_period(), self.place.rank * self.count, self.count)
+        return self._values(
+            pattern, pattern.reduced_period(), self.place.rank * self.count, self.count
+        )
 
 
 class AllToAll(Collective):
@@ -283,7 +305,7 @@ class Scatter(Collective):
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
         offset = self.place.rank * self.count
-        return pattern.tensor(pattern.input_period(self.place.root), offset, self.count)
+        return self._values(pattern, pattern.input_period(self.place.root), offset, self.count)
 
 
 class SendRecv(Collective):
@@ -298,16 +320,22 @@ class SendRecv(Collective):
         self._previous = (self.place.rank - 1) % self.place.world_size
 
     def call(self, group: dist.ProcessGroup) -> None:
-        sending = dist.isend(self.input, self._next, group)
-        receiving = dist.irecv(self.output, self._previous, group)
-        sending.wait()
-        receiving.wait()
+        if self.place.device.type == "cuda":
+            # As a pair: NCCL's single sends of a ring would each wait for a receive behind them.
+            sending = dist.P2POp(dist.isend, self.input, self._next, group)
+            receiving = dist.P2POp(dist.irecv, self.output, self._previous, group)
+            works = dist.batch_isend_irecv([sending, receiving])
+        else:
+            sending = dist.isend(self.input, self._next, group)
+            works = [sending, dist.irecv(self.output, self._previous, group)]
+        for work in works:
+            work.wait()
 
     def fill_input(self, pattern: Pattern) -> None:
         self._write(self.input, pattern, self.place.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return pattern.tensor(pattern.input_period(self._previous), 0, self.count)
+        return self._values(pattern, pattern.input_period(self._previous), 0, self.count)
 
 
 class Barrier(Collective):
@@ -323,7 +351,7 @@ class Barrier(Collective):
         """A barrier has no buffers."""
 
     def call(self, group: dist.ProcessGroup) -> None:
-        dist.barrier(group=group)
+        group_barrier(group, self.place.device)
 
     def fill_input(self, pattern: Pattern) -> None:
         """A barrier has no input."""

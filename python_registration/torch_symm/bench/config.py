@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +38,14 @@ OPS: dict[str, dist.ReduceOp.RedOpType] = {
     "bxor": dist.ReduceOp.BXOR,
 }
 BITWISE_OPS = ("band", "bor", "bxor")
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
+MODES = ("eager", "graph")
+
+# What is measured on a device where nothing else is asked for.
+DEFAULTS: dict[str, dict[str, str]] = {
+    "cpu": {"--min": "8", "--max": "1M", "--dtype": "float32", "--mode": "eager"},
+    "cuda": {"--min": "256", "--max": "256M", "--dtype": "bfloat16", "--mode": "both"},
+}
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -68,6 +76,8 @@ def format_size(size: int) -> str:
 class BenchConfig:
     """One run. Construction validates every field and raises ConfigError.
 
+    ``case_s`` limits one row: one collective at one size in one mode, on every backend.
+    ``budget_s`` ends the run after the row in which it is spent.
     ``iters`` zero chooses the calls per block so that the blocks of one size, variant and backend
     take about ``budget_ms`` together. ``step`` zero means a geometric series with ``factor``.
     """
@@ -89,7 +99,10 @@ class BenchConfig:
     backend: str = "symm"
     against: str | None = None
     device: str = "cpu"
+    modes: tuple[str, ...] = ("eager",)
     timeout_s: float = 60.0
+    case_s: float = 120.0
+    budget_s: float | None = None
     sizes: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +111,10 @@ class BenchConfig:
         _one_of("--dtype", self.dtype, tuple(DTYPES))
         _one_of("--op", self.op, tuple(OPS))
         _one_of("--device", self.device, DEVICES)
+        for mode in self.modes:
+            _one_of("--mode", mode, MODES)
+        if "graph" in self.modes and self.device == "cpu":
+            raise ConfigError("--mode: the CPU has no graphs; graph needs --device cuda")
         _at_least("--ranks", self.ranks, 1)
         _at_least("--min", self.min_bytes, 1)
         _at_least("--max", self.max_bytes, self.min_bytes)
@@ -108,8 +125,11 @@ class BenchConfig:
         _at_least("--blocks", self.blocks, 1)
         if not 0 <= self.root < self.ranks:
             raise ConfigError(f"--root: expected a rank below {self.ranks}, got {self.root}")
-        if self.budget_ms <= 0:
-            raise ConfigError(f"--budget-ms: expected more than 0, got {self.budget_ms}")
+        _above_zero("--budget-ms", self.budget_ms)
+        _above_zero("--timeout-s", self.timeout_s)
+        _above_zero("--case-seconds", self.case_s)
+        if self.budget_s is not None:
+            _above_zero("--budget-seconds", self.budget_s)
         if self.op in BITWISE_OPS and self.torch_dtype.is_floating_point:
             raise ConfigError(f"--op: {self.op} needs an integer --dtype, got {self.dtype}")
         if "sendrecv" in self.collectives and self.ranks < 2:
@@ -125,6 +145,23 @@ class BenchConfig:
     def backends(self) -> tuple[str, ...]:
         """Return the backend under test, then the one it is compared with, if any."""
         return (self.backend,) if self.against is None else (self.backend, self.against)
+
+    @property
+    def cases(self) -> tuple[tuple[str, str], ...]:
+        """Return every collective in every mode, in the order in which they are measured."""
+        return tuple((name, mode) for name in self.collectives for mode in self.modes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON-ready values, from which ``from_json`` makes an equal one."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> BenchConfig:
+        """Return the configuration whose ``to_json`` is ``values``."""
+        options = {name: value for name, value in values.items() if name != "sizes"}
+        for name in ("collectives", "modes"):
+            options[name] = tuple(options[name])
+        return cls(**options)
 
     def _sizes(self) -> list[int]:
         sizes = [self.min_bytes]
@@ -143,3 +180,8 @@ def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
 def _at_least(option: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigError(f"{option}: expected at least {least}, got {value}")
+
+
+def _above_zero(option: str, value: float) -> None:
+    if value <= 0:
+        raise ConfigError(f"{option}: expected more than 0, got {value}")

@@ -1,62 +1,86 @@
-"""Starts a run: as local processes of its own, or inside the processes that torchrun started."""
+"""Starts a run and carries it past backends that fail.
+
+A backend that does not capture, dies or outruns the time of a row is out of the case (one
+collective in one mode) from that row on; a fresh set of ranks measures the row with what is left.
+"""
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Callable
-from datetime import timedelta
-
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from dataclasses import asdict
+from typing import Any
 
 from torch_symm.bench.config import BenchConfig
 from torch_symm.bench.results import Row
-from torch_symm.bench.worker import run_worker
-
-_POLL_S = 0.05
-_LOOPBACK = "127.0.0.1"
-
-
-def launched_world_size() -> int | None:
-    """Return the number of ranks that torchrun (or the like) has started, None outside of it."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
-    return None
+from torch_symm.bench.session import Excluded
+from torch_symm.bench.worker import CaseBegins, OutOfTime, Start, bench_rank
+from torch_symm.ranks.supervisor import RunFailed, Trouble, supervise
 
 
-def launched_rank() -> int:
-    """Return this process's rank under torchrun, 0 outside of it."""
-    return int(os.environ.get("RANK", "0"))
+class BenchJob:
+    """Where the run stands, and what each set of ranks is to do. Used by the leader alone."""
+
+    def __init__(self, config: BenchConfig, on_row: Callable[[Row], None]) -> None:
+        self.out_of_time = False
+        self._config = config
+        self._on_row = on_row
+        self._started = time.monotonic()
+        self._case = 0
+        self._row = 0
+        self._excluded: dict[int, str] = {}
+        self._without: dict[int, str] = {}
+        self._done = False
+        # Whether the set that runs has been asked for something that its successor need not do.
+        self._moved_on = False
+
+    def assignment(self) -> dict[str, Any] | None:
+        """Return what is left; see supervisor.Job."""
+        if self._done:
+            return None
+        self._moved_on = False
+        start = Start(
+            self._case, self._row, dict(self._excluded), dict(self._without), self._left_s()
+        )
+        return {"config": self._config.to_json(), "start": asdict(start)}
+
+    def received(self, content: Any) -> None:
+        """Keep a row or a mark of progress; see supervisor.Job."""
+        if isinstance(content, Row):
+            self._row += 1
+            self._on_row(content)
+        elif isinstance(content, CaseBegins) and content.case != self._case:
+            self._case, self._row, self._excluded = content.case, 0, {}
+        elif isinstance(content, Excluded):
+            self._excluded[content.index] = content.reason
+            self._moved_on = True
+        elif isinstance(content, OutOfTime):
+            self.out_of_time = True
+
+    def ended(self, trouble: Trouble | None) -> None:
+        """Draw the consequences of a set's end; see supervisor.Job."""
+        if trouble is None:
+            self._done = not self._moved_on
+            return
+        if isinstance(trouble.tag, int):
+            self._excluded[trouble.tag] = str(trouble)
+        elif isinstance(trouble.tag, list):
+            self._without[trouble.tag[0]] = str(trouble)
+        else:
+            raise RunFailed(str(trouble))
+
+    def _left_s(self) -> float | None:
+        if self._config.budget_s is None:
+            return None
+        return self._config.budget_s - (time.monotonic() - self._started)
 
 
-def run_launched(config: BenchConfig, on_row: Callable[[Row], None]) -> None:
-    """Run as one of torchrun's ranks; ``on_row`` is called on rank 0. Collective."""
-    timeout = timedelta(seconds=config.timeout_s)
-    store, rank, _ = next(iter(dist.rendezvous("env://", timeout=timeout)))
-    run_worker(config, rank, store, on_row)
+def run(config: BenchConfig, on_row: Callable[[Row], None]) -> bool:
+    """Measure all of ``config``; tell whether it was complete and not cut short by its budget.
 
-
-def run_spawned(config: BenchConfig, on_row: Callable[[Row], None]) -> None:
-    """Start ``config.ranks`` local processes, call ``on_row`` here as rows arrive, and wait.
-
-    Raises what torch.multiprocessing raises when a rank fails; the others are ended then.
+    ``on_row`` is called in the process of rank 0 of torchrun, or in the only one. Collective over
+    torchrun's processes. Raises RunFailed.
     """
-    # Threads of its own in every rank would fight for the cores that the ranks share.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # This process keeps the store, on a port that the system chooses, so no port is guessed.
-    store = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
-    rows = mp.get_context("spawn").SimpleQueue()
-    ranks = mp.spawn(
-        _spawned_rank, args=(config, store.port, rows), nprocs=config.ranks, join=False
-    )
-    finished = False
-    while not finished:
-        finished = ranks.join(timeout=_POLL_S)
-        while not rows.empty():
-            on_row(rows.get())
-
-
-def _spawned_rank(rank: int, config: BenchConfig, port: int, rows: mp.SimpleQueue) -> None:
-    timeout = timedelta(seconds=config.timeout_s)
-    store = dist.TCPStore(_LOOPBACK, port, is_master=False, timeout=timeout)
-    run_worker(config, rank, store, rows.put)
+    job = BenchJob(config, on_row)
+    supervise(bench_rank, job, config.ranks)
+    return not job.out_of_time

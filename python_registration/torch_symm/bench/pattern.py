@@ -9,7 +9,9 @@ computed with numpy in 64-bit integers and never touch a collective.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -45,6 +47,7 @@ def is_signed(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or torch.iinfo(dtype).min < 0
 
 
+@functools.lru_cache(maxsize=16)
 def _position_hash(salt: int) -> np.ndarray:
     """Return one period of well mixed non-negative integers below 2^31."""
     mixed = np.arange(PERIOD, dtype=np.uint64) + np.uint64(1 + salt * 7919)
@@ -86,9 +89,14 @@ class Pattern:
         stack = np.stack([self.input_period(rank) for rank in range(self.world_size)])
         return _REDUCTIONS[self.op](stack)
 
-    def tensor(self, period: np.ndarray, offset: int, count: int) -> torch.Tensor:
-        """Return ``count`` values of ``period`` from position ``offset`` on, in the dtype."""
-        values = torch.from_numpy(np.roll(period, -(offset % PERIOD))).to(self.dtype)
+    def tensor(
+        self, period: np.ndarray, offset: int, count: int, device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        """Return ``count`` values of ``period`` from position ``offset`` on, in the dtype.
+
+        The values are made on the host; ``device`` only repeats them.
+        """
+        values = torch.from_numpy(np.roll(period, -(offset % PERIOD))).to(self.dtype).to(device)
         if count <= PERIOD:
             return values[:count].clone()
         return values.repeat(-(-count // PERIOD))[:count]
@@ -104,11 +112,39 @@ def poison(tensor: torch.Tensor) -> None:
 
 def count_wrong(actual: torch.Tensor, expected: torch.Tensor) -> int:
     """Return how many elements of ``actual`` differ from ``expected`` (NaN is always wrong)."""
+    return int(_differs(actual, expected).sum())
+
+
+@dataclass(frozen=True)
+class WrongElement:
+    """The first element that is wrong: its position, what was expected there, what stands there."""
+
+    index: int
+    expected: float | int
+    actual: float | int
+
+    def __str__(self) -> str:
+        return f"element {self.index} is {self.actual}, expected {self.expected}"
+
+
+def first_wrong(actual: torch.Tensor, expected: torch.Tensor) -> WrongElement | None:
+    """Return the first wrong element of ``actual`` in flat order, None where all are right."""
+    differs = _differs(actual, expected).flatten()
+    if not bool(differs.any()):
+        return None
+    index = int(differs.nonzero()[0])
+    return WrongElement(
+        index, expected.flatten()[index].item(), actual.flatten()[index].to("cpu").item()
+    )
+
+
+def _differs(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return where ``actual`` differs, on the device of ``expected``; NaN always does."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         raise ValueError(
-            f"count_wrong: expected {expected.dtype} {tuple(expected.shape)}, "
+            f"comparison: expected {expected.dtype} {tuple(expected.shape)}, "
             f"got {actual.dtype} {tuple(actual.shape)}"
         )
     if actual.dtype.is_floating_point and actual.element_size() == 1:
         actual, expected = actual.float(), expected.float()
-    return int((actual.cpu() != expected).sum())
+    return actual.to(expected.device) != expected

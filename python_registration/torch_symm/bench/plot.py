@@ -1,4 +1,4 @@
-"""A picture of the results: time of a call against size, one panel for each collective."""
+"""A picture of the results: time of a call against size, one panel for each collective and mode."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ _COLOURS = ("tab:blue", "tab:orange")
 _STYLES = {"out_of_place": "-", "in_place": "--"}
 
 
+def title(row: Row) -> str:
+    """Return the name of the panel that ``row`` belongs to."""
+    return row.collective if row.mode == "eager" else f"{row.collective}, {row.mode}"
+
+
 def draw_collective(axes: Axes, rows: list[Row]) -> None:
-    """Draw the times of one collective's rows, a line for each backend and variant."""
+    """Draw the times of one panel's rows, a line for each backend and variant."""
     for index, result in enumerate(rows[0].results):
         for variant in VARIANTS:
             points = [
@@ -35,7 +40,7 @@ def draw_collective(axes: Axes, rows: list[Row]) -> None:
                     color=_COLOURS[index],
                     label=f"{result.backend} {variant.replace('_', ' ')}",
                 )
-    axes.set_title(rows[0].collective)
+    axes.set_title(title(rows[0]))
     axes.set_yscale("log")
     if rows[0].size:
         axes.set_xscale("log", base=2)
@@ -49,7 +54,7 @@ def write_plot(rows: list[Row], path: Path) -> None:
     """Write the picture of ``rows`` to ``path``; the suffix chooses the format."""
     by_collective: dict[str, list[Row]] = {}
     for row in rows:
-        by_collective.setdefault(row.collective, []).append(row)
+        by_collective.setdefault(title(row), []).append(row)
     columns = min(len(by_collective), 3)
     lines = math.ceil(len(by_collective) / columns)
     figure, panels = plt.subplots(

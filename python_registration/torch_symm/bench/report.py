@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -15,17 +15,56 @@ from rich.table import Table
 from torch_symm.bench.config import BenchConfig
 from torch_symm.bench.results import VARIANTS, Row, Timing
 
-_LEADING = ("collective", "size", "count", "type", "redop", "root", "backend")
-_MEASURED = ("time", "algbw", "busbw", "#wrong")
-_UNITS = ("", "B", "elements", "", "", "", "") + ("us", "GB/s", "GB/s", "") * 2
-_WIDTHS = (14, 11, 10, 14, 5, 5, 12) + (10, 8, 8, 7) * 2 + (7, 7)
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    unit: str
+    width: int
 
 
-def _timing_cells(timing: Timing | None) -> list[str]:
+_LEADING = (
+    _Column("collective", "", 14),
+    _Column("size", "B", 11),
+    _Column("count", "elements", 10),
+    _Column("type", "", 14),
+    _Column("redop", "", 5),
+    _Column("root", "", 5),
+)
+_MODE = _Column("mode", "", 6)
+_BACKEND = _Column("backend", "", 12)
+_TIME = _Column("time", "us", 10)
+_LAUNCH = _Column("launch", "us", 9)
+_BANDWIDTHS = (
+    _Column("algbw", "GB/s", 8),
+    _Column("busbw", "GB/s", 8),
+    _Column("#wrong", "", 7),
+)
+_RATIOS = (_Column("ratio", "", 7), _Column("in:rat.", "", 7))
+
+
+def _columns(config: BenchConfig) -> list[_Column]:
+    """Return the columns: out-of-place figures first, then in-place ones.
+
+    A device whose calls run on a thread of its own has the time that issuing a call took, too.
+    """
+    apart = config.device != "cpu"
+    measured = (_TIME, _LAUNCH, *_BANDWIDTHS) if apart else (_TIME, *_BANDWIDTHS)
+    in_place = [replace(column, title=f"in:{column.title}") for column in measured]
+    leading = [*_LEADING, _MODE, _BACKEND] if apart else [*_LEADING, _BACKEND]
+    ratios = () if config.against is None else _RATIOS
+    return [*leading, *measured, *in_place, *ratios]
+
+
+def _timing_cells(config: BenchConfig, timing: Timing | None) -> list[str]:
+    apart = config.device != "cpu"
     if timing is None:
-        return ["-"] * 4
+        return ["-"] * (5 if apart else 4)
     wrong = "N/A" if timing.wrong is None else str(timing.wrong)
-    return [f"{timing.time_us:.2f}", f"{timing.algbw:.3f}", f"{timing.busbw:.3f}", wrong]
+    cells = [f"{timing.time_us:.2f}"]
+    if apart:
+        cells.append("-" if timing.launch_us is None else f"{timing.launch_us:.2f}")
+    return [*cells, f"{timing.algbw:.3f}", f"{timing.busbw:.3f}", wrong]
 
 
 def _ratio_cell(row: Row, variant: str) -> str:
@@ -34,9 +73,8 @@ def _ratio_cell(row: Row, variant: str) -> str:
 
 
 def header(config: BenchConfig) -> list[str]:
-    """Return the titles of the columns: out-of-place figures first, then in-place ones."""
-    titles = [*_LEADING, *_MEASURED, *(f"in:{title}" for title in _MEASURED)]
-    return titles if config.against is None else [*titles, "ratio", "in:rat."]
+    """Return the titles of the columns."""
+    return [column.title for column in _columns(config)]
 
 
 def cells(config: BenchConfig, row: Row) -> list[list[str]]:
@@ -44,9 +82,11 @@ def cells(config: BenchConfig, row: Row) -> list[list[str]]:
     lines = []
     for index, result in enumerate(row.results):
         line = [row.collective, str(row.size), str(row.count), row.dtype, row.redop, str(row.root)]
+        if config.device != "cpu":
+            line.append(row.mode)
         line.append(result.backend)
         for variant in VARIANTS:
-            line += _timing_cells(result.variant(variant))
+            line += _timing_cells(config, result.variant(variant))
         if config.against is not None:
             line += [_ratio_cell(row, name) if index == 0 else "" for name in VARIANTS]
         lines.append(line)
@@ -54,9 +94,10 @@ def cells(config: BenchConfig, row: Row) -> list[list[str]]:
 
 
 def errors(row: Row) -> list[str]:
-    """Return a sentence for each backend that refused the operation."""
+    """Return a sentence for each backend that refused the operation or failed in it."""
     return [
-        f"# {row.collective} {row.dtype} {row.redop}: {result.backend} refuses: {result.error}"
+        f"# {row.collective} {row.mode} {row.dtype} {row.redop}: {result.backend} gives no result: "
+        f"{result.error}"
         for result in row.results
         if result.error is not None
     ]
@@ -75,7 +116,9 @@ class Report(AbstractContextManager):
         self._config = config
         self._machine = machine
         self._console = console
-        self._tables = console.is_terminal and console.width >= sum(_WIDTHS)
+        self._columns = _columns(config)
+        width = sum(column.width + 1 for column in self._columns)
+        self._tables = console.is_terminal and console.width >= width
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -92,9 +135,8 @@ class Report(AbstractContextManager):
         for key, value in self._machine.items():
             self._text(f"# {key}: {value}")
         if not self._tables:
-            titles = header(self._config)
-            self._line(titles)
-            self._line([*_UNITS, "", ""][: len(titles)], comment=True)
+            self._line([column.title for column in self._columns])
+            self._line([column.unit for column in self._columns], comment=True)
         self._progress.start()
         return self
 
@@ -124,14 +166,18 @@ class Report(AbstractContextManager):
         self._progress.update(self._task, advance=1, description=row.collective)
 
     def failed(self) -> bool:
-        """Tell whether the backend under test gave a wrong element or refused an operation."""
+        """Tell whether the backend under test gave a wrong element, refused or failed."""
         return any(row.wrong or row.results[0].error is not None for row in self.rows)
 
-    def write_json(self, path: Path) -> None:
-        """Write the machine, the options and every row to ``path``."""
+    def write_json(self, path: Path, complete: bool) -> None:
+        """Write the machine, the options and every row to ``path``.
+
+        ``complete`` tells whether every row of the options is there.
+        """
         document = {
             "machine": self._machine,
-            "config": asdict(self._config),
+            "config": self._config.to_json(),
+            "complete": complete,
             "rows": [row.to_json() for row in self.rows],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,8 +185,9 @@ class Report(AbstractContextManager):
 
     def _begin_table(self, title: str) -> None:
         self._table = Table(title=title, caption="in: marks the figures in place")
-        for name, unit in zip(header(self._config), (*_UNITS, "", ""), strict=False):
-            self._table.add_column(f"{name}\n{unit}", justify="right", no_wrap=True)
+        for column in self._columns:
+            title = f"{column.title}\n{column.unit}"
+            self._table.add_column(title, justify="right", no_wrap=True)
 
     def _finish_table(self) -> None:
         if self._table is not None:
@@ -148,7 +195,9 @@ class Report(AbstractContextManager):
             self._table = None
 
     def _line(self, line: list[str], comment: bool = False) -> None:
-        padded = [text.rjust(width) for text, width in zip(line, _WIDTHS, strict=False)]
+        padded = [
+            text.rjust(column.width) for text, column in zip(line, self._columns, strict=True)
+        ]
         text = " ".join(padded).rstrip()
         self._text("#" + text[1:] if comment else text)
 

@@ -12,11 +12,13 @@ class Timing:
     """One variant on one backend.
 
     ``time_us`` is the time of one call: a block's time is the largest over the ranks of the mean
-    over its calls, and the median over the blocks is taken. ``wrong`` counts wrong elements over
-    all ranks, None where nothing was checked.
+    over its calls, and the median over the blocks is taken. ``launch_us`` is what a call kept the
+    launching thread busy, taken the same way; None on a device that runs the calls on that thread.
+    ``wrong`` counts wrong elements over all ranks, None where nothing was checked.
     """
 
     time_us: float
+    launch_us: float | None
     algbw: float
     busbw: float
     wrong: int | None
@@ -43,9 +45,13 @@ class BackendResult:
 
 @dataclass(frozen=True)
 class Row:
-    """One collective at one size, on the backend under test and on the one it is against."""
+    """One collective at one size, on the backend under test and on the one it is against.
+
+    ``mode`` is eager, or graph where the calls were replayed from a captured graph.
+    """
 
     collective: str
+    mode: str
     size: int
     count: int
     dtype: str
