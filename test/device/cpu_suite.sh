@@ -11,36 +11,11 @@ out=${OUT:-build/device}
 work=$(mktemp -d)
 mkdir -p "$out"
 export PYTHONPATH=$work/site
-mkdir -p "$work/site"
-if [ -n "${WHEELS:-}" ]; then
-  python3 -m pip install -q --no-index --no-deps --no-compile --target "$work/site" "$WHEELS"/*.whl
-fi
-gtest_source=${GTEST_SOURCE:-/usr/src/googletest}
-if [ ! -e /usr/include/gtest/gtest.h ] && [ -d "$gtest_source" ]; then
-  cmake -G Ninja -S "$gtest_source" -B "$work/gtest" -DCMAKE_INSTALL_PREFIX="$work/prefix" \
-    -DCMAKE_BUILD_TYPE=Release -DBUILD_GMOCK=OFF >"$out/gtest.log" 2>&1 &&
-    ninja -C "$work/gtest" install >>"$out/gtest.log" 2>&1
-fi
 start=$SECONDS
-cmake -G Ninja -S . -B "$work/build" -DPython3_EXECUTABLE="$(command -v python3)" \
-  -DCMAKE_PREFIX_PATH="$work/prefix" >"$out/configure.log" 2>&1 &&
-  ninja -C "$work/build" -k 0 >"$out/build.log" 2>&1
+SITE=$work/site WORK=$work LOGS=$out TESTS=1 test/device/build_package.sh
 build=$?
 build_seconds=$((SECONDS - start))
-tail -n 15 "$out/build.log"
-if [ "$build" != 0 ]; then
-  grep -E 'error|FAILED' "$out/configure.log" "$out/build.log" | head -n 40
-  exit 1
-fi
-
-package=$work/site/torch_symm
-cp -r python_registration/torch_symm "$package"
-find "$work/build" \( -name '_C*.so' -o -name 'libsymm.so*' -o -name '_build_info.py' \) \
-  -not -path '*/install_example/*' -exec cp -P {} "$package" \;
-info=$work/site/torch_symm-0.dist-info
-mkdir -p "$info"
-printf 'Metadata-Version: 2.1\nName: torch-symm\nVersion: 0\n' >"$info/METADATA"
-printf '[torch.backends]\nsymm = torch_symm._autoload:autoload\n' >"$info/entry_points.txt"
+[ "$build" = 0 ] || exit 1
 
 ctest --test-dir "$work/build" -j 8 --output-on-failure -E install_tree >"$out/ctest.log" 2>&1
 ctest=$?

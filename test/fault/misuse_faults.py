@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import model
-from harness import IS_SYMM, RankFailure, Ranks, describe, run_ranks
+from harness import DEVICE, IS_SYMM, RankFailure, Ranks, describe, run_ranks
 from trials import Ending, Progress, Trial, fresh_setup, what_is_missing, words_for
 
 TIMEOUT = 1.0
@@ -22,8 +22,10 @@ MIN, SUM = dist.ReduceOp.MIN, dist.ReduceOp.SUM
 
 def _order(rank_is_odd, count):
     calls = [
-        lambda: dist.all_reduce(torch.ones(count)),
-        lambda: dist.all_gather_into_tensor(torch.zeros(3 * count), torch.ones(count)),
+        lambda: dist.all_reduce(torch.ones(count, device=DEVICE)),
+        lambda: dist.all_gather_into_tensor(
+            torch.zeros(3 * count, device=DEVICE), torch.ones(count, device=DEVICE)
+        ),
     ]
     for call in reversed(calls) if rank_is_odd else calls:
         call()
@@ -32,39 +34,39 @@ def _order(rank_is_odd, count):
 # name: (what one rank calls, what the others call, words of both sides in the error)
 DIFFERENCES = {
     "op": (
-        lambda n: dist.all_reduce(torch.ones(n), op=MIN),
-        lambda n: dist.all_reduce(torch.ones(n), op=SUM),
+        lambda n: dist.all_reduce(torch.ones(n, device=DEVICE), op=MIN),
+        lambda n: dist.all_reduce(torch.ones(n, device=DEVICE), op=SUM),
         ["MIN", "SUM"],
     ),
     "count": (
-        lambda n: dist.all_reduce(torch.ones(n + 1)),
-        lambda n: dist.all_reduce(torch.ones(n)),
+        lambda n: dist.all_reduce(torch.ones(n + 1, device=DEVICE)),
+        lambda n: dist.all_reduce(torch.ones(n, device=DEVICE)),
         ["{n1}", "{n}"],
     ),
     "dtype": (
-        lambda n: dist.all_reduce(torch.ones(n, dtype=torch.int32)),
-        lambda n: dist.all_reduce(torch.ones(n)),
+        lambda n: dist.all_reduce(torch.ones(n, dtype=torch.int32, device=DEVICE)),
+        lambda n: dist.all_reduce(torch.ones(n, device=DEVICE)),
         ["int32", "float32"],
     ),
     "root": (
-        lambda n: dist.broadcast(torch.ones(n), 1),
-        lambda n: dist.broadcast(torch.ones(n), 0),
+        lambda n: dist.broadcast(torch.ones(n, device=DEVICE), 1),
+        lambda n: dist.broadcast(torch.ones(n, device=DEVICE), 0),
         ["root 0|root=0", "root 1|root=1"],
     ),
     "order": (lambda n: _order(True, n), lambda n: _order(False, n), ["all_reduce", "all_gather"]),
     "collective": (
         lambda n: dist.barrier(),
-        lambda n: dist.all_reduce(torch.ones(n)),
+        lambda n: dist.all_reduce(torch.ones(n, device=DEVICE)),
         ["barrier", "all_reduce"],
     ),
-    "no call": (None, lambda n: dist.all_reduce(torch.ones(n)), ["all_reduce"]),
+    "no call": (None, lambda n: dist.all_reduce(torch.ones(n, device=DEVICE)), ["all_reduce"]),
 }
 
 
 def _differ(rank, setup, progress, name, odd_one, count):
     torch.set_num_threads(1)
     setup.join(rank)
-    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(3, device=DEVICE))
     theirs, ours, _ = DIFFERENCES[name]
     started = time.monotonic()
     try:
@@ -112,6 +114,12 @@ def different_calls(index: int) -> Trial:
         if problem:
             problems.append(f"{name} {count}: rank {report.rank}: {problem}")
     return Trial(not problems, seconds, "\n".join(problems))
+
+
+def never_called(index: int) -> Trial:
+    """Every third time by another rank; the others raise when T has passed, and name it."""
+    names = list(DIFFERENCES)
+    return different_calls(names.index("no call") + len(names) * index)
 
 
 def _sum_is_right(rank, world, salt=0):

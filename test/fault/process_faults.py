@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from harness import BACKEND, IS_SYMM, Ranks, describe, run_ranks
+from harness import BACKEND, DEVICE, IS_SYMM, ON_CUDA, WORLD_SIZE, Ranks, describe, run_ranks
 from scripts import ScriptRunner
 from trials import (
     COLLECTIVES,
@@ -18,13 +18,15 @@ from trials import (
     fresh_setup,
     judge,
     looping_ranks,
+    settle,
     what_is_missing,
     words_for,
 )
 
 WORDS = list(COLLECTIVES)
-COUNTS = [30, 40_000, 400_000]
-HANG = 5.0  # a survivor that takes longer has hung
+# Elements: what takes one way through the kernels each.
+COUNTS = [30, 40_000, 4_000_000 if ON_CUDA else 400_000]
+HANG = 20.0 if ON_CUDA else 5.0  # a survivor that takes longer has hung; there it makes a new group
 TIMEOUT = 1.0  # T where a time-out is the point
 
 
@@ -32,12 +34,12 @@ def _variant(index: int):
     """(collective, count, victim, delay in s): every collective at every size, any phase."""
     word = WORDS[index % len(WORDS)]
     count = COUNTS[index // len(WORDS) % len(COUNTS)]
-    return word, count, index % 4, (index * 37 % 23) * 0.0003
+    return word, count, index % WORLD_SIZE, (index * 37 % 23) * 0.0003
 
 
 def killed_in_a_collective(index: int) -> Trial:
     word, count, victim, delay = _variant(index)
-    with looping_ranks(4, word, count) as (ranks, _):
+    with looping_ranks(WORLD_SIZE, word, count, victim=victim) as (ranks, _):
         time.sleep(delay)
         killed = time.monotonic()
         ranks.signal(victim, signal.SIGKILL)
@@ -48,8 +50,9 @@ def killed_in_a_collective(index: int) -> Trial:
 def fresh_processes_after_a_kill(index: int) -> Trial:
     trial = killed_in_a_collective(index)
     start = time.monotonic()
-    results = run_ranks(lambda rank: bool(COLLECTIVES["all_reduce"](rank, 4, 70_000, 0)), 4)
-    passed = trial.passed and results == [True] * 4
+    world = WORLD_SIZE
+    results = run_ranks(lambda r: bool(COLLECTIVES["all_reduce"](r, world, 70_000, 0)), world)
+    passed = trial.passed and results == [True] * world
     return Trial(passed, [time.monotonic() - start], trial.detail)
 
 
@@ -228,15 +231,16 @@ def ended_in_another_way(index: int) -> Trial:
 def _abort_one(rank, setup, progress, victim):
     torch.set_num_threads(1)
     setup.join(rank)
-    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(3, device=DEVICE))
     started = time.monotonic()
     progress.set(rank, 1)
     try:
         if rank == victim:
             while progress.end() == Progress.NEVER:
                 time.sleep(0.0005)
-            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
-        dist.all_reduce(torch.ones(50_000))
+            dist.group.WORLD._get_backend(torch.device(DEVICE)).abort()
+        dist.all_reduce(torch.ones(50_000, device=DEVICE))
+        settle()
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         return Ending(0, 0, started, time.monotonic(), text)

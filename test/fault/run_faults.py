@@ -1,8 +1,10 @@
 """Injects faults and prints how they were survived.
 
     python test/fault/run_faults.py [--trials 50] [--only F1,F4] [--json faults.json]
+    SYMM_TEST_DEVICE=cuda python test/fault/run_faults.py ...
 
-The figures are seconds: for F1, F7 and F9 from the injection until a survivor's error; for F4 and
+On CUDA the survivors of F1 and F2 then make a new group on the same GPUs and check its sums. The
+figures are seconds: for F1, F2, F7 and F9 from the injection until a survivor's error; for F4 and
 F8 from a rank's own call until its error; for F5 from SIGCONT until the loop's end; for the others
 the length of the trial.
 """
@@ -26,9 +28,10 @@ sys.path[:0] = [str(_here), str(_here.parent / "python")]
 
 import torch  # noqa: E402
 
+import graph_faults  # noqa: E402
 import misuse_faults  # noqa: E402
 import process_faults  # noqa: E402
-from harness import BACKEND  # noqa: E402
+from harness import BACKEND, DEVICE, GPUS, ON_CUDA, WORLD_SIZE  # noqa: E402
 from trials import Trial  # noqa: E402
 
 
@@ -39,7 +42,7 @@ class Fault:
     p99_limit: float | None = None  # seconds
 
 
-FAULTS = {
+ON_CPU = {
     "F1": Fault("kill -9 in a collective", process_faults.killed_in_a_collective, 0.1),
     "F3": Fault("fresh processes after it", process_faults.fresh_processes_after_a_kill),
     "F4": Fault("SIGSTOP beyond the time-out", process_faults.stopped_beyond_the_timeout, 2.0),
@@ -51,6 +54,16 @@ FAULTS = {
     "F14": Fault("fork after init", misuse_faults.forked_after_init),
     "F15": Fault("awkward tensors", misuse_faults.awkward_tensors),
 }
+# What a GPU makes different; F4's stopped process would leave its kernels running there.
+OF_CUDA = {
+    "F1": Fault("kill -9 in a collective", process_faults.killed_in_a_collective, 1.0),
+    "F2": Fault("kill -9 in a graph's replay", graph_faults.killed_in_a_replay, 1.0),
+    "F3": ON_CPU["F3"],
+    "F4": Fault("a rank never calls", misuse_faults.never_called, 2.0),
+    "F8": ON_CPU["F8"],
+    "F9": ON_CPU["F9"],
+}
+FAULTS = OF_CUDA if ON_CUDA else ON_CPU
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -107,12 +120,20 @@ def main() -> int:
 
     rows = [inject(name, arguments.trials) for name in names]
     machine = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch": torch.__version__}
+    if ON_CUDA:
+        machine |= {"gpus": GPUS, "ranks": WORLD_SIZE}
     print(f"{BACKEND} on {machine['cores']} cores, {machine['cpu']}, torch {machine['torch']}")
     print_table(rows)
     if arguments.json:
         command = f"python test/fault/run_faults.py --trials {arguments.trials}"
         command += f" --only {arguments.only}" * (names != list(FAULTS))
-        report = {"backend": BACKEND, "machine": machine, "command": command, "faults": rows}
+        report = {
+            "backend": BACKEND,
+            "device": DEVICE,
+            "machine": machine,
+            "command": command,
+            "faults": rows,
+        }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0 if all(row["ok"] for row in rows) else 1
 

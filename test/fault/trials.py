@@ -13,7 +13,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from harness import IS_SYMM, Ranks, Setup, describe
+from harness import DEVICE, IS_SYMM, ON_CUDA, Ranks, Setup, describe, synchronize
 
 LONG = 60.0  # a group time-out that no trial may need
 
@@ -63,33 +63,42 @@ class Progress:
         return True
 
 
+def _numbers(count):
+    return torch.arange(count, dtype=torch.float32, device=DEVICE)
+
+
 def _buffers(rank, world_size, count):
-    mine = torch.arange(count, dtype=torch.float32) + rank
-    return mine, torch.zeros(count * world_size), torch.arange(count * world_size) + 0.5 * rank
+    mine = _numbers(count) + rank
+    return (
+        mine,
+        torch.zeros(count * world_size, device=DEVICE),
+        _numbers(count * world_size) + 0.5 * rank,
+    )
 
 
 def _all_reduce(rank, world, count, iteration):
-    tensor = torch.arange(count, dtype=torch.float32) + rank + iteration
+    tensor = _numbers(count) + rank + iteration
     dist.all_reduce(tensor)
     first = world * (world - 1) / 2 + world * iteration
     return tensor[0] == first and tensor[-1] == first + world * (count - 1)
 
 
 def _async_all_reduce(rank, world, count, iteration):
-    works = [dist.all_reduce(torch.ones(count), async_op=True) for _ in range(2)]
+    works = [dist.all_reduce(torch.ones(count, device=DEVICE), async_op=True) for _ in range(2)]
     for work in works:
         work.wait()
+    synchronize()
     return True
 
 
 def _reduce(rank, world, count, iteration):
-    tensor = torch.full((count,), rank + 1.0)
+    tensor = torch.full((count,), rank + 1.0, device=DEVICE)
     dist.reduce(tensor, iteration % world)
     return rank != iteration % world or bool((tensor == world * (world + 1) / 2).all())
 
 
 def _broadcast(rank, world, count, iteration):
-    tensor = torch.full((count,), float(rank))
+    tensor = torch.full((count,), float(rank), device=DEVICE)
     dist.broadcast(tensor, iteration % world)
     return bool((tensor == iteration % world).all())
 
@@ -132,9 +141,9 @@ def _barrier(rank, world, count, iteration):
 
 
 def _send_recv(rank, world, count, iteration):
-    received = torch.zeros(count)
+    received = torch.zeros(count, device=DEVICE)
     works = [
-        dist.isend(torch.full((count,), float(rank)), (rank + 1) % world),
+        dist.isend(torch.full((count,), float(rank), device=DEVICE), (rank + 1) % world),
         dist.irecv(received, (rank - 1) % world),
     ]
     for work in works:
@@ -168,23 +177,58 @@ class Ending:
     started: float  # of the last call; CLOCK_MONOTONIC, one clock for all processes
     ended: float
     error: str | None = None
+    rebuilt: str | None = None  # what went wrong with a new group of the survivors; "" nothing
 
 
-def loop(rank, setup: Setup, progress: Progress, word: str, count: int) -> Ending:
-    """Carries out one collective again and again until it raises or the injector ends it."""
+def settle() -> None:
+    """On CUDA a call returns before it has run: waits until it has, and for the group's verdict."""
+    if ON_CUDA:
+        synchronize()
+        dist.barrier()
+
+
+def loop(rank, setup: Setup, progress: Progress, word: str, count: int, victim=None) -> Ending:
+    """Carries out one collective again and again until it raises or the injector ends it. On CUDA
+    a survivor of `victim` then makes a new group."""
     torch.set_num_threads(1)
     setup.join(rank)
     call, iteration, wrong, started = COLLECTIVES[word], 0, 0, 0.0
     try:
         while iteration < progress.end():
             started = time.monotonic()
-            wrong += not call(rank, setup.world_size, count, iteration)
+            right = call(rank, setup.world_size, count, iteration)
+            if not right:
+                settle()  # a kernel that has given up leaves anything; then this raises
+            wrong += not right
             iteration += 1
             progress.set(rank, iteration)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        return Ending(iteration, wrong, started, time.monotonic(), text)
+        ending = Ending(iteration, wrong, started, time.monotonic(), text)
+        if ON_CUDA and victim is not None:
+            ending.rebuilt = rebuild(rank, setup, victim)
+        return ending
     return Ending(iteration, wrong, started, time.monotonic())
+
+
+def rebuild(rank: int, setup: Setup, victim: int) -> str:
+    """A group of the survivors in the same processes, on the same GPUs, gives right sums: "", or
+    what went wrong."""
+    survivors = [r for r in range(setup.world_size) if r != victim]
+    try:
+        dist.destroy_process_group()
+        me, world = survivors.index(rank), len(survivors)
+        # Not join(): that one would choose the GPU of another rank.
+        again = dataclasses.replace(setup, store_path=setup.store_path + "2", world_size=world)
+        again.init(me)
+        for iteration, count in enumerate((30, 40_000, 3_000_000)):
+            if not _all_reduce(me, world, count, iteration):
+                return f"a wrong sum of {count} elements in the new group"
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception as error:
+        return f"no new group: {type(error).__name__}: {error}"
+    return ""
 
 
 @contextlib.contextmanager
@@ -194,11 +238,13 @@ def fresh_setup(world_size: int, timeout: float = LONG):
 
 
 @contextlib.contextmanager
-def looping_ranks(world_size: int, word: str, count: int, timeout: float = LONG):
+def looping_ranks(
+    world_size: int, word: str, count: int, timeout: float = LONG, victim=None, body=loop
+):
     """(ranks, progress) once every rank has done three calls."""
     progress = Progress(world_size)
     with fresh_setup(world_size, timeout) as setup:
-        ranks = Ranks(loop, world_size, (setup, progress, word, count))
+        ranks = Ranks(body, world_size, (setup, progress, word, count, victim))
         if not progress.wait_for(3):
             raise AssertionError("the ranks did not start: " + describe(ranks.finish(0)))
         try:
@@ -243,6 +289,7 @@ def judge(reports, victim, collective, since, limit, named=-1) -> Trial:
             problem = problem or f"raised after {took:.3f} s: {report.value.error}"
         if report.value.wrong:
             problem = f"{report.value.wrong} wrong results"
+        problem = problem or report.value.rebuilt
         if problem:
             problems.append(f"rank {report.rank}: {problem}")
     return Trial(not problems, seconds, "\n".join(problems))

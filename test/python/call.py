@@ -9,7 +9,7 @@ import dataclasses
 import torch
 
 import model
-from harness import IS_SYMM
+from harness import DEVICE, IS_SYMM
 
 MARGIN = 67  # elements on either side of a buffer; odd, so that views are unaligned
 
@@ -77,7 +77,8 @@ class Call:
         count = self.count if count is None else count
         margin = 64 if self.aligned else MARGIN
         size = self.dtype.itemsize
-        base = torch.full(((count + 2 * margin) * size,), 0xA5, dtype=torch.uint8)
+        total = (count + 2 * margin) * size
+        base = torch.full((total,), 0xA5, dtype=torch.uint8, device=DEVICE)
         if self.dtype == torch.bool:
             base.fill_(1)
         self._margins.append((base, margin * size, count * size))
@@ -93,7 +94,8 @@ class Call:
 
     def finish(self) -> list[str]:
         """Checks margins and inputs; all problems, each with the parameters of the call."""
-        for base, before, inside in self._margins:
+        for memory, before, inside in self._margins:
+            base = memory.cpu()
             untouched = torch.cat([base[:before], base[before + inside :]])
             if not bool((untouched == (1 if self.dtype == torch.bool else 0xA5)).all()):
                 self.problems.append("wrote outside a buffer")

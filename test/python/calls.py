@@ -7,7 +7,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _get_default
 
 import model
 from call import Call
-from harness import IS_SYMM
+from harness import IS_SYMM, device_of_rank
 
 
 def broadcast(c: Call) -> None:
@@ -311,7 +311,7 @@ def coalescing_manager_all_reduce(c: Call) -> None:
 
 
 def coalescing_manager_of_device(c: Call) -> None:
-    _coalesced_all_reduce(c, torch.device("cpu"))
+    _coalesced_all_reduce(c, device_of_rank())
 
 
 def coalescing_manager_all_gather(c: Call) -> None:
@@ -390,6 +390,8 @@ GLOO_LACKS = {
     coalescing_manager_all_gather,
     coalescing_manager_reduce_scatter,
 }
+
+NOT_ON_CUDA = {recv_any_source}
 
 
 def accepts(collective, op: str, dtype: torch.dtype) -> bool:

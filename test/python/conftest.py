@@ -10,21 +10,44 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+# torch must not initialise CUDA here, only to see whether it is there.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 import pytest  # noqa: E402
 
+import harness  # noqa: E402
 from scripts import ScriptRunner  # noqa: E402
+
+MARKERS = [
+    "huge: 16 GiB of memory; run with `-m huge`",
+    "cuda: needs a GPU; run with SYMM_TEST_DEVICE=cuda",
+    "cpu(reason): makes no sense, or no difference, on CUDA",
+    "gpus(number): needs as many GPUs",
+]
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "huge: 16 GiB of memory; run with `-m huge`")
+    for line in MARKERS:
+        config.addinivalue_line("markers", line)
+
+
+def _reason_to_skip(item, huge: bool) -> str | None:
+    if item.get_closest_marker("huge") and not huge:
+        return "needs about 16 GiB of memory and minutes of time: run `pytest -m huge`"
+    if item.get_closest_marker("cuda") and not harness.ON_CUDA:
+        return "needs a GPU: run with SYMM_TEST_DEVICE=cuda"
+    if (marker := item.get_closest_marker("cpu")) and harness.ON_CUDA:
+        return "CPU only: " + marker.args[0]
+    if (marker := item.get_closest_marker("gpus")) and harness.ON_CUDA:
+        if marker.args[0] > harness.GPUS:
+            return f"needs {marker.args[0]} GPUs, the machine has {harness.GPUS}"
+    return None
 
 
 def pytest_collection_modifyitems(config, items):
-    if "huge" in config.option.markexpr:
-        return
-    reason = "needs about 16 GiB of memory and minutes of time: run `pytest -m huge`"
+    huge = "huge" in config.option.markexpr
     for item in items:
-        if item.get_closest_marker("huge"):
+        if reason := _reason_to_skip(item, huge):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 

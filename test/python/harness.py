@@ -6,205 +6,99 @@ would spend 2 s on `import torch`), closures need no pickling, and every test st
 processes that no earlier test has touched.
 
 The backend is named by SYMM_TEST_BACKEND (default "symm") and is selected through
-torch.distributed alone.
+torch.distributed alone. SYMM_TEST_DEVICE (default "cpu") says where tensors are made: DEVICE names
+it, and rank r's current device is GPU r modulo their number, so `device=DEVICE` is right on every
+rank. The pytest process never initialises CUDA; what a test expects is computed on the CPU.
+
+Making a context and a group on a GPU takes long beside a test's work. So on CUDA (elsewhere with
+SYMM_TEST_REUSE=1) tests that ask for it (reuse=True) are carried out one after another by the same
+ranks, in one default group; a failure ends those ranks, and the next test gets new ones.
 """
 
-import ctypes
 import dataclasses
 import datetime
-import faulthandler
 import inspect
 import os
-import pickle
-import select
-import signal
-import struct
+import subprocess
 import sys
 import tempfile
-import time
-import traceback
 import warnings
 
 import torch
 import torch.distributed as dist
+
+from rank_pool import RankPool
+from rank_processes import LIBC, RankFailure, RankReport, Ranks, describe, run_processes
+
+__all__ = [
+    "RankFailure",
+    "RankReport",
+    "Ranks",
+    "describe",
+    "expect_no_mismatch",
+    "new_group_in_order",
+    "run_processes",
+    "run_ranks",
+]
 
 # Both names of a collective are tested; newer torch warns at the older one.
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
 BACKEND = os.environ.get("SYMM_TEST_BACKEND", "symm")
 IS_SYMM = BACKEND.split(":")[-1] == "symm"
+DEVICE = os.environ.get("SYMM_TEST_DEVICE", "cpu")
+ON_CUDA = DEVICE == "cuda"
+REUSES_RANKS = ON_CUDA or os.environ.get("SYMM_TEST_REUSE") == "1"
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class RankFailure(AssertionError):
-    """At least one rank failed or hung; the message has what every rank was doing."""
-
-
-@dataclasses.dataclass
-class RankReport:
-    """What one rank's process left behind."""
-
-    rank: int
-    value: object = None
-    error: str | None = None  # formatted traceback
-    exit_code: int | None = None  # negative: the signal that ended it
-    seconds: float = 0.0
-    stacks: str = ""  # where its threads stood, if it had to be killed
-
-    @property
-    def returned(self) -> bool:
-        return self.exit_code == 0 and self.error is None
+# In a process of its own: the driver must not be initialised in one that forks.
+_COUNT_GPUS = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+print(count.value)
+"""
 
 
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _count_gpus() -> int:
+    command = [sys.executable, "-c", _COUNT_GPUS]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return int(result.stdout) if result.returncode == 0 else 0
 
 
-def _child(rank, function, args, pipe_fd, stack_file) -> None:
-    """The life of a rank; never returns."""
-    _die_with_parent()
-    signal.alarm(0)
-    faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
-    try:
-        outcome = ("value", function(rank, *args))
-    except BaseException:
-        outcome = ("error", traceback.format_exc())
-    try:
-        payload = pickle.dumps(outcome)
-    except Exception:
-        payload = pickle.dumps(("error", "result is not picklable: " + traceback.format_exc()))
-    with os.fdopen(pipe_fd, "wb") as pipe:
-        pipe.write(struct.pack("<Q", len(payload)) + payload)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0 if outcome[0] == "value" else 1)
+GPUS = _count_gpus() if ON_CUDA else 0
+# Of tests that let the machine choose; 4 wherever every rank can have what it needs for itself.
+WORLD_SIZE = int(os.environ.get("SYMM_TEST_WORLD_SIZE", 2 if ON_CUDA and GPUS < 4 else 4))
 
 
-class Ranks:
-    """N running rank processes. `function(rank, *args)` runs in each."""
-
-    def __init__(self, function, world_size, args=()):
-        self.pids: list[int] = []
-        self._started = time.monotonic()
-        self._pipes: list[int] = []
-        self._buffers = [b"" for _ in range(world_size)]
-        self._stack_files = [tempfile.TemporaryFile("w+") for _ in range(world_size)]
-        self._reports = [RankReport(rank) for rank in range(world_size)]
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for rank in range(world_size):
-            read_fd, write_fd = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                for fd in [*self._pipes, read_fd]:
-                    os.close(fd)
-                _child(rank, function, args, write_fd, self._stack_files[rank])
-            os.close(write_fd)
-            self.pids.append(pid)
-            self._pipes.append(read_fd)
-
-    def running(self) -> list[int]:
-        return [r.rank for r in self._reports if r.exit_code is None]
-
-    def signal(self, rank: int, number: int) -> None:
-        if self._reports[rank].exit_code is None:
-            os.kill(self.pids[rank], number)
-
-    def _reap(self, rank: int) -> None:
-        """The pipe of `rank` has closed, so its process is ending: fill in its report."""
-        report = self._reports[rank]
-        _, status = os.waitpid(self.pids[rank], 0)
-        report.exit_code = os.waitstatus_to_exitcode(status)
-        report.seconds = time.monotonic() - self._started
-        os.close(self._pipes[rank])
-        data = self._buffers[rank]
-        if len(data) >= 8 and len(data) == 8 + struct.unpack("<Q", data[:8])[0]:
-            kind, content = pickle.loads(data[8:])
-            if kind == "value":
-                report.value = content
-            else:
-                report.error = content
-
-    def _read_once(self, deadline: float) -> list[int]:
-        """Waits for output of any rank; the ranks that have ended."""
-        by_fd = {self._pipes[rank]: rank for rank in self.running()}
-        left = max(0.0, deadline - time.monotonic())
-        ended = []
-        for fd in select.select(list(by_fd), [], [], left)[0]:
-            data = os.read(fd, 1 << 20)
-            if data:
-                self._buffers[by_fd[fd]] += data
-            else:
-                self._reap(by_fd[fd])
-                ended.append(by_fd[fd])
-        return ended
-
-    def collect(self, deadline: float, stop_on_failure: bool = False) -> None:
-        """Gathers reports until all ranks have ended, `deadline` (monotonic) has passed, or, with
-        stop_on_failure, one rank has failed."""
-        while self.running() and time.monotonic() < deadline:
-            ended = self._read_once(deadline)
-            if stop_on_failure and not all(self._reports[rank].returned for rank in ended):
-                return
-
-    def collect_but(self, stopped: int, deadline: float) -> None:
-        """Gathers the reports of all ranks but one, which is not running."""
-        while [rank for rank in self.running() if rank != stopped]:
-            if time.monotonic() > deadline:
-                return
-            self._read_once(deadline)
-
-    def kill(self) -> None:
-        """Records where the remaining ranks stand, then ends them."""
-        remaining = self.running()
-        for rank in remaining:
-            os.kill(self.pids[rank], signal.SIGCONT)
-            os.kill(self.pids[rank], signal.SIGUSR1)
-        self.collect(time.monotonic() + 0.3)
-        for rank in self.running():
-            os.kill(self.pids[rank], signal.SIGKILL)
-            self._reap(rank)
-        for rank in remaining:
-            self._stack_files[rank].seek(0)
-            # Below _child() stand only the frames of the zygote.
-            lines = self._stack_files[rank].read().splitlines()
-            last = next((i for i, line in enumerate(lines) if line.endswith(" in _child")), None)
-            self._reports[rank].stacks = "\n".join(lines[:last]) or "no stack was written"
-
-    def finish(self, time_limit: float, grace: float | None = None) -> list[RankReport]:
-        """Waits at most `time_limit` seconds for all ranks; with `grace`, at most that much longer
-        once one rank has failed. Kills what is left and returns all reports."""
-        deadline = time.monotonic() + time_limit
-        try:
-            self.collect(deadline, stop_on_failure=grace is not None)
-            if grace is not None:
-                self.collect(min(deadline, time.monotonic() + grace))
-        finally:  # also when pytest-timeout raises in this process
-            self.kill()
-        for file in self._stack_files:
-            file.close()
-        return self._reports
+def crowded(world_size: int) -> bool:
+    """Whether ranks take turns on a GPU, which costs milliseconds whenever one waits for another:
+    tests then do fewer rounds."""
+    return ON_CUDA and world_size > GPUS
 
 
-def describe(reports: list[RankReport]) -> str:
-    lines = []
-    for r in reports:
-        how = "returned" if r.returned else f"exit code {r.exit_code}"
-        if r.stacks:
-            how = "still running at the time limit or after another rank had failed; killed"
-        lines.append(f"--- rank {r.rank}: {how} after {r.seconds:.2f} s")
-        if r.error:
-            lines.append(r.error.rstrip())
-        if r.stacks:
-            lines.append(r.stacks.rstrip())
-    return "\n".join(lines)
+def few(items, most: int, world_size: int = WORLD_SIZE) -> list:
+    """All of `items`; where ranks take turns, at most `most` of them, evenly spread."""
+    items = list(items)
+    if not crowded(world_size) or len(items) <= most:
+        return items
+    return [items[i * len(items) // most] for i in range(most)]
 
 
-def run_processes(function, world_size, *args, time_limit=60.0) -> list[RankReport]:
-    """Runs `function(rank, *args)` on `world_size` processes; reports, whatever happened."""
-    return Ranks(function, world_size, args).finish(time_limit)
+def use_device(rank: int) -> None:
+    """Makes the GPU of `rank` the current one; nothing on the CPU."""
+    if ON_CUDA:
+        torch.cuda.set_device(rank % GPUS)
+
+
+def synchronize() -> None:
+    """Waits for all that this rank has put on its GPU; nothing on the CPU."""
+    if ON_CUDA:
+        torch.cuda.synchronize()
+
+
+def device_of_rank() -> torch.device:
+    """DEVICE with its index, as torch functions that compare devices want it."""
+    return torch.device(DEVICE, torch.cuda.current_device()) if ON_CUDA else torch.device(DEVICE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,8 +115,13 @@ class Setup:
 
     def join(self, rank: int) -> None:
         os.environ.update(self.env)
+        use_device(rank)
         if self.before_init:
             self.before_init()
+        self.init(rank)
+
+    def init(self, rank: int) -> None:
+        """join() without what it prepares."""
         dist.init_process_group(
             self.backend,
             store=dist.FileStore(self.store_path, self.world_size),
@@ -236,17 +135,26 @@ class Setup:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
-def _in_group(rank, setup, function, args):
+def _prepare_process():
     torch.set_num_threads(1)
     # Large tensors come from the heap and stay there: page faults would be most of a test's time.
-    _libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    _libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    LIBC.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    LIBC.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def _in_group(rank, setup, function, args):
+    _prepare_process()
     setup.join(rank)
     value = function(rank, *args)
     if not IS_SYMM:
         dist.barrier()  # gloo's set-up fails where a rank has come and gone
     dist.destroy_process_group()
     return value
+
+
+def _join_to_stay(rank, world_size, folder):
+    _prepare_process()
+    Setup(os.path.join(folder, "store"), world_size).join(rank)
 
 
 def run_ranks(
@@ -259,9 +167,14 @@ def run_ranks(
     env=None,
     options=None,
     before_init=None,
+    reuse=False,
 ):
     """Runs `function(rank, *args)` on `world_size` ranks inside a fresh default group and returns
-    the results by rank. Any failed or hung rank fails the test with every rank's traceback."""
+    the results by rank. Any failed or hung rank fails the test with every rank's traceback.
+    `reuse`: on CUDA the group may be one that earlier tests have used; `function` and `args` then
+    must be picklable, and the default group must be left as it was found. Its time-out is 30 s."""
+    if reuse and REUSES_RANKS and not (backend or env or options or before_init):
+        return RankPool.of(world_size, _join_to_stay).run(function, args, time_limit)
     with tempfile.TemporaryDirectory(prefix="symm_test_") as folder:
         setup = Setup(
             store_path=os.path.join(folder, "store"),

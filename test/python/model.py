@@ -184,7 +184,9 @@ def same_bits(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def mismatch(what: str, got: torch.Tensor, expected: torch.Tensor, exact: bool = True) -> list[str]:
-    """[] where equal, else one line that says where the first difference stands."""
+    """[] where equal, else one line that says where the first difference stands. `got` may stand
+    on a GPU; the comparison is made on the CPU."""
+    got, expected = got.detach().cpu(), expected.detach().cpu()
     if same_bits(got, expected):
         return []
     if got.dtype != expected.dtype or got.shape != expected.shape:

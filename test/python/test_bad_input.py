@@ -5,6 +5,7 @@ Every case is run on all ranks (each is refused on its own), then on rank 1 alon
 go on to the closing all_reduce: had rank 1 sent or counted anything, that would fail.
 """
 
+import functools
 import os
 import re
 
@@ -14,17 +15,24 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 import model
-from harness import IS_SYMM, RankFailure, expect_no_mismatch, run_ranks
+from harness import DEVICE, IS_SYMM, RankFailure, expect_no_mismatch, run_ranks
 from test_determinism import options_with
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="the texts are symm's")
 
 WORLD_SIZE = 3
-ones = torch.ones
+
+
+def ones(*shape, **settings):
+    return torch.ones(*shape, **{"device": DEVICE, **settings})
+
+
+def zeros(*shape, **settings):
+    return torch.zeros(*shape, **{"device": DEVICE, **settings})
 
 
 def sparse():
-    return torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (4,))
+    return torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (4,), device=DEVICE)
 
 
 def quantized():
@@ -36,16 +44,16 @@ def strided():
 
 
 def outputs(n=WORLD_SIZE, count=4, dtype=torch.float32):
-    return [torch.zeros(count, dtype=dtype) for _ in range(n)]
+    return [zeros(count, dtype=dtype) for _ in range(n)]
 
 
 def backend():
-    return dist.group.WORLD._get_backend(torch.device("cpu"))
+    return dist.group.WORLD._get_backend(torch.device(DEVICE))
 
 
 def reduce_with(op, dtype):
     # Not all_reduce: there torch.distributed itself refuses some ops on complex tensors.
-    return lambda: dist.reduce(torch.zeros(4, dtype=dtype), 0, op=op)
+    return lambda: dist.reduce(zeros(4, dtype=dtype), 0, op=op)
 
 
 Op = dist.ReduceOp
@@ -55,18 +63,18 @@ CASES = {
     # torch.distributed has kernels of its own for meta tensors, so the backend is asked directly.
     "all_reduce of meta": (
         lambda: backend().allreduce([ones(4, device="meta")], dist.AllreduceOptions()),
-        ["all", "meta", "cpu"],
+        ["all", "meta", "cpu|cuda"],
     ),
     "all_gather into meta": (
         lambda: backend().allgather(
             [[*outputs(2), ones(4, device="meta")]], [ones(4)], AllgatherOptions()
         ),
-        ["all_gather", "meta", "cpu"],
+        ["all_gather", "meta", "cpu|cuda"],
     ),
     "all_reduce of sparse": (lambda: dist.all_reduce(sparse()), ["all_reduce", "[Ss]parse"]),
     "broadcast of sparse": (lambda: dist.broadcast(sparse(), 0), ["broadcast", "[Ss]parse"]),
     "all_reduce of uint16": (
-        lambda: dist.all_reduce(torch.zeros(4, dtype=torch.uint16)),
+        lambda: dist.all_reduce(zeros(4, dtype=torch.uint16)),
         ["UInt16|uint16"],
     ),
     "broadcast of quantized": (lambda: dist.broadcast(quantized(), 0), ["QInt8|qint8|Quantized"]),
@@ -77,13 +85,11 @@ CASES = {
     "MIN of complex": (reduce_with(Op.MIN, torch.complex64), ["MIN", "complex64|ComplexFloat"]),
     "MAX of complex": (reduce_with(Op.MAX, torch.complex128), ["MAX", "complex128|ComplexDouble"]),
     "PREMUL_SUM of int": (
-        lambda: dist.all_reduce(
-            torch.zeros(4, dtype=torch.int32), op=dist._make_nccl_premul_sum(2.0)
-        ),
+        lambda: dist.all_reduce(zeros(4, dtype=torch.int32), op=dist._make_nccl_premul_sum(2.0)),
         ["PREMUL_SUM", "int32|Int"],
     ),
     "reduce_scatter BAND of float": (
-        lambda: dist.reduce_scatter_tensor(torch.zeros(4), ones(12), op=Op.BAND),
+        lambda: dist.reduce_scatter_tensor(zeros(4), ones(12), op=Op.BAND),
         ["BAND", "float32|Float"],
     ),
     "root too large": (lambda: dist.broadcast(ones(4), 7), ["7"]),
@@ -97,7 +103,7 @@ CASES = {
         ["all_gather", "expected 3", "got 2"],
     ),
     "all_gather output of another size": (
-        lambda: dist.all_gather([torch.zeros(4), torch.zeros(4), torch.zeros(9)][::-1], ones(7)),
+        lambda: dist.all_gather([zeros(4), zeros(4), zeros(9)][::-1], ones(7)),
         ["all_gather"],
     ),
     "all_gather output of another dtype": (
@@ -105,23 +111,23 @@ CASES = {
         ["Invalid usage|dtype"],
     ),
     "all_gather_into_tensor too small": (
-        lambda: dist.all_gather_into_tensor(torch.zeros(11), ones(4)),
+        lambda: dist.all_gather_into_tensor(zeros(11), ones(4)),
         ["all_gather", "12", "11"],
     ),
     "all_gather_into_tensor not contiguous": (
-        lambda: dist.all_gather_into_tensor(torch.zeros(12, 2)[:, 0], ones(4)),
+        lambda: dist.all_gather_into_tensor(zeros(12, 2)[:, 0], ones(4)),
         ["all_gather", "contiguous"],
     ),
     "reduce_scatter_tensor input too large": (
-        lambda: dist.reduce_scatter_tensor(torch.zeros(4), ones(13)),
+        lambda: dist.reduce_scatter_tensor(zeros(4), ones(13)),
         ["reduce_scatter", "12", "13"],
     ),
     "reduce_scatter list too long": (
-        lambda: dist.reduce_scatter(torch.zeros(4), outputs(4)),
+        lambda: dist.reduce_scatter(zeros(4), outputs(4)),
         ["reduce_scatter", "expected 3", "got 4"],
     ),
     "scatter list too short": (
-        lambda: dist.scatter(torch.zeros(4), outputs(2), group_src=dist.get_rank()),
+        lambda: dist.scatter(zeros(4), outputs(2), group_src=dist.get_rank()),
         ["scatter", "expected 3", "got 2"],
     ),
     "gather list too long": (
@@ -138,24 +144,24 @@ CASES = {
     ),
     "all_to_all_single splits do not add up": (
         lambda: dist.all_to_all_single(
-            torch.zeros(6), ones(6), output_split_sizes=[2, 2, 2], input_split_sizes=[1, 2, 2]
+            zeros(6), ones(6), output_split_sizes=[2, 2, 2], input_split_sizes=[1, 2, 2]
         ),
         ["all_to_all", "split", "6", "5"],
     ),
     "all_to_all_single too few splits": (
         lambda: dist.all_to_all_single(
-            torch.zeros(6), ones(6), output_split_sizes=[2, 2, 2], input_split_sizes=[4, 2]
+            zeros(6), ones(6), output_split_sizes=[2, 2, 2], input_split_sizes=[4, 2]
         ),
         ["all_to_all", "split"],
     ),
     "all_to_all_single negative split": (
         lambda: dist.all_to_all_single(
-            torch.zeros(6), ones(6), output_split_sizes=[2, 2, 2], input_split_sizes=[-4, 8, 2]
+            zeros(6), ones(6), output_split_sizes=[2, 2, 2], input_split_sizes=[-4, 8, 2]
         ),
         ["all_to_all", "split", "-4"],
     ),
     "all_to_all_single not divisible": (
-        lambda: dist.all_to_all_single(torch.zeros(7), ones(7)),
+        lambda: dist.all_to_all_single(zeros(7), ones(7)),
         ["all_to_all", "7", "3"],
     ),
     "recv into a view with holes": (
@@ -172,11 +178,14 @@ CASES = {
     ),
 }
 
-_shared = torch.zeros(16)
+
+@functools.cache
+def shared():
+    return zeros(16)
 
 
 def shifted(first, last):
-    return _shared[first:last]
+    return shared()[first:last]
 
 
 def refusal(call):
@@ -197,21 +206,21 @@ def refuse_then_reduce(call, patterns, rank, alone):
         else:
             missing = [p for p in patterns if not re.search(p, text)]
             problems += [f"{p!r} is not in the message: {text}" for p in missing]
-    tensor = model.make_input(torch.float32, 1000, rank, 1)
+    tensor = model.make_input(torch.float32, 1000, rank, 1).to(DEVICE)
     dist.all_reduce(tensor)
     every = [model.make_input(torch.float32, 1000, r, 1) for r in range(WORLD_SIZE)]
     return problems + model.mismatch("all_reduce after it", tensor, model.reduced(every, "SUM"))
 
 
+def refuse_case(rank, case):
+    call, patterns = CASES[case]
+    problems = refuse_then_reduce(call, patterns, rank, alone=False)
+    return problems + refuse_then_reduce(call, patterns, rank, alone=True)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_is_refused(case):
-    call, patterns = CASES[case]
-
-    def body(rank):
-        problems = refuse_then_reduce(call, patterns, rank, alone=False)
-        return problems + refuse_then_reduce(call, patterns, rank, alone=True)
-
-    expect_no_mismatch(run_ranks(body, WORLD_SIZE, timeout=10))
+    expect_no_mismatch(run_ranks(refuse_case, WORLD_SIZE, case, timeout=10, reuse=True))
 
 
 def test_list_of_tensors_of_different_dtypes():
@@ -228,7 +237,7 @@ def test_destroyed_group():
     def body(rank):
         group = dist.new_group([0, 1, 2])
         dist.all_reduce(ones(3), group=group)
-        backend = group._get_backend(torch.device("cpu"))
+        backend = group._get_backend(torch.device(DEVICE))
         dist.destroy_process_group(group)
 
         def through_torch():
@@ -248,7 +257,7 @@ def test_destroyed_group():
 def test_group_that_the_rank_is_not_in():
     def body(rank):
         group = dist.new_group([0, 2])
-        tensor = torch.full((4,), 5.0)
+        tensor = torch.full((4,), 5.0, device=DEVICE)
         if rank == 1:
             with pytest.warns(UserWarning, match="does not belong|not in the group|not part"):
                 dist.all_reduce(tensor, group=group)
@@ -275,6 +284,7 @@ def message_of_failed_start(**set_up):
     return str(failure.value)
 
 
+@pytest.mark.cpu("the environment is read before the device is known")
 @pytest.mark.parametrize("variable", WRONG_ENVIRONMENT)
 def test_wrong_environment(variable):
     value, patterns = WRONG_ENVIRONMENT[variable]
@@ -283,6 +293,7 @@ def test_wrong_environment(variable):
         assert pattern in text, text
 
 
+@pytest.mark.cpu("the environment is read before the device is known")
 def test_invalid_tuning_file(tmp_path):
     path = tmp_path / "tuning.json"
     for content in ("{", "[]", '{"version": "seven"}', ""):

@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from torch_symm.bench import collectives
 from torch_symm.bench.bandwidth import bandwidths, bus_factor
-from torch_symm.bench.collectives import CLASSES, AllReduce, Barrier, Collective, Place
+from torch_symm.bench.collectives import CLASSES, Collective, Place
 from torch_symm.bench.config import (
     BITWISE_OPS,
     COLLECTIVES,
@@ -29,9 +27,9 @@ from torch_symm.bench.config import (
     format_size,
     parse_size,
 )
-from torch_symm.bench.pattern import PERIOD, Pattern, count_wrong, poison
-from torch_symm.bench.results import Row
-from torch_symm.bench.worker import run_worker
+from torch_symm.bench.pattern import PERIOD, Pattern, count_wrong, first_wrong, poison
+from torch_symm.bench.report import cells, errors, header
+from torch_symm.bench.results import BackendResult, Row, Timing
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -114,8 +112,21 @@ def test_count_wrong_counts_elements() -> None:
         count_wrong(actual.double(), expected)
 
 
+def test_first_wrong_tells_position_and_values() -> None:
+    expected = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
+    actual = expected.clone()
+    assert first_wrong(actual, expected) is None
+    actual[1, 3] = 99
+    actual[2, 0] = float("nan")
+    wrong = first_wrong(actual, expected)
+    assert (wrong.index, wrong.expected, wrong.actual) == (7, 7.0, 99.0)
+    assert str(wrong) == "element 7 is 99.0, expected 7.0"
+
+
 def place(rank: int, world_size: int = 2) -> Place:
-    return Place(rank, world_size, root=1, op="sum", dtype=torch.float32, device="cpu")
+    return Place(
+        rank, world_size, root=1, op="sum", dtype=torch.float32, device=torch.device("cpu")
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -178,6 +189,10 @@ def test_sizes_are_read_and_validated() -> None:
         ({"min_bytes": 64, "max_bytes": 8}, "--max: expected at least 64, got 8"),
         ({"ranks": 1}, "--ranks: sendrecv needs at least 2 ranks, got 1"),
         ({"device": "tpu"}, "--device: .*, got 'tpu'"),
+        ({"modes": ("graph",)}, "--mode: the CPU has no graphs"),
+        ({"modes": ("lazy",)}, "--mode: expected one of eager, graph, got 'lazy'"),
+        ({"case_s": 0}, "--case-seconds: expected more than 0, got 0"),
+        ({"budget_s": -1.0}, "--budget-seconds: expected more than 0, got -1.0"),
     ],
 )
 def test_wrong_options_are_named(options: dict, message: str) -> None:
@@ -185,9 +200,60 @@ def test_wrong_options_are_named(options: dict, message: str) -> None:
         BenchConfig(**options)
 
 
-def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
+def test_a_configuration_survives_json() -> None:
+    config = BenchConfig(
+        collectives=("reduce", "barrier"), device="cuda", modes=("eager", "graph"), budget_s=7.5
+    )
+    assert BenchConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert config.cases == (
+        ("reduce", "eager"),
+        ("reduce", "graph"),
+        ("barrier", "eager"),
+        ("barrier", "graph"),
+    )
+
+
+def gpu_row(mode: str) -> Row:
+    measured = Timing(12.5, 1.25, 2.0, 3.0, wrong=0, iters=20, blocks=5)
+    results = (
+        BackendResult("symm", None, measured),
+        BackendResult("nccl", None, replace(measured, time_us=25.0, launch_us=None)),
+        BackendResult("gloo", None, None, "does not capture: not permitted"),
+    )
+    return Row("all_reduce", mode, 4096, 2048, "bfloat16", "sum", -1, results)
+
+
+def test_gpu_rows_have_mode_and_launch_time() -> None:
+    config = BenchConfig(
+        collectives=("all_reduce",), against="nccl", device="cuda", modes=("eager", "graph")
+    )
+    titles = header(config)
+    first, second, third = (
+        dict(zip(titles, line, strict=True)) for line in cells(config, gpu_row("graph"))
+    )
+    assert (first["mode"], first["backend"], first["in:time"]) == ("graph", "symm", "12.50")
+    assert (first["in:launch"], second["in:launch"], third["in:launch"]) == ("1.25", "-", "-")
+    assert (first["time"], first["in:rat."], second["in:rat."]) == ("-", "2.00x", "")
+    assert errors(gpu_row("graph")) == [
+        "# all_reduce graph bfloat16 sum: gloo gives no result: does not capture: not permitted"
+    ]
+    assert "mode" not in header(replace(config, device="cpu", modes=("eager",)))
+
+
+def test_only_reductions_in_place_are_not_repeatable() -> None:
+    repeatable = {
+        name: [kind(place(0), 4, in_place).repeatable for in_place in (False, True)]
+        for name, kind in CLASSES.items()
+    }
+    assert repeatable.pop("all_reduce")[1] is False
+    assert repeatable.pop("reduce")[1] is False
+    assert repeatable.pop("reduce_scatter") == [True, False]
+    assert set(map(tuple, repeatable.values())) == {(True, True)}
+
+
+def run_bench(*options: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "torch_symm.bench", *options],
+        [sys.executable, *launcher, "-m", "torch_symm.bench", *options],
         capture_output=True,
         text=True,
         timeout=100,
@@ -208,11 +274,13 @@ def test_two_ranks_measure_and_check_every_collective(tmp_path: Path) -> None:
     document = json.loads(out.read_text())
     assert document["machine"]["cores"] >= 1
     assert document["config"]["sizes"] == [8, 128, 2048]
+    assert document["complete"] is True
     rows = document["rows"]
     assert [row["collective"] for row in rows] == [
         name for name in COLLECTIVES for _ in range(1 if name == "barrier" else 3)
     ]
     for row in rows:
+        assert row["mode"] == "eager"
         kind = CLASSES[row["collective"]]
         assert len(row["results"]) == 2
         for result in row["results"]:
@@ -225,6 +293,7 @@ def test_two_ranks_measure_and_check_every_collective(tmp_path: Path) -> None:
                     assert result[variant]["wrong"] == 0
                     assert result[variant]["time_us"] > 0
                     assert result[variant]["iters"] == 2
+                    assert result[variant]["launch_us"] is None
     by_name = {row["collective"]: row for row in rows}
     assert by_name["all_gather"]["size"] == 2048
     assert by_name["all_gather"]["count"] == 256
@@ -239,61 +308,57 @@ def test_command_line_names_the_wrong_option() -> None:
     assert "--min: expected a number of bytes" in done.stderr
 
 
-def corrupting_all_reduce(operation: AllReduce, group: dist.ProcessGroup) -> None:
-    """Reduce, then alter the last element on rank 1 alone."""
-    dist.all_reduce(operation.output, op=OPS[operation.place.op], group=group)
-    if operation.place.rank == 1:
-        operation.output[-1] += 1
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
+def test_cuda_without_a_gpu_is_one_sentence() -> None:
+    done = run_bench("--device=cuda")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --device: cuda cannot be used here: ")
+    assert len(done.stderr.splitlines()) == 1
 
 
-def faulty_rank(rank: int, path: str, rows: mp.SimpleQueue) -> None:
-    AllReduce.call = corrupting_all_reduce
-    Barrier.call = lambda operation, group: None
-    config = BenchConfig(
-        collectives=("all_reduce", "broadcast", "barrier"),
-        backend="gloo",
-        min_bytes=64,
-        max_bytes=64,
-        iters=1,
-        blocks=1,
+def test_a_spent_budget_ends_the_run_and_the_results_are_written(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = run_bench(
+        *("--backend=gloo", "--collective=broadcast", "--budget-seconds=0.001", f"--json={out}")
     )
-    run_worker(config, rank, dist.FileStore(path, 2), rows.put)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(out.read_text())
+    assert document["complete"] is False
+    assert document["rows"] == []
+    assert "--budget-seconds: spent" in done.stderr
 
 
-def rows_of(rank_main: Callable[[int, str, mp.SimpleQueue], None], path: Path) -> Iterator[Row]:
-    """Run ``rank_main`` as two ranks and yield their rows.
-
-    The ranks meet in a file: a TCPStore here would start a thread in the process that other
-    tests fork from.
-    """
-    queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(rank_main, args=(str(path), queue), nprocs=2)
-    while not queue.empty():
-        yield queue.get()
-
-
-def test_a_wrong_backend_is_counted_over_the_ranks(tmp_path: Path) -> None:
-    reduced, broadcast, barrier = rows_of(faulty_rank, tmp_path / "store")
-    # Two checks run for each variant, and each has one wrong element on one rank.
-    assert reduced.wrong == 2
-    assert broadcast.wrong == 0
-    assert barrier.wrong > 0, "a barrier that does not wait passed"
-
-
-def refusing_rank(rank: int, path: str, rows: mp.SimpleQueue) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
-        raise RuntimeError("all_gather: not for this dtype")
-
-    collectives._all_gather = refuse
-    config = BenchConfig(
-        collectives=("all_gather", "all_to_all"), backend="gloo", max_bytes=8, iters=1, blocks=1
+def test_ranks_of_torchrun_are_measured(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = run_bench(
+        *("--backend=gloo", "-c", "all_gather", "-b", "8", "-e", "8", "--iters=1", "--blocks=1"),
+        f"--json={out}",
+        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
     )
-    run_worker(config, rank, dist.FileStore(path, 2), rows.put)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["results"][0]["in_place"]["wrong"] == 0
+    assert done.stdout.count("# ranks: 2") == 1
 
 
-def test_a_refusal_is_reported_and_the_run_goes_on(tmp_path: Path) -> None:
-    refused, measured = rows_of(refusing_rank, tmp_path / "store")
-    assert refused.results[0].error == "all_gather: not for this dtype"
-    assert refused.results[0].out_of_place is None
-    assert measured.results[0].error is None
-    assert measured.results[0].out_of_place is not None
+@pytest.mark.cuda
+def test_two_ranks_on_gpus_measure_eagerly_and_from_graphs(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = run_bench(
+        *("--device=cuda", "--ranks=2", "-b", "256", "-e", "64K", "--factor=16"),
+        *("--budget-ms=5", "--blocks=2", f"--json={out}"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert {(row["collective"], row["mode"]) for row in rows} == {
+        (name, mode) for name in COLLECTIVES for mode in ("eager", "graph")
+    }
+    for row in rows:
+        assert row["dtype"] == "bfloat16"
+        (result,) = row["results"]
+        assert result["error"] is None
+        for timing in (result["out_of_place"], result["in_place"]):
+            if timing is not None:
+                assert timing["wrong"] == 0
+                assert timing["time_us"] > 0
+                assert timing["launch_us"] > 0

@@ -1,7 +1,7 @@
 """Tensors of more than 2^31 elements and of more than 4 GiB, on two ranks.
 
 Needs about 16 GiB of memory: run with `pytest -m huge test/python/test_beyond_4gib.py`. Values are
-compared piece by piece, so that the test itself needs no further copy.
+compared piece by piece, on the device, so that the test itself needs no further copy.
 """
 
 import functools
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import expect_no_mismatch, run_ranks
+from harness import DEVICE, expect_no_mismatch, run_ranks
 
 pytestmark = [pytest.mark.huge, pytest.mark.timeout(900)]
 
@@ -23,7 +23,7 @@ BEYOND_4_GIB = (1 << 32) + 4321  # bytes
 @functools.cache
 def pattern_from_any_phase(rank: int) -> torch.Tensor:
     index = torch.arange(PERIOD + PIECE, dtype=torch.int32) % PERIOD
-    return (index + 57 * rank).to(torch.int8)
+    return (index + 57 * rank).to(torch.int8).to(DEVICE)
 
 
 def pattern(rank: int, start: int, count: int) -> torch.Tensor:
@@ -58,7 +58,7 @@ def run_huge(body):
 @pytest.mark.parametrize("count", [MANY, BEYOND_4_GIB])
 def test_all_reduce(count):
     def body(rank):
-        tensor = fill(torch.empty(count, dtype=torch.int8), rank)
+        tensor = fill(torch.empty(count, dtype=torch.int8, device=DEVICE), rank)
         dist.all_reduce(tensor)
         return wrong_pieces("sum", tensor, lambda s, n: pattern(0, s, n) + pattern(1, s, n))
 
@@ -68,7 +68,7 @@ def test_all_reduce(count):
 @pytest.mark.parametrize("count", [MANY, BEYOND_4_GIB])
 def test_broadcast(count):
     def body(rank):
-        tensor = torch.full((count,), 77, dtype=torch.int8)
+        tensor = torch.full((count,), 77, dtype=torch.int8, device=DEVICE)
         if rank == 1:
             fill(tensor, 1)
         dist.broadcast(tensor, src=1)
@@ -81,8 +81,8 @@ def test_all_gather_into_tensor():
     """2^31 + ... elements a rank, so the output is beyond 4 GiB."""
 
     def body(rank):
-        mine = fill(torch.empty(MANY, dtype=torch.int8), rank)
-        out = torch.full((2 * MANY,), 77, dtype=torch.int8)
+        mine = fill(torch.empty(MANY, dtype=torch.int8, device=DEVICE), rank)
+        out = torch.full((2 * MANY,), 77, dtype=torch.int8, device=DEVICE)
         dist.all_gather_into_tensor(out, mine)
         problems = []
         for r in range(2):
@@ -95,8 +95,8 @@ def test_all_gather_into_tensor():
 
 def test_reduce_scatter_tensor():
     def body(rank):
-        whole = fill(torch.empty(2 * MANY, dtype=torch.int8), rank)
-        out = torch.full((MANY,), 77, dtype=torch.int8)
+        whole = fill(torch.empty(2 * MANY, dtype=torch.int8, device=DEVICE), rank)
+        out = torch.full((MANY,), 77, dtype=torch.int8, device=DEVICE)
         dist.reduce_scatter_tensor(out, whole)
 
         def expected(s, n):
@@ -111,8 +111,8 @@ def test_reduce_scatter_tensor():
 def test_all_to_all_single():
     def body(rank):
         share = MANY // 2 + 1
-        whole = fill(torch.empty(2 * share, dtype=torch.int8), rank)
-        out = torch.full((2 * share,), 77, dtype=torch.int8)
+        whole = fill(torch.empty(2 * share, dtype=torch.int8, device=DEVICE), rank)
+        out = torch.full((2 * share,), 77, dtype=torch.int8, device=DEVICE)
         dist.all_to_all_single(out, whole)
         problems = []
         for r in range(2):
@@ -128,7 +128,7 @@ def test_all_to_all_single():
 @pytest.mark.parametrize("count", [MANY, BEYOND_4_GIB])
 def test_send_recv(count):
     def body(rank):
-        tensor = torch.full((count,), 77, dtype=torch.int8)
+        tensor = torch.full((count,), 77, dtype=torch.int8, device=DEVICE)
         if rank == 0:
             dist.send(fill(tensor, 0), dst=1)
             return []
@@ -143,10 +143,10 @@ def test_float32_beyond_4_gib():
     count = (1 << 30) + 1025
 
     def body(rank):
-        tensor = torch.full((count,), 0.5 + rank)
+        tensor = torch.full((count,), 0.5 + rank, device=DEVICE)
         tensor[:: 1 << 20] = 7.0
         dist.all_reduce(tensor)
-        expected = torch.full((PIECE,), 2.0)
+        expected = torch.full((PIECE,), 2.0, device=DEVICE)
         expected[:: 1 << 20] = 14.0
         return wrong_pieces("sum", tensor, lambda s, n: expected[:n])
 

@@ -1,5 +1,7 @@
 """Every collective, over groups of every shape, with every dtype and op, against the model."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,9 +9,19 @@ import torch.distributed as dist
 import calls
 import model
 from call import Call
-from harness import IS_SYMM, expect_no_mismatch, new_group_in_order, run_ranks
+from harness import (
+    DEVICE,
+    IS_SYMM,
+    ON_CUDA,
+    WORLD_SIZE,
+    crowded,
+    expect_no_mismatch,
+    few,
+    new_group_in_order,
+    run_ranks,
+    synchronize,
+)
 
-WORLD_SIZE = 4
 SHAPES = {
     "world": [[0, 1, 2, 3]],
     "strided": [[0, 2], [1, 3]],
@@ -17,11 +29,15 @@ SHAPES = {
     "singleton": [[2]],
     "overlapping": [[0, 1, 3], [1, 2, 3]],
 }
-BEYOND_THE_WORKSPACE = 3 * (1 << 20) + 5  # float32 elements; the workspace has 8 MiB
+if WORLD_SIZE == 2:
+    SHAPES = {"world": [[0, 1]], "shuffled": [[1, 0]], "singleton": [[1]]}
+# float32 elements; the workspace has 8 MiB on a CPU, 64 MiB on a GPU.
+BEYOND_THE_WORKSPACE = (18 if ON_CUDA else 3) * (1 << 20) + 5
 
 
+@functools.cache
 def make_groups(shape: str):
-    """[(group, ranks)] of this rank. Every rank calls it."""
+    """[(group, ranks)] of this rank. Every rank calls it; a process makes each shape once."""
     if shape == "world":
         return [(dist.group.WORLD, SHAPES[shape][0])]
     groups = [new_group_in_order(ranks) for ranks in SHAPES[shape]]
@@ -52,7 +68,8 @@ def pairs_of_op_and_dtype(collective):
 
 
 def parameters_of(collective, shape):
-    """Counts cover nothing, one, odd and larger than a line; views aligned and not; sync, async."""
+    """Counts cover nothing, one, odd and larger than a line; views aligned and not; sync, async.
+    On CUDA also what takes another path there: more than one packet box holds, and more slots."""
     if collective in calls.OBJECTS or collective is calls.barrier:
         return [{"count": n, "async_op": n % 2 == 1} for n in (0, 1, 700, 4999)]
     pairs = [("SUM", dtype) for dtype in dtypes()]
@@ -61,6 +78,8 @@ def parameters_of(collective, shape):
         if shape not in ("world", "strided"):
             pairs = pairs[::3]
     small = (0, 1, 3, 64, 257)
+    if ON_CUDA:
+        small = (0, 1, 3, 64, 257, 4099, 33_333, 262_151)
     parameters = []
     for index, (op, dtype) in enumerate(pairs):
         common = {"op": op, "dtype": dtype}
@@ -68,25 +87,31 @@ def parameters_of(collective, shape):
             odd = index % 2 == 1
             parameters.append({**common, "count": count, "async_op": odd, "aligned": count == 64})
             parameters.append({**common, "count": count, "async_op": not odd})
-    return parameters
+    # 101 is prime to the 4 variants of a pair, so what is left has all variants and many pairs.
+    return few(parameters, 101)
 
 
-def skip_what_gloo_lacks(collective):
+def skip_what_the_backend_lacks(collective):
     if not IS_SYMM and collective in calls.GLOO_LACKS:
         pytest.skip("gloo has no such call")
+    if collective in calls.NOT_ON_CUDA and ON_CUDA:
+        pytest.skip("a GPU cannot receive from whoever comes first; it is refused")
+
+
+def compare_with_the_model(rank, collective, shape):
+    parameters = parameters_of(collective, shape)
+    rounds = 1 if crowded(WORLD_SIZE) else 2
+    return run_parameters(collective, make_groups(shape), parameters, rounds)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("collective", calls.EVERY_CALL, ids=lambda f: f.__name__)
 def test_matches_the_model(collective, shape):
-    skip_what_gloo_lacks(collective)
+    skip_what_the_backend_lacks(collective)
     if collective in calls.POINT_TO_POINT and shape == "singleton":
         pytest.skip("a group of one has nobody to send to")
-
-    def body(rank):
-        return run_parameters(collective, make_groups(shape), parameters_of(collective, shape))
-
-    expect_no_mismatch(run_ranks(body, WORLD_SIZE))
+    results = run_ranks(compare_with_the_model, WORLD_SIZE, collective, shape, reuse=True)
+    expect_no_mismatch(results)
 
 
 SPLIT_AMONG_RANKS = {
@@ -101,10 +126,14 @@ SPLIT_AMONG_RANKS = {
 WITH_LARGE = [*calls.REDUCTIONS[:6], *calls.MOVES[:-1], *calls.POINT_TO_POINT]
 
 
-@pytest.mark.parametrize("shape", ["world", "strided"])
+def compare_large(rank, collective, shape, parameters):
+    return run_parameters(collective, make_groups(shape), parameters, rounds=1)
+
+
+@pytest.mark.parametrize("shape", [shape for shape in ("world", "strided") if shape in SHAPES])
 @pytest.mark.parametrize("collective", WITH_LARGE, ids=lambda f: f.__name__)
 def test_larger_than_the_workspace(collective, shape):
-    skip_what_gloo_lacks(collective)
+    skip_what_the_backend_lacks(collective)
     size = len(SHAPES[shape][0])
     count = BEYOND_THE_WORKSPACE
     if collective in SPLIT_AMONG_RANKS:
@@ -113,11 +142,10 @@ def test_larger_than_the_workspace(collective, shape):
         {"dtype": torch.float32, "count": count},
         {"dtype": torch.uint8, "count": 2 * count + 1, "async_op": True, "op": "MAX"},
     ]
-
-    def body(rank):
-        return run_parameters(collective, make_groups(shape), parameters, rounds=1)
-
-    expect_no_mismatch(run_ranks(body, WORLD_SIZE))
+    results = run_ranks(
+        compare_large, WORLD_SIZE, collective, shape, parameters, time_limit=100, reuse=True
+    )
+    expect_no_mismatch(results)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
@@ -130,10 +158,13 @@ def test_world_sizes(world_size):
         for collective in calls.EVERY_CALL:
             if not IS_SYMM and collective in calls.GLOO_LACKS:
                 continue
+            if ON_CUDA and collective in calls.NOT_ON_CUDA:
+                continue
             if world_size == 1 and collective in calls.POINT_TO_POINT:
                 continue
             parameters = [{"count": n, "async_op": n == 5} for n in (1027, 5)]
-            problems += run_parameters(collective, group, parameters)
+            rounds = 1 if crowded(world_size) else 2
+            problems += run_parameters(collective, group, parameters, rounds)
         return problems
 
     expect_no_mismatch(run_ranks(body, world_size))
@@ -154,7 +185,7 @@ def test_special_values(op):
         for dtype in dtypes():
             if dtype not in model.FLOATS:
                 continue
-            got = contribution(dtype, rank)
+            got = contribution(dtype, rank).to(DEVICE)
             dist.all_reduce(got, op=model.reduce_op(op))
             expected = model.reduced([contribution(dtype, r) for r in range(3)], op)
             problems += model.mismatch(f"{op} {dtype}", got, expected, exact=IS_SYMM)
@@ -169,13 +200,13 @@ def test_many_async_calls_in_flight():
     def body(rank):
         started, problems = [], []
         for salt in range(20):
-            tensor = model.make_input(torch.float32, 1000 + salt, rank, salt)
+            tensor = model.make_input(torch.float32, 1000 + salt, rank, salt).to(DEVICE)
             expected = model.reduced(
                 [model.make_input(torch.float32, 1000 + salt, r, salt) for r in range(4)], "SUM"
             )
             started.append((dist.all_reduce(tensor, async_op=True), tensor, expected))
-            mine = model.make_input(torch.int32, 77, rank, salt)
-            out = torch.full((4 * 77,), -1, dtype=torch.int32)
+            mine = model.make_input(torch.int32, 77, rank, salt).to(DEVICE)
+            out = torch.full((4 * 77,), -1, dtype=torch.int32, device=DEVICE)
             work = dist.all_gather_into_tensor(out, mine, async_op=True)
             every = [model.make_input(torch.int32, 77, r, salt) for r in range(4)]
             started.append((work, out, torch.cat(every)))
@@ -191,10 +222,11 @@ def test_work_tells_its_state():
     """wait, is_completed, is_success, exception and the future, as DDP's hooks use them."""
 
     def body(rank):
-        tensor = torch.arange(6, dtype=torch.float32) + rank
+        tensor = torch.arange(6, dtype=torch.float32, device=DEVICE) + rank
         work = dist.all_reduce(tensor, async_op=True)
         doubled = work.get_future().then(lambda f: [t * 2 for t in f.value()])
         problems = [] if work.wait() else ["wait() did not return True"]
+        synchronize()
         if not work.is_completed():
             problems.append("not completed after wait()")
         expected = torch.arange(6, dtype=torch.float32) * 3 + 3
@@ -211,7 +243,7 @@ def test_completion_is_seen_without_wait():
 
     def body(rank):
         store = dist.distributed_c10d._get_default_store()
-        tensor = torch.full((5,), float(rank + 1))
+        tensor = torch.full((5,), float(rank + 1), device=DEVICE)
         problems = []
         if rank == 1:
             store.wait(["rank 0 has looked"])

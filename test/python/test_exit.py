@@ -3,14 +3,17 @@ without a crash, also while operations are in flight that can never complete."""
 
 import pytest
 
-from harness import BACKEND, IS_SYMM
+from harness import BACKEND, DEVICE, GPUS, IS_SYMM
 
+USE_DEVICE = f"torch.cuda.set_device(rank % {GPUS})" if GPUS else ""
 PROLOGUE = f"""
 import os, sys, time, torch, torch.distributed as dist
 rank = int(sys.argv[1])
+{USE_DEVICE}
 store = dist.FileStore(sys.argv[2], 4)
 dist.init_process_group({BACKEND!r}, store=store, rank=rank, world_size=4)
-tensor = torch.full((1000,), rank + 1.0)
+tensor = torch.full((1000,), rank + 1.0, device={DEVICE!r})
+many = torch.ones(1 << (24 if tensor.is_cuda else 20), device=tensor.device)
 dist.all_reduce(tensor)
 assert tensor[7] == 10
 """
@@ -24,11 +27,14 @@ IN_FLIGHT = {
     "nothing": "",
     "all_reduce": """
 if rank < 3:
-    works = [dist.all_reduce(torch.ones(1 << 20), async_op=True) for _ in range(2)]
+    works = [dist.all_reduce(many.clone(), async_op=True) for _ in range(2)]
 """,
-    "irecv": "works = [dist.irecv(torch.ones(5), src=(rank + 1) % 4, tag=9)]\n",
-    "isend": "works = [dist.isend(torch.ones(1 << 20), dst=(rank + 1) % 4, tag=9)]\n",
-    "unwaited": "works = [dist.all_reduce(torch.ones(1 << 20), async_op=True)]\n",
+    "irecv": """
+few = torch.ones(5, device=tensor.device)
+works = [dist.irecv(few, src=(rank + 1) % 4, tag=9)]
+""",
+    "isend": "works = [dist.isend(many, dst=(rank + 1) % 4, tag=9)]\n",
+    "unwaited": "works = [dist.all_reduce(many, async_op=True)]\n",
 }
 ENDINGS = {
     "return": ("", 0),
@@ -90,7 +96,7 @@ class Holder:
 holder = Holder()
 holder.me, holder.group = holder, dist.new_group([0, 1, 2, 3])
 dist.all_reduce(tensor, group=holder.group)
-backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+backend = dist.group.WORLD._get_backend(tensor.device)
 del holder
 """
     )

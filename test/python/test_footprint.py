@@ -25,7 +25,10 @@ from calls import (
 )
 from harness import IS_SYMM, expect_no_mismatch, run_ranks
 
-pytestmark = pytest.mark.skipif(not IS_SYMM, reason="about this backend's own costs")
+pytestmark = [
+    pytest.mark.skipif(not IS_SYMM, reason="about this backend's own costs"),
+    pytest.mark.cpu("what a GPU holds is in test_cuda_footprint.py; the rest has no device"),
+]
 
 MIB = 1 << 20
 LARGE = 150_001  # elements: float32 of more than the slots that a group has from its start

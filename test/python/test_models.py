@@ -1,5 +1,7 @@
-"""Unchanged training programs: the same functions run over symm and over gloo must learn the same
-parameters (up to rounding), and the ranks of symm must agree bit for bit where they hold copies."""
+"""Unchanged training programs: the same functions run over symm and over another backend must learn
+the same parameters (up to rounding), and the ranks of symm must agree bit for bit where they hold
+copies. The other backend is gloo on the CPU; on CUDA it is nccl, or, where ranks share a GPU, which
+nccl cannot, gloo on the CPU again."""
 
 import copy
 
@@ -23,10 +25,17 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from harness import run_ranks
+from harness import DEVICE, IS_SYMM, ON_CUDA, WORLD_SIZE, crowded, device_of_rank, run_ranks
 
-WORLD_SIZE = 4
 STEPS = 4
+SMALL = 1e-5 if ON_CUDA else 1e-6  # a GPU multiplies matrices of other shapes in another order
+FOUR_RANKS = pytest.mark.skipif(WORLD_SIZE != 4, reason="a mesh of two by two needs four ranks")
+_device = DEVICE  # of a rank: the reference may run elsewhere
+
+
+def here(value):
+    """A tensor or module on the device on which this run of a program is."""
+    return value.to(_device)
 
 
 class Net(nn.Module):
@@ -45,7 +54,7 @@ class Net(nn.Module):
 def batch(rank, step):
     generator = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(8, 12, generator=generator)
-    return x, torch.roll(x, 1, 1) * 2
+    return here(x), here(torch.roll(x, 1, 1) * 2)
 
 
 def train(model, rank, optimizer=None):
@@ -62,27 +71,45 @@ def values(module):
     named = {}
     for name, p in module.named_parameters():
         p = p.full_tensor() if isinstance(p, DTensor) else p
-        named[name.removeprefix("module.")] = p.detach().clone()
+        named[name.removeprefix("module.")] = p.detach().cpu().clone()
     return named
 
 
-def same_as_gloo(body, tolerance=1e-5, **set_up):
-    """Runs `body` over the backend under test and over gloo; its result is {name: tensor}."""
+def on_the_cpu(rank, body):
+    global _device
+    _device = "cpu"
+    return body(rank)
+
+
+def reference(body, **set_up):
+    """(results of rank 0 over another backend, tolerance that its arithmetic needs)"""
+    settings = {"time_limit": 100, **set_up}
+    if not ON_CUDA:
+        return run_ranks(body, WORLD_SIZE, backend="gloo", **settings)[0], 0.0
+    if not crowded(WORLD_SIZE):
+        return run_ranks(body, WORLD_SIZE, backend="nccl", **settings)[0], 1e-4
+    # Adam makes much of the last bits of small gradients.
+    return run_ranks(on_the_cpu, WORLD_SIZE, body, backend="gloo", **settings)[0], 1e-2
+
+
+def same_as_the_reference(body, tolerance=1e-5, **set_up):
+    """Runs `body` over the backend under test and over another; its result is {name: tensor}."""
     ours = run_ranks(body, WORLD_SIZE, time_limit=100, **set_up)
     for rank, result in enumerate(ours[1:], start=1):
         for name, tensor in result.items():
             assert torch.equal(tensor, ours[0][name]), f"rank {rank} differs from 0 in {name}"
-    theirs = run_ranks(body, WORLD_SIZE, time_limit=100, backend="gloo", **set_up)
-    assert ours[0].keys() == theirs[0].keys()
+    set_up.pop("backend", None)
+    theirs, needed = reference(body, **set_up)
+    tolerance = max(tolerance, needed)
+    assert ours[0].keys() == theirs.keys()
     for name, tensor in ours[0].items():
-        expected = theirs[0][name]
-        assert torch.allclose(tensor, expected, rtol=tolerance, atol=tolerance), name
+        assert torch.allclose(tensor, theirs[name], rtol=tolerance, atol=tolerance), name
     return ours[0]
 
 
 def test_ddp_learns_what_one_process_learns():
     def alone():
-        model = Net()
+        model = here(Net())
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         for step in range(STEPS):
             parts = zip(*(batch(r, step) for r in range(WORLD_SIZE)), strict=True)
@@ -93,14 +120,26 @@ def test_ddp_learns_what_one_process_learns():
         return values(model)
 
     def body(rank):
-        model = DDP(Net())
+        model = DDP(here(Net()))
         train(model, rank)
         learned = values(model)
+        tolerance = 1e-3 if ON_CUDA else 1e-5
         for name, tensor in alone().items():
-            assert torch.allclose(learned[name], tensor, rtol=1e-4, atol=1e-5), name
+            assert torch.allclose(learned[name], tensor, rtol=1e-4, atol=tolerance), name
         return learned
 
-    same_as_gloo(body)
+    same_as_the_reference(body)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not IS_SYMM, reason="names symm itself")
+def test_ddp_over_symm_beside_gloo():
+    def body(rank):
+        model = DDP(here(Net()))
+        train(model, rank)
+        return values(model)
+
+    same_as_the_reference(body, backend="cpu:gloo,cuda:symm")
 
 
 @pytest.mark.parametrize(
@@ -115,11 +154,11 @@ def test_ddp_learns_what_one_process_learns():
 )
 def test_ddp_settings(settings):
     def body(rank):
-        model = DDP(Net(unused_layer="find_unused_parameters" in settings), **settings)
+        model = DDP(here(Net("find_unused_parameters" in settings)), **settings)
         train(model, rank)
         return values(model)
 
-    same_as_gloo(body)
+    same_as_the_reference(body)
 
 
 def _all_gather_hook(group, bucket):
@@ -140,18 +179,18 @@ HOOKS = {
 @pytest.mark.parametrize("hook", HOOKS)
 def test_ddp_comm_hooks(hook):
     def body(rank):
-        model = DDP(Net())
+        model = DDP(here(Net()))
         model.register_comm_hook(dist.group.WORLD, HOOKS[hook])
         train(model, rank)
         return values(model)
 
     # float16 gradients round in another order, and Adam divides by small ones.
-    same_as_gloo(body, tolerance=2e-2 if hook == "fp16" else 1e-5)
+    same_as_the_reference(body, tolerance=2e-2 if hook == "fp16" else 1e-5)
 
 
 def test_ddp_no_sync_and_uneven_inputs():
     def body(rank):
-        model = DDP(Net())
+        model = DDP(here(Net()))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         with model.join():
             for step in range(2 + rank):
@@ -163,26 +202,26 @@ def test_ddp_no_sync_and_uneven_inputs():
                     optimizer.zero_grad()
         return values(model)
 
-    same_as_gloo(body)
+    same_as_the_reference(body)
 
 
 def test_zero_redundancy_optimizer():
     def body(rank):
-        model = DDP(Net())
+        model = DDP(here(Net()))
         optimizer = ZeroRedundancyOptimizer(
             model.parameters(), optimizer_class=torch.optim.Adam, lr=1e-2
         )
         train(model, rank, optimizer)
         return values(model)
 
-    same_as_gloo(body)
+    same_as_the_reference(body)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_fsdp2(precision):
     def body(rank):
-        model = Net()
-        mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+        model = here(Net())
+        mesh = init_device_mesh(_device, (WORLD_SIZE,))
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         if precision == "bfloat16":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -197,24 +236,25 @@ def test_fsdp2(precision):
             optimizer.step()
         return values(model)
 
-    same_as_gloo(body, tolerance=1e-5 if precision == "float32" else 1e-3)
+    same_as_the_reference(body, tolerance=1e-5 if precision == "float32" else 1e-3)
 
 
+@FOUR_RANKS
 def test_hybrid_sharding_on_a_two_dimensional_mesh():
     def body(rank):
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        model = fully_shard(Net(), mesh=mesh)
+        mesh = init_device_mesh(_device, (2, 2), mesh_dim_names=("replicate", "shard"))
+        model = fully_shard(here(Net()), mesh=mesh)
         train(model, rank, torch.optim.SGD(model.parameters(), lr=0.05))
         return values(model)
 
-    same_as_gloo(body)
+    same_as_the_reference(body)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_tensor_parallel(sequence_parallel):
     def body(rank):
-        mesh = init_device_mesh("cpu", (WORLD_SIZE,))
-        reference, model = Net(), Net()
+        mesh = init_device_mesh(_device, (WORLD_SIZE,))
+        alone, model = here(Net()), here(Net())
         if sequence_parallel:
             plan = {
                 "up": ColwiseParallel(output_layouts=Shard(0)),
@@ -228,26 +268,27 @@ def test_tensor_parallel(sequence_parallel):
             }
         parallelize_module(model, mesh, plan)
         x, y = batch(0, 0)
-        for net in (reference, model):
+        for net in (alone, model):
             F.mse_loss(net(x), y).backward()
         gradients = {}
         for name, p in model.named_parameters():
             gradient = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
-            expected = dict(reference.named_parameters())[name].grad
+            expected = dict(alone.named_parameters())[name].grad
             if not sequence_parallel or "norm" not in name:
-                assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-6), name
-            gradients[name] = gradient
+                assert torch.allclose(gradient, expected, rtol=1e-4, atol=SMALL), name
+            gradients[name] = gradient.cpu()
         return gradients
 
-    same_as_gloo(body)
+    same_as_the_reference(body)
 
 
+@FOUR_RANKS
 def test_redistribute():
     """Every pair of placements on a two-dimensional mesh gives the whole tensor back."""
 
     def body(rank):
-        mesh = init_device_mesh("cpu", (2, 2))
-        whole = torch.arange(7 * 10, dtype=torch.float32).reshape(7, 10)
+        mesh = init_device_mesh(_device, (2, 2))
+        whole = here(torch.arange(7 * 10, dtype=torch.float32).reshape(7, 10))
         placements = [Replicate(), Shard(0), Shard(1)]
         results = {}
         for source in placements:
@@ -261,14 +302,14 @@ def test_redistribute():
         partial = DTensor.from_local(whole * (rank + 1), mesh, [Partial("max"), Partial("max")])
         results["max"] = partial.full_tensor()
         assert torch.equal(results["max"], whole * 4)
-        return results
+        return {name: tensor.cpu() for name, tensor in results.items()}
 
-    same_as_gloo(body)
+    same_as_the_reference(body)
 
 
 def _functional(rank):
     group = dist.group.WORLD
-    x = torch.arange(8, dtype=torch.float32) + rank * 100
+    x = torch.arange(8, dtype=torch.float32, device=DEVICE) + rank * 100
     total = funcol.all_reduce(x, "sum", group)
     gathered = funcol.all_gather_tensor(x + 1, 0, group)
     part = funcol.reduce_scatter_tensor(x * 2, "sum", 0, group)
@@ -279,7 +320,8 @@ def _functional(rank):
 
 def _functional_expected(rank):
     every = [torch.arange(8, dtype=torch.float32) + r * 100 for r in range(WORLD_SIZE)]
-    mine = slice(rank * 2, rank * 2 + 2)
+    share = 8 // WORLD_SIZE
+    mine = slice(rank * share, (rank + 1) * share)
     return [
         sum(every),
         torch.cat([t + 1 for t in every]),
@@ -295,7 +337,7 @@ def test_functional_collectives():
         for _ in range(3):
             got = _functional(rank)
             for tensor, expected in zip(got, _functional_expected(rank), strict=True):
-                assert torch.equal(tensor + 0, expected)
+                assert torch.equal((tensor + 0).cpu(), expected)
 
     run_ranks(body, WORLD_SIZE)
 
@@ -313,11 +355,11 @@ def test_functional_collectives_compiled(compiler):
     def body(rank):
         compiled = torch.compile(program, fullgraph=True, backend=compiler)
         for repeat in range(3):
-            x = torch.arange(4, dtype=torch.float32) + 10 * rank + repeat
+            x = torch.arange(4, dtype=torch.float32, device=DEVICE) + 10 * rank + repeat
             expected = program(x, rank) + 0
             assert torch.equal(compiled(x, rank) + 0, expected)
             total = sum((torch.arange(4.0) + 10 * r + repeat) * 2 for r in range(2))
-            assert torch.equal(expected, total[:2] + rank - 1)
+            assert torch.equal(expected.cpu(), total[:2] + rank - 1)
 
     env = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
     run_ranks(body, 2, env=env, time_limit=240, timeout=200)
@@ -329,13 +371,13 @@ def test_gradients_through_collectives():
     def body(rank):
         from torch.distributed.nn import functional as nnf
 
-        x = (torch.arange(6, dtype=torch.float32) + rank).requires_grad_()
-        weight = rank + 1.0
+        x = (torch.arange(6, dtype=torch.float32, device=DEVICE) + rank).requires_grad_()
+        weight, total = rank + 1.0, WORLD_SIZE * (WORLD_SIZE + 1) / 2
         (nnf.all_reduce(x * 1.0) * weight).sum().backward()
-        assert torch.equal(x.grad, torch.full((6,), 10.0))
+        assert torch.equal(x.grad.cpu(), torch.full((6,), total))
         y = copy.deepcopy(x.detach()).requires_grad_()
         sum((part * weight).sum() for part in nnf.all_gather(y * 1.0)).backward()
-        assert torch.equal(y.grad, torch.full((6,), 10.0))
+        assert torch.equal(y.grad.cpu(), torch.full((6,), total))
 
     run_ranks(body, WORLD_SIZE)
 
@@ -346,10 +388,10 @@ def test_pipeline_parallel():
 
     def body(rank):
         torch.manual_seed(3)
-        layers = [nn.Linear(10, 10) for _ in range(WORLD_SIZE)]
-        stage = PipelineStage(layers[rank], rank, WORLD_SIZE, torch.device("cpu"))
+        layers = [here(nn.Linear(10, 10)) for _ in range(WORLD_SIZE)]
+        stage = PipelineStage(layers[rank], rank, WORLD_SIZE, device_of_rank())
         schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.MSELoss())
-        x, y = torch.randn(8, 10), torch.randn(8, 10)
+        x, y = here(torch.randn(8, 10)), here(torch.randn(8, 10))
         if rank == 0:
             schedule.step(x)
         elif rank == WORLD_SIZE - 1:
@@ -365,6 +407,6 @@ def test_pipeline_parallel():
             for layer in layers:
                 out = layer(out)
             (F.mse_loss(out, target) / 4).backward()
-        assert torch.allclose(got, layers[rank].weight.grad, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(got, layers[rank].weight.grad, rtol=1e-4, atol=SMALL)
 
     run_ranks(body, WORLD_SIZE)

@@ -14,10 +14,18 @@ from hypothesis import strategies as st
 import calls
 import model
 from call import Call
-from harness import IS_SYMM, expect_no_mismatch, new_group_in_order, run_ranks
+from harness import (
+    IS_SYMM,
+    ON_CUDA,
+    WORLD_SIZE,
+    expect_no_mismatch,
+    new_group_in_order,
+    run_ranks,
+)
 
 EXAMPLES = int(os.environ.get("SYMM_RANDOM_EXAMPLES", "12"))
 ANY_CALL = [f for f in calls.EVERY_CALL if IS_SYMM or f not in calls.GLOO_LACKS]
+ANY_CALL = [f for f in ANY_CALL if not ON_CUDA or f not in calls.NOT_ON_CUDA]
 SIZES = st.one_of(
     st.integers(0, 5),
     st.integers(0, 3000),
@@ -27,7 +35,7 @@ SIZES = st.one_of(
 
 @st.composite
 def programs(draw):
-    world_size = draw(st.integers(2, 4))
+    world_size = draw(st.integers(2, WORLD_SIZE))
     ranks = st.lists(st.integers(0, world_size - 1), min_size=1, max_size=world_size, unique=True)
     groups = draw(st.lists(ranks, min_size=0, max_size=3))
     steps = []

@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# Builds the package for this machine's torch and runs the CUDA side of the tests with it.
+#
+#   test/device/cuda_suite.sh [step ...]      steps: gtest memcheck racecheck pytest faults probe
+#                                             models conformance bench calls (default: all)
+#   DEVICE_LIBRARY=<path>  libsymm_cuda.so (required)
+#   GPU_TESTS=<path>       the GoogleTest program symm_gpu_tests (for gtest, memcheck, racecheck)
+#   OUT=<folder>           what comes back: summary.json, one JSON a tool, logs.tar.gz
+#   SECONDS_LIMIT=560      after so many seconds it has ended by itself; what did not run says so
+#   LIMIT_<step>=<seconds> of one step, e.g. LIMIT_pytest=200
+#   SITE=<folder>          a package that build_package.sh made, or where it is to be made
+#   WHEELS=, GTEST_SOURCE= see build_package.sh
+#   PYTEST_ARGS, FAULT_ARGS, PROBE_ARGS, CONFORMANCE_ARGS, BENCH_ARGS, CALLS_ARGS: more arguments
+#   GTEST_FILTER, CHECK_FILTER: tests of gtest, and of memcheck and racecheck
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+# A program that uses NVLink multicast can put GPUs that others share out of service.
+for setting in NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1; do
+  if [ "$(printenv "${setting%%=*}")" != "${setting##*=}" ]; then
+    echo "cuda_suite: $setting must be set in the environment" >&2
+    exit 2
+  fi
+done
+readonly every_step=(gtest memcheck racecheck pytest faults probe models conformance bench calls)
+steps=("$@")
+[ ${#steps[@]} -gt 0 ] || steps=("${every_step[@]}")
+for step in "${steps[@]}"; do
+  case " ${every_step[*]} " in
+    *" $step "*) ;;
+    *) echo "cuda_suite: no step '$step', expected some of: ${every_step[*]}" >&2; exit 2 ;;
+  esac
+done
+
+out=$(realpath -m "${OUT:-build/device}")
+work=$(mktemp -d)
+logs=$work/logs
+mkdir -p "$out" "$logs"
+SITE=$(realpath -m "${SITE:-$work/site}")
+export SITE
+export PYTHONPATH=$SITE PYTHONUNBUFFERED=1 SYMM_TEST_DEVICE=cuda
+limit=${SECONDS_LIMIT:-560}
+reserve=12 # seconds for packing at the end
+gpus=$(nvidia-smi -L | grep -c '^GPU')
+ranks=$((gpus >= 4 ? 4 : 2))
+bench_nccl=() probe_nccl=() # NCCL needs a GPU for each rank
+if [ "$gpus" -ge "$ranks" ]; then
+  bench_nccl=(--against nccl) probe_nccl=(--backend nccl)
+fi
+
+left() { echo $((limit - reserve - SECONDS)); }
+
+# run_step <name> <default limit> <command...>: runs it with its log; remembers how it ended.
+run_step() {
+  local name=$1 variable=LIMIT_$1 seconds=$2 started=$SECONDS status
+  shift 2
+  seconds=${!variable:-$seconds}
+  [ "$seconds" -le "$(left)" ] || seconds=$(left)
+  if [ "$seconds" -lt 5 ]; then
+    echo "$name not_run 0 0" >>"$work/steps"
+    return
+  fi
+  echo "== $name, at most $seconds s"
+  # The interrupt lets pytest and the tools write what they have.
+  timeout --signal=INT --kill-after=10 "$seconds" "$@" >"$logs/$name.log" 2>&1
+  status=$?
+  tail -n 12 "$logs/$name.log" | cut -c -300
+  echo "$name $status $((SECONDS - started)) $seconds" >>"$work/steps"
+  python3 test/device/summarize.py "$out/summary.json" "$work/steps" "$logs"
+}
+
+: >"$work/steps"
+[ -n "${DEVICE_LIBRARY:-}" ] || { echo "cuda_suite: DEVICE_LIBRARY is not set" >&2; exit 2; }
+export WORK=$work LOGS=$logs
+run_step build 240 test/device/build_package.sh
+
+step_gtest() {
+  run_step gtest 120 "$GPU_TESTS" --gtest_filter="${GTEST_FILTER:-*}" \
+    --gtest_output="json:$logs/gtest.json"
+}
+sanitize() { # sanitize <tool>
+  run_step "$1" 120 compute-sanitizer --tool "$1" --error-exitcode 9 --target-processes all \
+    --print-limit 20 "$GPU_TESTS" --gtest_filter="${CHECK_FILTER:-*}" \
+    --gtest_output="json:$logs/$1.json"
+}
+step_memcheck() { sanitize memcheck; }
+step_racecheck() { sanitize racecheck; }
+step_pytest() {
+  # shellcheck disable=SC2086
+  run_step pytest 300 python3 -m pytest -q -p no:cacheprovider test/python \
+    --ignore test/python/test_models.py --ignore test/python/test_demo.py \
+    --ignore test/python/test_bench.py --ignore test/python/test_doc_snippets.py \
+    --durations 15 --junitxml "$logs/pytest.xml" ${PYTEST_ARGS:-}
+}
+step_faults() {
+  # shellcheck disable=SC2086
+  run_step faults 200 python3 test/fault/run_faults.py --trials 11 --json "$out/faults.json" \
+    ${FAULT_ARGS:-}
+}
+step_probe() {
+  # shellcheck disable=SC2086
+  run_step probe 120 python3 -m torch_symm.probe --ranks "$ranks" --backend symm \
+    "${probe_nccl[@]}" --json "$out/probe.json" ${PROBE_ARGS:-}
+}
+step_models() {
+  # shellcheck disable=SC2086
+  run_step models 200 python3 -m pytest -q -p no:cacheprovider test/python/test_models.py \
+    --junitxml "$logs/models.xml" ${PYTEST_ARGS:-}
+}
+step_conformance() {
+  # shellcheck disable=SC2086
+  run_step conformance 420 python3 test/conformance/run_distributed_test.py --device cuda \
+    --backend symm --against nccl --jobs 20 --time-limit "$(($(left) < 400 ? $(left) - 15 : 385))" \
+    --json "$out/conformance.json" ${CONFORMANCE_ARGS:-}
+}
+step_bench() {
+  # shellcheck disable=SC2086
+  run_step bench 200 python3 -m torch_symm.bench --device cuda --ranks "$ranks" "${bench_nccl[@]}" \
+    --dtype bfloat16 -b 256 -e 256M --json "$out/bench.json" ${BENCH_ARGS:-}
+}
+step_calls() {
+  # shellcheck disable=SC2086
+  run_step calls 150 python3 test/device/driver_calls.py --world "$ranks" \
+    --json "$out/calls.json" ${CALLS_ARGS:-}
+}
+
+if grep -q '^build 0 ' "$work/steps"; then
+  for step in "${steps[@]}"; do
+    case $step in
+      gtest | memcheck | racecheck)
+        if [ ! -x "${GPU_TESTS:-}" ]; then
+          echo "$step not_run 0 0" >>"$work/steps"
+          continue
+        fi
+        ;;
+    esac
+    "step_$step"
+  done
+fi
+python3 test/device/summarize.py "$out/summary.json" "$work/steps" "$logs" --print
+tar -C "$work" -czf "$out/logs.tar.gz" logs
+! grep -qv '^[a-z]* 0 ' "$work/steps"

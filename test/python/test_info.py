@@ -1,0 +1,67 @@
+"""torch_symm.info tells what symm can do on this machine's GPUs, and why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.timeout(60)
+
+SWITCHES = ("SYMM_DISABLE_MULTICAST", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
+
+
+def run_info(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in SWITCHES}
+    return subprocess.run(
+        [sys.executable, "-m", "torch_symm.info", *options],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_each_switch_turns_multicast_off(switch: str) -> None:
+    done = run_info("--json", **{switch: "1"})
+    assert done.returncode == 0, done.stdout
+    multicast = json.loads(done.stdout)["gpu"]["multicast"]
+    assert multicast["allowed"] is False
+    assert multicast["disabled_by"] == [switch]
+    assert multicast["variables"] == {name: "1" if name == switch else None for name in SWITCHES}
+
+
+def test_other_values_leave_multicast_on() -> None:
+    others = {"SYMM_DISABLE_MULTICAST": "0", "NVSHMEM_DISABLE_NVLS": "0"}
+    multicast = json.loads(run_info("--json", **others).stdout)["gpu"]["multicast"]
+    assert multicast["allowed"] is True
+    assert multicast["disabled_by"] == []
+
+
+def test_a_wrong_switch_is_named() -> None:
+    done = run_info("--json", SYMM_DISABLE_MULTICAST="yes")
+    assert done.returncode == 1
+    assert "SYMM_DISABLE_MULTICAST must be 0 or 1" in json.loads(done.stdout)["problem"]
+
+
+def test_the_table_tells_about_gpus() -> None:
+    text = run_info(TORCH_SYMM_MEM_DISABLE_MULTICAST="1").stdout
+    lines = {" ".join(line.split()) for line in text.splitlines()}
+    assert "GPU multicast off, by TORCH_SYMM_MEM_DISABLE_MULTICAST=1" in lines
+    if not torch.cuda.is_available():
+        assert "GPUs torch sees none" in lines
+
+
+@pytest.mark.cuda
+def test_a_gpu_is_described() -> None:
+    facts = json.loads(run_info("--json").stdout)
+    assert facts["devices"]["cuda"] == ""
+    assert facts["gpu"]["driver"]
+    names = [gpu["name"] for gpu in facts["gpu"]["visible"]]
+    assert names == [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
