@@ -206,7 +206,10 @@ DevicePoint::~DevicePoint() {
 }
 
 void DevicePoint::wait(milliseconds limit) const {
-  const Deadline deadline(limit);
+  // A kernel that waits in vain gives up at its own time-out, which names the peer; that it is told
+  // here comes a little later.
+  constexpr milliseconds kGrace{500};
+  const Deadline deadline(limit + kGrace);
   Pause pause;
   while (!streams_->reached(events_)) {
     if (const std::optional<Error> failure = streams_->failure()) throw *failure;

@@ -100,7 +100,10 @@ TEST_F(GpuContext, MemoryOfAnotherGpuIsReachable) {
   const auto seen =
       runtime_->map(runtime_->import_memory(other.export_memory(*memory), memory->bytes()));
   write_gpu(seen->base(), gpu_words(7, 100));
+  // The owner's place is open to the owner alone.
+  SYMM_GPU_CHECK(gpuSetDevice(1));
   EXPECT_EQ(read_gpu<std::uint64_t>(owner->base(), 100), gpu_words(7, 100));
+  SYMM_GPU_CHECK(gpuSetDevice(0));
 }
 
 TEST_F(GpuContext, CapturesAreToldApart) {

@@ -245,6 +245,7 @@ def test_completion_is_seen_without_wait():
         store = dist.distributed_c10d._get_default_store()
         tensor = torch.full((5,), float(rank + 1), device=DEVICE)
         problems = []
+        dist.all_reduce(tensor.clone())  # a group's first call on a GPU waits for the peers'
         if rank == 1:
             store.wait(["rank 0 has looked"])
         work = dist.all_reduce(tensor, async_op=True)

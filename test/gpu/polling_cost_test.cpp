@@ -1,0 +1,124 @@
+// What looking at the abort word and the clock costs: the same calls with the looks that a group
+// makes and with none, two ranks on one GPU, from a graph.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "test/gpu/device_rig.hpp"
+
+namespace symm::test {
+namespace {
+
+constexpr int kCalls = 100;   // in a graph
+constexpr int kReplays = 41;  // of which the median counts
+
+class GraphedCalls {
+ public:
+  GraphedCalls(std::uint32_t poll_period, Algorithm algorithm, std::size_t count)
+      : rig_(2, {.poll_period = poll_period}) {
+    for (int rank = 0; rank < 2; ++rank) {
+      data_.push_back(std::make_unique<DeviceBytes>(count * 4));
+      check(cudaMemset(data_.back()->at(0), 0, count * 4), "cudaMemset");
+    }
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    for (int rank = 0; rank < 2; ++rank) capture(rank, algorithm, count);
+    for (int i = 0; i < 5; ++i) replay();
+  }
+  ~GraphedCalls() {
+    for (cudaGraphExec_t graph : graphs_) (void)cudaGraphExecDestroy(graph);
+    (void)cudaEventDestroy(begin_);
+    (void)cudaEventDestroy(end_);
+  }
+
+  // Nanoseconds of a call.
+  double replay() {
+    check(cudaEventRecord(begin_, rig_.stream(0)), "cudaEventRecord");
+    for (int rank = 0; rank < 2; ++rank) {
+      check(cudaGraphLaunch(graphs_[static_cast<std::size_t>(rank)], rig_.stream(rank)),
+            "cudaGraphLaunch");
+    }
+    check(cudaEventRecord(end_, rig_.stream(0)), "cudaEventRecord");
+    rig_.finish();
+    rig_.expect_healthy();
+    float milliseconds = 0.0f;
+    check(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
+    return static_cast<double>(milliseconds) * 1e6 / kCalls;
+  }
+
+ private:
+  void capture(int rank, Algorithm algorithm, std::size_t count) {
+    CollectiveArgs args;
+    args.kind = CollectiveKind::kAllReduce;
+    args.dtype = Dtype::kFloat32;
+    args.count = count;
+    args.input = args.output = data_[static_cast<std::size_t>(rank)]->at(0);
+    Plan plan;
+    plan.algorithm = algorithm;
+    plan.channels = 16;
+    check(cudaStreamBeginCapture(rig_.stream(rank), cudaStreamCaptureModeRelaxed), "capture");
+    for (int i = 0; i < kCalls; ++i) rig_.kernels(rank).launch(args, plan, 0, rig_.options(rank));
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(rig_.stream(rank), &graph), "capture");
+    check(cudaGraphInstantiate(&graphs_[static_cast<std::size_t>(rank)], graph, 0), "instantiate");
+    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    if (rank == 0) {
+      check(cudaEventCreate(&begin_), "cudaEventCreate");
+      check(cudaEventCreate(&end_), "cudaEventCreate");
+    }
+  }
+
+  DeviceRig rig_;
+  std::vector<std::unique_ptr<DeviceBytes>> data_;
+  cudaGraphExec_t graphs_[2] = {};
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + kReplays / 2, values.end());
+  return values[kReplays / 2];
+}
+
+// At most 1% or 50 ns, whichever is more. SYMM_POLLING_JSON names a file for the figures.
+TEST(PollingCostTest, IsLost) {
+  if (!gpu_visible()) GTEST_SKIP() << "no GPU is visible";
+  struct Case {
+    const char* name;
+    Algorithm algorithm;
+    std::size_t count;
+  };
+  std::string json = "[";
+  for (const Case& c : {Case{"packet", Algorithm::kPacket, 64},
+                        Case{"packet", Algorithm::kPacket, 16384},
+                        Case{"two_shot", Algorithm::kTwoShot, 1u << 20}}) {
+    GraphedCalls looking(256, c.algorithm, c.count);
+    GraphedCalls blind(1u << 31, c.algorithm, c.count);
+    std::vector<double> with;
+    std::vector<double> without;
+    for (int i = 0; i < kReplays; ++i) {
+      with.push_back(looking.replay());
+      without.push_back(blind.replay());
+    }
+    const double cost = median(with) - median(without);
+    EXPECT_LE(cost, std::max(50.0, 0.01 * median(without))) << c.name << " of " << c.count * 4;
+    char line[256];
+    std::snprintf(line, sizeof(line),
+                  "%s{\"algorithm\": \"%s\", \"bytes\": %zu, \"ns_with_polling\": %.0f, "
+                  "\"ns_without\": %.0f}",
+                  json.size() > 1 ? ", " : "", c.name, c.count * 4, median(with), median(without));
+    json += line;
+  }
+  json += "]\n";
+  std::printf("%s", json.c_str());
+  if (const char* path = std::getenv("SYMM_POLLING_JSON")) {
+    std::FILE* file = std::fopen(path, "w");
+    ASSERT_NE(file, nullptr) << path;
+    std::fputs(json.c_str(), file);
+    std::fclose(file);
+  }
+}
+
+}  // namespace
+}  // namespace symm::test
