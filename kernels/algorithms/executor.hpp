@@ -10,12 +10,10 @@
 // false at once, and the executor knows why.
 //
 // Where several executors of a rank share one call (the blocks of a GPU grid), each carries out its
-// own slice of every message, with slots and steps of its own; the n-th executors of all ranks
-// meet.
+// own slice of every message, with slots and steps of its own; executors of one number meet.
 //
 //   slice(bytes)           the part of a message of `bytes` that this executor carries out, in
-//   whole
-//                          elements; a function of facts that all ranks share
+//                          whole elements; a function of facts that all ranks share
 //   stage(step, slot_offset, src, bytes)
 //                          makes `bytes` of this rank's input readable in `step` once published:
 //                          copies into its slot, or does nothing where the data is read in place
@@ -28,10 +26,10 @@
 //                          input_offset, as the peer has announced; valid after await
 //   list_source(rank, pointer), sources()
 //                          where the inputs of a reduction stand: listed rank by rank, then read
-//   slot(owner, step)      a slot as such, for what is never in place; a peer's is valid after
-//   await read_done(step)        this rank reads nothing of steps <= `step` any more copy(dst, src,
-//   bytes)  nothing where dst == src reduce(dst, srcs, count), accumulate(out, in, src, count),
-//   finish(dst, in, src, count)
+//   slot(owner, step)      a slot as such, for what is never in place; a peer's after await
+//   read_done(step)        this rank reads nothing of steps <= `step` any more
+//   copy(dst, src, bytes)  nothing where dst == src
+//   reduce(dst, srcs, count), accumulate(out, in, src, count), finish(dst, in, src, count)
 //                          as ReduceKernels, for the call's dtype and op; srcs by group rank
 //   count_mismatch(peer, theirs, mine)
 //                          the peer sends `theirs` elements where this rank expects `mine`: ends

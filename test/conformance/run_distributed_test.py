@@ -57,6 +57,9 @@ CANNOT_PASS = {
     "test_accumulate_gradients_no_sync_grad_is_view": _NO_BRANCH,
     "test_ddp_logging_data_cpu": "torch calls the backend of every plugin 'custom' in DDP's log",
     "test_sparse_all_reduce_sum": "symm refuses sparse tensors",
+    "test_ddp_profiling_execution_trace": "the test expects the name nccl in the profile",
+    "test_batch_isend_irecv_self_nccl": "symm refuses a message to oneself",
+    "test_batch_isend_irecv_nccl": "symm refuses a message to oneself",
 }
 
 # Hidden from unittest's own collection, which would run the base classes.
@@ -295,6 +298,8 @@ def main() -> int:
     print_failures(outcomes, arguments.verbose)
     report, reference, reference_name = outcomes, None, ""
     if arguments.against:
+        if arguments.json:  # in case that the other backend's run is ended from outside
+            arguments.json.write_text(json.dumps(outcomes, indent=1, sort_keys=True) + "\n")
         reference, reference_name = run_against(arguments, outcomes, end), arguments.against
         report = report_of(outcomes, arguments.backend, reference, reference_name)
     elif arguments.reference:
