@@ -12,6 +12,7 @@ import copy
 import datetime
 import functools
 import importlib
+import os
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +27,8 @@ DEVICES = ["cpu", "cuda"]
 def register() -> None:
     """Registers the backend with torch.distributed. Local, idempotent, cheap.
 
-    The devices keep the default backend that they have, unless SYMM_DEFAULT=1 puts symm there.
+    The devices keep the default backend that they have, unless SYMM_DEFAULT=1 puts symm there; a
+    GPU keeps it in any case where no device library was installed with this package.
     This is also the registrar of the entry point group ``torch.distributed.backends``.
     """
     from torch.distributed.distributed_c10d import Backend
@@ -34,8 +36,15 @@ def register() -> None:
     if BACKEND.upper() not in Backend._plugins:
         Backend.register_backend(BACKEND, create, extended_api=True, devices=list(DEVICES))
     if _environment.flag("SYMM_DEFAULT"):
-        for device in DEVICES:
+        for device in DEVICES if _has_device_library() else ["cpu"]:
             Backend.default_device_backend_map[device] = BACKEND
+
+
+def _has_device_library() -> bool:
+    """Looks for files only: asking whether a GPU can be used would slow `import torch` down."""
+    folder = os.path.dirname(__file__)
+    names = ("libsymm_cuda.so", "libsymm_hip.so")
+    return any(os.path.exists(os.path.join(folder, name)) for name in names)
 
 
 def create(dist_backend_opts: Any, pg_options: Any | None) -> Any:
