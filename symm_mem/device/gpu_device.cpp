@@ -1,7 +1,5 @@
 #include "symm_mem/device/gpu_device.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -70,11 +68,7 @@ int GpuDevice::attribute(gpuDeviceAttribute which) const {
   return value;
 }
 
-// The attribute tells what the device could do; the channel is what lets this process do it.
-bool GpuDevice::has_fabric_handles() const {
-  return attribute(gpuAttributeFabricHandles) != 0 &&
-         ::access("/dev/nvidia-caps-imex-channels/channel0", R_OK | W_OK) == 0;
-}
+bool GpuDevice::has_fabric_handles() const { return attribute(gpuAttributeFabricHandles) != 0; }
 
 GpuScope::GpuScope(const GpuDevice& device) : driver_(device.driver()) {
   if (!device.usable()) {

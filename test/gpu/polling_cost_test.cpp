@@ -90,9 +90,9 @@ TEST(PollingCostTest, IsLost) {
     std::size_t count;
   };
   std::string json = "[";
-  for (const Case& c : {Case{"packet", Algorithm::kPacket, 64},
-                        Case{"packet", Algorithm::kPacket, 16384},
-                        Case{"two_shot", Algorithm::kTwoShot, 1u << 20}}) {
+  for (const Case& c :
+       {Case{"packet", Algorithm::kPacket, 64}, Case{"packet", Algorithm::kPacket, 16384},
+        Case{"two_shot", Algorithm::kTwoShot, 1u << 20}}) {
     GraphedCalls looking(256, c.algorithm, c.count);
     GraphedCalls blind(1u << 31, c.algorithm, c.count);
     std::vector<double> with;
