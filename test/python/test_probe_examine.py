@@ -325,7 +325,7 @@ def cold_rank(rank: int, path: str, manner: str, results: mp.SimpleQueue) -> Non
         (
             "losing the capture",
             Verdict.COLD_NOT_REFUSED,
-            "the capture was lost after 'symm: no memory on this device yet; call it once before "
+            "the capture was lost after 'symm: no memory on this device yet; call once before "
             "capture': the capture was invalidated",
         ),
     ],
