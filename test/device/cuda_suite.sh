@@ -10,6 +10,7 @@
 #   LIMIT_<step>=<seconds> of one step, e.g. LIMIT_pytest=200
 #   SITE=<folder>          a package that build_package.sh made, or where it is to be made
 #   WHEELS=, GTEST_SOURCE= see build_package.sh
+#   PYTEST_FILES=test/python   what pytest is given
 #   PYTEST_ARGS, FAULT_ARGS, PROBE_ARGS, CONFORMANCE_ARGS, BENCH_ARGS, CALLS_ARGS: more arguments
 #   GTEST_FILTER, CHECK_FILTER: tests of gtest, and of memcheck and racecheck
 set -uo pipefail
@@ -87,7 +88,7 @@ step_memcheck() { sanitize memcheck; }
 step_racecheck() { sanitize racecheck; }
 step_pytest() {
   # shellcheck disable=SC2086
-  run_step pytest 300 python3 -m pytest -q -p no:cacheprovider test/python \
+  run_step pytest 300 python3 -m pytest -q -p no:cacheprovider ${PYTEST_FILES:-test/python} \
     --ignore test/python/test_models.py --ignore test/python/test_demo.py \
     --ignore test/python/test_bench.py --ignore test/python/test_doc_snippets.py \
     --durations 15 --junitxml "$logs/pytest.xml" ${PYTEST_ARGS:-}
