@@ -107,8 +107,10 @@ add_library(
   $<TARGET_OBJECTS:symm_cuda_kernels>
   ${_runtime_sources}
   # What it shares with libsymm, which it does not link.
-  ${_shared_sources} kernels/core/error.cpp symm_mem/device/device_runtime.cpp
-  symm_mem/fork_guard.cpp symm_mem/system_error.cpp)
+  ${_shared_sources} kernels/core/error.cpp kernels/core/signal_pad.cpp
+  kernels/plan/multimem.cpp symm_mem/device/device_runtime.cpp
+  symm_mem/device/memory_handle.cpp symm_mem/fork_guard.cpp symm_mem/multicast.cpp
+  symm_mem/system_error.cpp)
 
 foreach(target IN ITEMS symm_cuda_kernels symm_cuda)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")

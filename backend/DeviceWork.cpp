@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/errors.hpp"
+#include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
 

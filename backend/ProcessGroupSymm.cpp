@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "backend/c10d_store.hpp"
-#include "backend/engine/blocking_section.hpp"
-#include "backend/errors.hpp"
+#include "symm_mem/c10d/c10d_store.hpp"
+#include "symm_mem/blocking_section.hpp"
+#include "symm_mem/c10d/errors.hpp"
 #include "backend/profiling.hpp"
 
 namespace symm {
@@ -56,6 +56,7 @@ ProcessGroupSymm::ProcessGroupSymm(const c10::intrusive_ptr<c10d::Store>& store,
 }
 
 ProcessGroupSymm::~ProcessGroupSymm() {
+  close_links_of(this);
   if (!device_launcher_) return;
   blocking_section([this] { device_launcher_->leave([this] { engine_->interrupt(); }); });
 }
@@ -221,9 +222,13 @@ c10d::ErrorType ProcessGroupSymm::getError() {
   }
 }
 
-void ProcessGroupSymm::abort() { engine_->abort("abort() was called on this rank"); }
+void ProcessGroupSymm::abort() {
+  engine_->abort("abort() was called on this rank");
+  close_links_of(this);
+}
 
 void ProcessGroupSymm::shutdown() {
+  close_links_of(this);
   DeviceLauncher* const device = device_.load(std::memory_order_acquire);
   if (!device) {
     engine_->shutdown();

@@ -38,10 +38,11 @@
 #include "backend/collective_call.hpp"
 #include "backend/device_launcher.hpp"
 #include "backend/engine/group_engine.hpp"
+#include "symm_mem/c10d/group_links.hpp"
 
 namespace symm {
 
-class ProcessGroupSymm final : public c10d::Backend {
+class ProcessGroupSymm final : public c10d::Backend, public SegmentUser {
  public:
   using Options = ProcessGroupSymmOptions;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -137,6 +138,10 @@ class ProcessGroupSymm final : public c10d::Backend {
   // of this memory together (Communicator::rendezvous). ValueError where the tensor was not
   // allocated by allocate_symmetric().
   void rendezvous(const at::Tensor& tensor, bool symmetric = false);
+
+  // Memory of PyTorch's symmetric-memory API that has joined this group is read in place as well.
+  void segment_joined(std::shared_ptr<Segment> segment) override;
+  void segment_left(const std::shared_ptr<Segment>& segment) override;
 
  private:
   using Milliseconds = std::chrono::milliseconds;

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "backend/device_streams.hpp"
-#include "backend/errors.hpp"
+#include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
 

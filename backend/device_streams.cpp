@@ -1,6 +1,5 @@
 #include "backend/device_streams.hpp"
 
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <string>
@@ -8,7 +7,6 @@
 #include <utility>
 
 #include "symm_mem/deadline.hpp"
-#include "symm_mem/device/device_library.hpp"
 #include "symm_mem/fork_guard.hpp"
 
 namespace symm {
@@ -40,20 +38,7 @@ class Pause {
 
 }  // namespace
 
-DeviceKind gpu_kind() {
-  return at::detail::getCUDAHooks().hasROCM() ? DeviceKind::kHip : DeviceKind::kCuda;
-}
-
 DeviceId device_id(at::Device device) { return {gpu_kind(), device.index()}; }
-
-GpuRuntime& gpu_runtime(at::Device device) {
-  return device_library(gpu_kind()).runtime(device.index());
-}
-
-bool is_captured(at::Device device) {
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  return gpu_runtime(device).capture_id(guard.getStream(device).native_handle()) != 0;
-}
 
 DeviceStreams::DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator,
                              DeviceEngine& engine, bool high_priority)

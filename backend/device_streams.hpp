@@ -32,31 +32,12 @@
 #include "backend/engine/async_queue.hpp"
 #include "backend/engine/communicator.hpp"
 #include "kernels/core/error.hpp"
+#include "symm_mem/c10d/gpu_access.hpp"
 
 namespace symm {
 
-// What torch calls "cuda": kHip in a ROCm build of torch, else kCuda.
-DeviceKind gpu_kind();
+// As the engine names a device.
 DeviceId device_id(at::Device device);
-
-// The runtime of a GPU. Throws Error(kUnsupported) with the sentence of the device library.
-GpuRuntime& gpu_runtime(at::Device device);
-
-// True while this thread's current stream on `device`, a GPU, is captured. Throws as gpu_runtime().
-bool is_captured(at::Device device);
-
-class RelaxedCapture {
- public:
-  explicit RelaxedCapture(GpuRuntime& runtime)
-      : runtime_(runtime), before_(runtime.relax_capture_mode()) {}
-  ~RelaxedCapture() { runtime_.restore_capture_mode(before_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  GpuRuntime& runtime_;
-  const int before_;
-};
 
 // Where the last operation of one order was put: outside of captures, and in the latest capture.
 struct StreamChain {

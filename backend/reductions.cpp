@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "backend/ProcessGroupSymm.hpp"
-#include "backend/errors.hpp"
+#include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
 

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "backend/device_streams.hpp"
+#include "symm_mem/c10d/tensor_properties.hpp"
 
 namespace symm {
 
@@ -13,55 +14,6 @@ std::string layout_text(at::Layout layout) {
   std::ostringstream text;
   text << layout;
   return text.str();
-}
-
-// Not through a stream: see NOTE [Numbers and iostreams] in kernels/core/decimal.hpp.
-std::string printed(at::IntArrayRef values) {
-  std::string text = "[";
-  for (const std::int64_t value : values) {
-    if (text.size() > 1) text += ", ";
-    text += std::to_string(value);
-  }
-  return text + "]";
-}
-
-std::optional<Dtype> dtype_of(at::ScalarType type) {
-  switch (type) {
-    case at::kHalf:
-      return Dtype::kFloat16;
-    case at::kBFloat16:
-      return Dtype::kBFloat16;
-    case at::kFloat:
-      return Dtype::kFloat32;
-    case at::kDouble:
-      return Dtype::kFloat64;
-    case at::kFloat8_e4m3fn:
-      return Dtype::kFloat8E4M3Fn;
-    case at::kFloat8_e5m2:
-      return Dtype::kFloat8E5M2;
-    case at::kFloat8_e4m3fnuz:
-      return Dtype::kFloat8E4M3FnUz;
-    case at::kFloat8_e5m2fnuz:
-      return Dtype::kFloat8E5M2FnUz;
-    case at::kChar:
-      return Dtype::kInt8;
-    case at::kByte:
-      return Dtype::kUInt8;
-    case at::kShort:
-      return Dtype::kInt16;
-    case at::kInt:
-      return Dtype::kInt32;
-    case at::kLong:
-      return Dtype::kInt64;
-    case at::kBool:
-      return Dtype::kBool;
-    case at::kComplexFloat:
-      return Dtype::kComplex64;
-    case at::kComplexDouble:
-      return Dtype::kComplex128;
-    default:
-      return std::nullopt;
-  }
 }
 
 // A dtype without arithmetic here travels as another one of its size.

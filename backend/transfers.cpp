@@ -4,7 +4,7 @@
 
 #include "backend/ProcessGroupSymm.hpp"
 #include "backend/engine/point_to_point.hpp"
-#include "backend/errors.hpp"
+#include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
 

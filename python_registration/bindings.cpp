@@ -13,9 +13,11 @@
 
 #include "backend/ProcessGroupSymm.hpp"
 #include "backend/device_streams.hpp"
-#include "backend/engine/blocking_section.hpp"
+#include "symm_mem/blocking_section.hpp"
 #include "backend/engine/live_groups.hpp"
-#include "backend/errors.hpp"
+#include "symm_mem/c10d/contiguous_view.hpp"
+#include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "symm_mem/device/device_library.hpp"
 
@@ -176,6 +178,7 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed");
   symm::set_blocking_hook(&without_interpreter_lock);
   bind_process_group(module);
+  symm::register_symmetric_memory();
 
   module.def(
       "isa", [] { return with_torch_errors([] { return symm::isa_name(symm::selected_isa()); }); },
@@ -186,6 +189,17 @@ PYBIND11_MODULE(_C, module) {
   module.def("build_info", &build_info, "What this module was compiled with.");
   module.def("allocate", &allocate, py::arg("nbytes"), py::arg("device") = "cpu",
              "A uint8 tensor of zeros in memory that ProcessGroupSymm.rendezvous() accepts.");
+
+  module.def("contiguous_view", &symm::contiguous_view, py::arg("tensor"), py::arg("group_name"),
+             "All ranks' copies of a symmetric tensor as one, [world_size, *shape]. Collective.");
+  module.def("is_symmetric", &symm::is_symmetric, py::arg("tensor"), py::arg("group_name"),
+             "Whether `tensor` stands in memory of SYMM, and has joined the group, if one is named.");
+  module.def("place_of", &symm::place_of, py::arg("tensor"),
+             "(bytes from the start of its allocation, bytes of that), None for other memory.");
+  module.def("tell", &symm::tell, py::arg("group_name"), py::arg("message"),
+             "Everybody's message, by rank. Collective.");
+  module.def("mappings_made", &symm::mappings_made,
+             "Mappings of symmetric memory that this process has made so far.");
 
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [] { symm::interrupt_live_groups(); }, py::call_guard<py::gil_scoped_release>()));

@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kProbePeriod{50};
 constexpr std::chrono::milliseconds kRetryPeriod{2};  // while a listener's queue is full
+constexpr std::chrono::milliseconds kRereadPeriod{20};
 constexpr std::size_t kSpareStrangers = 32;
 constexpr int kMaxRefusalLines = 16;
 
@@ -31,13 +32,15 @@ std::string peer_name(int peer, const PeerRecord& record) {
 
 }  // namespace
 
-PeerConnector::PeerConnector(std::string prefix, int rank, const std::vector<PeerRecord>& records,
-                             GuardedDescriptor listener)
+PeerConnector::PeerConnector(std::string prefix, int rank, std::vector<PeerRecord>& records,
+                             GuardedDescriptor listener, Reread reread)
     : prefix_(std::move(prefix)),
       rank_(rank),
       world_size_(static_cast<int>(records.size())),
       records_(records),
       listener_(std::move(listener)),
+      reread_(std::move(reread)),
+      next_reread_(records.size()),
       sockets_(records.size()),
       stages_(records.size(), Stage::kWaiting),
       next_probe_(Deadline::Clock::now() + kProbePeriod) {
@@ -69,7 +72,10 @@ void PeerConnector::connect_lower() {
     if (stage(peer) != Stage::kWaiting) continue;
     ConnectResult result = connect_to(record(peer).socket_path);
     if (result.error == EAGAIN) continue;
-    if (result.error != 0) throw_unreachable(peer, result.error);
+    if (result.error != 0) {
+      if (expect_again(peer)) continue;
+      throw_unreachable(peer, result.error);
+    }
     if (peer_uid(result.socket.get()) != ::geteuid()) {
       throw Error(ErrorCode::kSecurity, prefix_ + "the socket that the Store names for " +
                                             peer_name(peer, record(peer)) +
@@ -122,6 +128,10 @@ bool PeerConnector::hear_stranger(GuardedDescriptor& stranger) {
     return true;
   }
   const int peer = static_cast<int>(hello->rank);
+  if (reread_) {
+    if (stage(peer) == Stage::kStanding && is_hung_up(socket(peer).get())) expect_again(peer);
+    read_again(peer);
+  }
   if (stage(peer) != Stage::kWaiting) {
     refuse_stranger("rank " + std::to_string(peer) + " is connected already");
     return true;
@@ -139,6 +149,7 @@ void PeerConnector::hear_answers() {
     const ReceivedPacket packet = receive_packet(socket(peer).get(), HelloFrame::kBytes);
     if (packet.status == SocketStatus::kWouldBlock) continue;
     if (packet.status == SocketStatus::kClosed) {
+      if (expect_again(peer)) continue;
       throw Error(ErrorCode::kPeerLost,
                   prefix_ + names_of_the_lost(peer) + " ended during set-up, or refused this rank");
     }
@@ -157,7 +168,7 @@ void PeerConnector::hear_answers() {
 void PeerConnector::check_standing() {
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_ || stage(peer) != Stage::kStanding) continue;
-    if (!is_hung_up(socket(peer).get())) continue;
+    if (!is_hung_up(socket(peer).get()) || expect_again(peer)) continue;
     // A goodbye may come after the packet of the closing round.
     for (;;) {
       const ReceivedPacket packet = receive_packet(socket(peer).get(), ExchangeFrame::kMaxBytes);
@@ -175,8 +186,23 @@ void PeerConnector::probe_higher() {
   for (int peer = rank_ + 1; peer < world_size_; ++peer) {
     if (stage(peer) != Stage::kWaiting) continue;
     const ConnectResult result = connect_to(record(peer).socket_path);
-    if (result.error != 0 && result.error != EAGAIN) throw_unreachable(peer, result.error);
+    if (result.error == 0 || result.error == EAGAIN || expect_again(peer)) continue;
+    throw_unreachable(peer, result.error);
   }
+}
+
+bool PeerConnector::expect_again(int peer) {
+  if (!reread_) return false;
+  socket(peer).reset();
+  stage(peer) = Stage::kWaiting;
+  if (Deadline::Clock::now() >= next_reread_[static_cast<std::size_t>(peer)]) read_again(peer);
+  return true;
+}
+
+void PeerConnector::read_again(int peer) {
+  const auto index = static_cast<std::size_t>(peer);
+  if (std::optional<PeerRecord> found = reread_(peer)) records_[index] = std::move(*found);
+  next_reread_[index] = Deadline::Clock::now() + kRereadPeriod;
 }
 
 void PeerConnector::wait(const Deadline& deadline) {

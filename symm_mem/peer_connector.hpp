@@ -6,9 +6,16 @@
 // others. Who died is seen in three ways: a listener that refuses (the connector's side), a
 // hang-up of a connection that stands, and for a higher rank that has not connected yet a probe,
 // which is a connection to its listener that says nothing and is closed at once.
+//
+// NOTE [Earlier tries]
+// The Store may still hold what a rank published in an earlier try (PeerMeshConfig::may_be_retried).
+// Then a peer that cannot be reached, or that leaves, is no failure: its record is read again until
+// there is a new one, and only the deadline ends the wait.
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,9 +27,14 @@ namespace symm {
 
 class PeerConnector {
  public:
+  // What the Store holds for a rank now; nullopt where that cannot be read.
+  using Reread = std::function<std::optional<PeerRecord>(int rank)>;
+
   // `records` (by rank, this one included) must stay valid. `listener` is this rank's socket.
-  PeerConnector(std::string prefix, int rank, const std::vector<PeerRecord>& records,
-                GuardedDescriptor listener);
+  // `reread`: see NOTE [Earlier tries]; null where the records are final, else they are replaced by
+  // newer ones.
+  PeerConnector(std::string prefix, int rank, std::vector<PeerRecord>& records,
+                GuardedDescriptor listener, Reread reread = nullptr);
 
   // Returns when every peer is connected; take sockets() then. Throws Error: kTimeout naming the
   // ranks that did not come, kPeerLost naming the ranks, kSecurity when a listener cannot show our
@@ -43,6 +55,9 @@ class PeerConnector {
   void check_standing();
   void probe_higher();
   void wait(const Deadline& deadline);
+  // False where records are final; else `peer` is waited for again.
+  bool expect_again(int peer);
+  void read_again(int peer);
   std::vector<int> missing() const;
   // `seen` and every other peer that is gone as well.
   std::string names_of_the_lost(int seen) const;
@@ -55,8 +70,10 @@ class PeerConnector {
   std::string prefix_;
   int rank_;
   int world_size_;
-  const std::vector<PeerRecord>& records_;
+  std::vector<PeerRecord>& records_;
   GuardedDescriptor listener_;
+  Reread reread_;
+  std::vector<Deadline::Clock::time_point> next_reread_;  // by rank
   std::vector<GuardedDescriptor> sockets_;
   std::vector<Stage> stages_;
   std::vector<GuardedDescriptor> strangers_;  // accepted, have not said who they are

@@ -291,10 +291,14 @@ std::unique_ptr<SocketMesh> connect_sockets(KeyValueStore& store, const PeerMesh
   GuardedDescriptor listener = listen_on(directory.socket_path(), kMaxRanks);
   const PeerRecord own = own_record(config, directory.socket_path());
   store.set(store_key(config.rank), encode_peer_record(own));
-  const std::vector<PeerRecord> records = read_records(store, config, own, deadline);
+  std::vector<PeerRecord> records = read_records(store, config, own, deadline);
   check_one_host(prefix, records);
   check_one_user(prefix, records);
-  PeerConnector connector(prefix, config.rank, records, std::move(listener));
+  PeerConnector::Reread reread;
+  if (config.may_be_retried) {
+    reread = [&](int rank) { return read_record(store, config, rank, kLastLook); };
+  }
+  PeerConnector connector(prefix, config.rank, records, std::move(listener), std::move(reread));
   try {
     connector.run(deadline);
   } catch (const Error& error) {

@@ -42,6 +42,10 @@ struct PeerMeshConfig {
   std::chrono::milliseconds timeout{0};  // whole set-up
   // Opaque bytes that every rank learns of every other; at most kMaxPayload.
   std::vector<std::uint8_t> payload;
+  // Whether ranks may have tried before under the same keys of the Store: what they left there is
+  // then passed over. The price is that a rank which ends during set-up is missed only when the
+  // time-out has passed (NOTE [Earlier tries] in peer_connector.hpp).
+  bool may_be_retried = false;
 };
 
 class PeerMesh {

@@ -46,6 +46,8 @@ class Communicator::Impl : public CallObserver {
   void run(const CollectiveArgs& args, milliseconds timeout);
   std::shared_ptr<Segment> rendezvous(std::shared_ptr<LocalSegment> local, milliseconds timeout,
                                       bool symmetric);
+  void add_segment(std::shared_ptr<Segment> segment, milliseconds timeout);
+  void remove_segment(const std::shared_ptr<Segment>& segment);
   void check_usable() const;
 
   bool keep_waiting(int peer) override;
@@ -64,6 +66,8 @@ class Communicator::Impl : public CallObserver {
   void check_same(const char* name, std::uint64_t Agreement::*setting,
                   const std::vector<Agreement>& proposals) const;
   void begin_call(const CallRecord& record, milliseconds timeout);
+  template <class Make>
+  std::shared_ptr<Segment> join_segment(milliseconds timeout, bool symmetric, Make&& make);
   bool verify_record(int peer, std::uint64_t sequence);
   bool verify_backlog();
   template <class Body>
@@ -284,16 +288,10 @@ void Communicator::Impl::run(const CollectiveArgs& args, milliseconds timeout) {
            [&] { return run_collective(*executor_, args, plan, *memory_) && executor_->end(); });
 }
 
-std::shared_ptr<Segment> Communicator::Impl::rendezvous(std::shared_ptr<LocalSegment> local,
-                                                        milliseconds timeout, bool symmetric) {
-  const std::lock_guard lock(call_mutex_);
-  check_usable();
-  device_slot_->check_segment(*local);
-  if (config_.world_size == 1) {
-    const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-    return Segment::rendezvous(*mesh_, std::move(local), sequence, config_.timeout,
-                               [] { return false; });
-  }
+// The call in which a segment becomes known: one that `make` makes or has.
+template <class Make>
+std::shared_ptr<Segment> Communicator::Impl::join_segment(milliseconds timeout, bool symmetric,
+                                                          Make&& make) {
   // The barrier brings all ranks here, or tells them apart from ranks that made another call.
   const CollectiveArgs args{};
   const Plan plan = agreement_.tables.host.select(CollectiveKind::kBarrier, config_.world_size, 0,
@@ -304,11 +302,44 @@ std::shared_ptr<Segment> Communicator::Impl::rendezvous(std::shared_ptr<LocalSeg
   record.count = symmetric ? kSymmetricRendezvousCount : kRendezvousCount;
   run_call(record, timeout, [&] {
     if (!run_collective(*executor_, args, plan, *memory_) || !executor_->end()) return false;
-    segment = memory_->add_segment(std::move(local));
+    segment = make();
+    memory_->add_segment(segment);
     device_slot_->add_segment(segment, symmetric);
     return true;
   });
   return segment;
+}
+
+std::shared_ptr<Segment> Communicator::Impl::rendezvous(std::shared_ptr<LocalSegment> local,
+                                                        milliseconds timeout, bool symmetric) {
+  const std::lock_guard lock(call_mutex_);
+  check_usable();
+  device_slot_->check_segment(*local);
+  if (config_.world_size == 1) {
+    const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+    return Segment::rendezvous(*mesh_, std::move(local), sequence, config_.timeout,
+                               [] { return false; });
+  }
+  return join_segment(timeout, symmetric, [&] { return memory_->make_segment(std::move(local)); });
+}
+
+void Communicator::Impl::add_segment(std::shared_ptr<Segment> segment, milliseconds timeout) {
+  const std::lock_guard lock(call_mutex_);
+  check_usable();
+  device_slot_->check_segment(*segment->local());
+  if (config_.world_size == 1) {
+    sequence_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  join_segment(timeout, false, [&] { return std::move(segment); });
+}
+
+void Communicator::Impl::remove_segment(const std::shared_ptr<Segment>& segment) {
+  device_slot_->drain();
+  const std::lock_guard lock(call_mutex_);
+  if (!memory_) return;
+  memory_->remove_segment(segment);
+  device_slot_->remove_segment(segment);
 }
 
 Communicator::Communicator() = default;
@@ -350,6 +381,14 @@ PointToPoint& Communicator::point_to_point() { return impl_->mailboxes(); }
 std::shared_ptr<Segment> Communicator::rendezvous(std::shared_ptr<LocalSegment> local,
                                                   milliseconds timeout, bool symmetric) {
   return impl_->rendezvous(std::move(local), timeout, symmetric);
+}
+
+void Communicator::add_segment(std::shared_ptr<Segment> segment, milliseconds timeout) {
+  impl_->add_segment(std::move(segment), timeout);
+}
+
+void Communicator::remove_segment(const std::shared_ptr<Segment>& segment) {
+  impl_->remove_segment(segment);
 }
 
 DeviceEngine& Communicator::device_engine(DeviceId device) {

@@ -90,6 +90,13 @@ class Communicator {
                                       std::chrono::milliseconds timeout = {},
                                       bool symmetric = false);
 
+  // Makes a segment of the same ranks, which somebody else has made, known as rendezvous() does.
+  // Collective in the same way.
+  void add_segment(std::shared_ptr<Segment> segment, std::chrono::milliseconds timeout = {});
+  // Every rank has agreed to use `segment` in no further call. Local; waits for the device, and no
+  // call of the group may be queued. Not counted.
+  void remove_segment(const std::shared_ptr<Segment>& segment);
+
   // Fails the group on this rank and tells the peers; calls in progress here and there throw
   // kAborted. Local, any thread, never blocks.
   void abort(const std::string& reason);

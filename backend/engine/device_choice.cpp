@@ -47,6 +47,7 @@ std::optional<DeviceGroup::Found> DeviceGroup::find(const void* data, std::size_
   const auto& segments = resources_->segments;
   const std::size_t known = std::min<std::size_t>(segments.size(), kMaxSegments);
   for (std::size_t i = 0; i < known; ++i) {
+    if (!segments[i].segment) continue;
     const LocalSegment& local = *segments[i].segment->local();
     if (!local.contains(data, bytes)) continue;
     return Found{static_cast<int>(i),

@@ -248,14 +248,15 @@ void DeviceGroup::check() {
   fail_group(ErrorCode::kAborted, "a kernel gave up on " + device_name(device_));
 }
 
-void DeviceGroup::add_segment(std::shared_ptr<Segment> segment, bool symmetric) {
+void DeviceGroup::set_segment(std::size_t number, std::shared_ptr<Segment> segment,
+                              bool symmetric) {
   const std::lock_guard lock(mutex_);
-  const auto number = static_cast<int>(resources_->segments.size());
-  if (number < kMaxSegments) {
-    resources_->kernels->set_segment(number,
+  if (segment && number < static_cast<std::size_t>(kMaxSegments)) {
+    resources_->kernels->set_segment(static_cast<int>(number),
                                      {segment->bases(), static_cast<std::size_t>(world_size())});
   }
-  resources_->segments.push_back({std::move(segment), symmetric});
+  if (number >= resources_->segments.size()) resources_->segments.resize(number + 1);
+  resources_->segments[number] = {std::move(segment), symmetric};
 }
 
 }  // namespace symm

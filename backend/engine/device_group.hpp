@@ -48,8 +48,9 @@ class DeviceGroup final : public DeviceEngine {
   void check() override;
   void connect_all(std::chrono::milliseconds timeout) override;
 
-  // The group's next segment in device memory; the same on every rank. Local.
-  void add_segment(std::shared_ptr<Segment> segment, bool symmetric);
+  // Segment `number` of the group in device memory, the same on every rank; null where that number
+  // is free. Local; the device must have stopped using the one that had the number before.
+  void set_segment(std::size_t number, std::shared_ptr<Segment> segment, bool symmetric);
 
   // Waits until what was put on streams has ended, well or not; does not wait for a failed group.
   // Replays of graphs that were begun before are waited for as well.
@@ -67,7 +68,7 @@ class DeviceGroup final : public DeviceEngine {
   struct Resources {
     std::shared_ptr<LocalSegment> segment;
     std::unique_ptr<DevicePeers> peers;
-    std::vector<KnownSegment> segments;  // by number
+    std::vector<KnownSegment> segments;  // by number; null where it is free
     std::unique_ptr<GroupKernels> kernels;
   };
   // Where [data, data + bytes) stands.

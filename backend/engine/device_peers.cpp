@@ -15,7 +15,7 @@ constexpr std::uint64_t kOfferTopic = 1;
 constexpr std::uint64_t kVerdictTopic = 2;
 
 // Grows with every change of an offer, of DeviceLayout, or of what a kernel expects of a peer's.
-constexpr std::uint32_t kDeviceProtocol = 1;
+constexpr std::uint32_t kDeviceProtocol = 2;
 constexpr std::uint32_t kOfferMagic = 0x64676573;
 constexpr std::uint32_t kNoError = ~std::uint32_t{0};
 constexpr std::size_t kMaxText = 1024;
@@ -62,6 +62,7 @@ struct DevicePeers::Offer {
   Uuid uuid{};
   std::uint64_t layout_bytes = 0;
   std::uint64_t mapped_bytes = 0;
+  HandleOffer handles;
   std::optional<Error> error;
 
   std::vector<std::uint8_t> encode() const {
@@ -74,6 +75,7 @@ struct DevicePeers::Offer {
     writer.raw(uuid);
     writer.integer(layout_bytes);
     writer.integer(mapped_bytes);
+    handles.write(writer);
     write_error(writer, error);
     return writer.take();
   }
@@ -89,6 +91,7 @@ struct DevicePeers::Offer {
     const auto uuid = reader.raw(offer.uuid.size());
     offer.layout_bytes = reader.integer<std::uint64_t>();
     offer.mapped_bytes = reader.integer<std::uint64_t>();
+    offer.handles = HandleOffer::read(reader);
     offer.error = read_error(reader);
     if (!reader.finished() || magic != kOfferMagic ||
         kind > static_cast<std::uint32_t>(DeviceKind::kHip) || index > 4096) {
@@ -116,8 +119,9 @@ void DevicePeers::offer(const LocalSegment& own) {
   offer.uuid = runtime_.identity().uuid;
   offer.layout_bytes = layout_bytes_;
   offer.mapped_bytes = own.mapped_bytes();
-  const FileDescriptor exported = runtime_.export_memory(*own.memory());
-  mesh_.post(kOfferTopic, offer.encode(), exported.get());
+  const ExportedMemory exported = export_by_every_kind(runtime_, *own.memory());
+  offer.handles = own_handles_ = exported.offer;
+  mesh_.post(kOfferTopic, offer.encode(), exported.descriptor.get());
 }
 
 void DevicePeers::offer_failure(PeerMesh& mesh, DeviceId device, const Error& error) {
@@ -185,51 +189,102 @@ void DevicePeers::check(int peer, const Offer& offer) const {
   }
 }
 
-void DevicePeers::use(int peer, PeerMesh::Received received) {
-  const std::optional<Offer> offer = Offer::decode(received.message);
-  if (!offer) {
-    throw Error(ErrorCode::kSecurity, health_.rank_name(peer) + " sent a malformed device offer");
-  }
-  check(peer, *offer);
-  Peer& entry = peers_[static_cast<std::size_t>(peer)];
-  try {
-    entry.memory = runtime_.import_memory(std::move(received.descriptor), offer->mapped_bytes);
-    entry.mapping = runtime_.map(entry.memory);
-  } catch (const Error& error) {
-    throw Error(error.code() == ErrorCode::kSecurity ? error.code() : ErrorCode::kUnsupported,
-                own_gpu() + " cannot reach the memory of " + health_.rank_name(peer) + "'s " +
-                    gpu_text(offer->device, offer->gpu, offer->uuid) + ": " + error.what());
-  }
-  entry.base = entry.mapping->base();
-}
-
-std::byte* DevicePeers::map(int peer, const Deadline& deadline, const std::string& call) {
+void DevicePeers::take_offer(int peer, const Deadline& deadline, const std::string& call) {
   Peer& entry = peers_[static_cast<std::size_t>(peer)];
   if (entry.problem) throw Error(*entry.problem);
-  if (entry.base != nullptr) return entry.base;
+  if (entry.offer != nullptr) return;
   PeerMesh::Received received = wait_for(peer, kOfferTopic, deadline, call);
   try {
-    use(peer, std::move(received));
+    std::optional<Offer> offer = Offer::decode(received.message);
+    if (!offer) {
+      throw Error(ErrorCode::kSecurity, health_.rank_name(peer) + " sent a malformed device offer");
+    }
+    check(peer, *offer);
+    entry.offer = std::make_shared<Offer>(*std::move(offer));
+    entry.descriptor = std::move(received.descriptor);
   } catch (const Error& error) {
     entry.problem = error;
     throw;
   }
+}
+
+HandleKind DevicePeers::kind_for_pair(int peer) const {
+  std::array<HandleOffer, 2> offers{own_handles_,
+                                    peers_[static_cast<std::size_t>(peer)].offer->handles};
+  return choose_handle_kind(offers);
+}
+
+HandleKind DevicePeers::kind_for_group() const {
+  std::vector<HandleOffer> offers;
+  for (const Peer& peer : peers_) {
+    offers.push_back(peer.offer == nullptr ? own_handles_ : peer.offer->handles);
+  }
+  return choose_handle_kind(offers);
+}
+
+std::byte* DevicePeers::map_offered(int peer, HandleKind kind) {
+  Peer& entry = peers_[static_cast<std::size_t>(peer)];
+  if (entry.base != nullptr) return entry.base;
+  const Offer& offer = *entry.offer;
+  try {
+    entry.memory = runtime_.import_memory(
+        handle_of(kind, offer.handles, std::move(entry.descriptor)), offer.mapped_bytes);
+    entry.mapping = runtime_.map(entry.memory);
+  } catch (const Error& error) {
+    entry.problem =
+        Error(error.code() == ErrorCode::kSecurity ? error.code() : ErrorCode::kUnsupported,
+              own_gpu() + " cannot reach the memory of " + health_.rank_name(peer) + "'s " +
+                  gpu_text(offer.device, offer.gpu, offer.uuid) + ": " + error.what());
+    throw Error(*entry.problem);
+  }
+  entry.base = entry.mapping->base();
   return entry.base;
+}
+
+std::byte* DevicePeers::map(int peer, const Deadline& deadline, const std::string& call) {
+  Peer& entry = peers_[static_cast<std::size_t>(peer)];
+  take_offer(peer, deadline, call);
+  if (entry.base != nullptr) return entry.base;
+  try {
+    return map_offered(peer, kind_for_pair(peer));
+  } catch (const Error& error) {
+    entry.problem = error;
+    throw;
+  }
+}
+
+// What is wrong with one peer's offer or memory is part of the verdict; that waiting has ended is
+// thrown.
+std::optional<Error> DevicePeers::map_all(const Deadline& deadline, const std::string& call) {
+  std::optional<Error> first;
+  const auto for_every_peer = [&](auto&& step) {
+    for (int peer = 0; peer < mesh_.world_size(); ++peer) {
+      if (peer == mesh_.rank()) continue;
+      try {
+        step(peer);
+      } catch (const Error& error) {
+        if (!problem(peer)) throw;
+        if (!first) first = error;
+      }
+    }
+  };
+  for_every_peer([&](int peer) { take_offer(peer, deadline, call); });
+  if (first) return first;
+  HandleKind kind{};
+  try {
+    kind = kind_for_group();
+  } catch (const Error& error) {
+    return error;
+  }
+  for_every_peer([&](int peer) { map_offered(peer, kind); });
+  return first;
 }
 
 void DevicePeers::agree(const Deadline& deadline, const std::string& call) {
   if (refusal_) throw Error(*refusal_);
   std::vector<std::optional<Error>> verdicts(peers_.size());
   std::optional<Error>& own = verdicts[static_cast<std::size_t>(mesh_.rank())];
-  for (int peer = 0; peer < mesh_.world_size(); ++peer) {
-    if (peer == mesh_.rank()) continue;
-    try {
-      map(peer, deadline, call);
-    } catch (const Error& error) {
-      if (!problem(peer)) throw;
-      if (!own) own = error;
-    }
-  }
+  own = map_all(deadline, call);
   ByteWriter writer;
   write_error(writer, own);
   mesh_.post(kVerdictTopic, writer.take(), -1);

@@ -1,12 +1,13 @@
 // The peers' device segments: exchanged over the mesh, mapped when they are first needed.
 //
 // NOTE [Offers and verdicts]
-// When a rank makes its engine it posts an offer to every peer: its GPU, its segment's descriptor,
-// or why it has none. A rank takes a peer's offer when it first needs the peer. Before the first
-// collective every rank takes all offers and then posts a verdict, "ok" or an error text, and takes
-// everybody's, so that either all ranks run collectives or all throw the same error. Nothing here
-// makes the group failed; waiting that ends without an answer throws, and that the caller must
-// treat as a failure.
+// When a rank makes its engine it posts an offer to every peer: its GPU, its segment's handles of
+// every kind, or why it has none. A rank takes a peer's offer when it first needs the peer. Before
+// the first collective every rank takes all offers, chooses with them the kind of handle
+// (handle_choice.hpp) and then posts a verdict, "ok" or an error text, and takes everybody's, so
+// that either all ranks run collectives or all throw the same error. A peer that is needed before,
+// by a message, is mapped by what the two ranks' offers allow. Nothing here makes the group failed;
+// waiting that ends without an answer throws, and that the caller must treat as a failure.
 //
 // Thread safety: none; the caller's mutex is held.
 #pragma once
@@ -22,6 +23,7 @@
 #include "backend/engine/group_health.hpp"
 #include "symm_mem/deadline.hpp"
 #include "symm_mem/device/device_runtime.hpp"
+#include "symm_mem/handle_choice.hpp"
 #include "symm_mem/peer_mesh.hpp"
 #include "symm_mem/segment.hpp"
 
@@ -58,6 +60,8 @@ class DevicePeers {
  private:
   struct Offer;
   struct Peer {
+    std::shared_ptr<Offer> offer;  // once it was taken and is fine
+    FileDescriptor descriptor;     // that came with it
     std::shared_ptr<PhysicalMemory> memory;
     std::shared_ptr<Mapping> mapping;
     std::byte* base = nullptr;
@@ -66,8 +70,15 @@ class DevicePeers {
 
   PeerMesh::Received wait_for(int peer, std::uint64_t topic, const Deadline& deadline,
                               const std::string& call);
-  void use(int peer, PeerMesh::Received received);
+  // Takes `peer`'s offer, if that has not been done. Throws as map().
+  void take_offer(int peer, const Deadline& deadline, const std::string& call);
   void check(int peer, const Offer& offer) const;
+  // Both need the offers taken.
+  HandleKind kind_for_pair(int peer) const;
+  HandleKind kind_for_group() const;
+  std::byte* map_offered(int peer, HandleKind kind);
+  // Takes all offers and maps all peers; this rank's part of the verdict.
+  std::optional<Error> map_all(const Deadline& deadline, const std::string& call);
   std::string own_gpu() const;
 
   PeerMesh& mesh_;
@@ -75,6 +86,7 @@ class DevicePeers {
   GpuRuntime& runtime_;
   const DeviceId device_;
   const std::uint64_t layout_bytes_;
+  HandleOffer own_handles_;
   std::vector<Peer> peers_;  // by rank; that of this rank stays empty
   bool agreed_ = false;
   std::optional<Error> refusal_;

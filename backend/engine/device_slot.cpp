@@ -1,5 +1,6 @@
 #include "backend/engine/device_slot.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "symm_mem/device/device_library.hpp"
@@ -63,10 +64,9 @@ void DeviceSlot::make(GpuRuntime& runtime) {
     tell_peers(error);
     throw Error(*problem_);
   }
-  for (EarlySegment& early : early_segments_) {
-    group_->add_segment(std::move(early.segment), early.symmetric);
+  for (std::size_t number = 0; number < segments_.size(); ++number) {
+    group_->set_segment(number, segments_[number].segment, segments_[number].symmetric);
   }
-  early_segments_.clear();
   made_.store(group_.get(), std::memory_order_release);
 }
 
@@ -76,13 +76,24 @@ void DeviceSlot::check_segment(const LocalSegment& local) {
   use(device_of(local));
 }
 
+void DeviceSlot::set_segment(std::size_t number, KnownSegment segment) {
+  if (group_ != nullptr) group_->set_segment(number, segment.segment, segment.symmetric);
+  if (number >= segments_.size()) segments_.resize(number + 1);
+  segments_[number] = std::move(segment);
+}
+
 void DeviceSlot::add_segment(std::shared_ptr<Segment> segment, bool symmetric) {
   if (segment->local()->runtime().kind() == DeviceKind::kHost) return;
   const std::lock_guard lock(mutex_);
-  if (group_ != nullptr) {
-    group_->add_segment(std::move(segment), symmetric);
-  } else {
-    early_segments_.push_back({std::move(segment), symmetric});
+  const auto free = std::find_if(segments_.begin(), segments_.end(),
+                                 [](const KnownSegment& known) { return !known.segment; });
+  set_segment(static_cast<std::size_t>(free - segments_.begin()), {std::move(segment), symmetric});
+}
+
+void DeviceSlot::remove_segment(const std::shared_ptr<Segment>& segment) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t number = 0; number < segments_.size(); ++number) {
+    if (segments_[number].segment == segment) set_segment(number, {});
   }
 }
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "backend/engine/blocking_section.hpp"
+#include "symm_mem/blocking_section.hpp"
 #include "backend/engine/live_groups.hpp"
 #include "symm_mem/fork_guard.hpp"
 

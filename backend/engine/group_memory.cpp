@@ -1,5 +1,7 @@
 #include "backend/engine/group_memory.hpp"
 
+#include <algorithm>
+
 namespace symm {
 
 GroupMemory::GroupMemory(PeerMesh& mesh, std::size_t workspace_bytes, const Patience& patience)
@@ -38,13 +40,26 @@ SlotProvider::Slots GroupMemory::workspace() {
   return {workspace_->bases(), workspace_bytes_ / kSlots};
 }
 
-std::shared_ptr<Segment> GroupMemory::add_segment(std::shared_ptr<LocalSegment> local) {
-  segments_.push_back(exchange(std::move(local)));
-  return segments_.back();
+std::shared_ptr<Segment> GroupMemory::make_segment(std::shared_ptr<LocalSegment> local) {
+  return exchange(std::move(local));
+}
+
+void GroupMemory::add_segment(std::shared_ptr<Segment> segment) {
+  const auto free = std::find(segments_.begin(), segments_.end(), nullptr);
+  if (free == segments_.end()) {
+    segments_.push_back(std::move(segment));
+  } else {
+    *free = std::move(segment);
+  }
+}
+
+void GroupMemory::remove_segment(const std::shared_ptr<Segment>& segment) {
+  std::replace(segments_.begin(), segments_.end(), segment, std::shared_ptr<Segment>());
 }
 
 std::optional<GroupMemory::Place> GroupMemory::find(const void* data, std::size_t bytes) const {
   for (std::size_t i = 0; i < segments_.size(); ++i) {
+    if (!segments_[i]) continue;
     const LocalSegment& local = *segments_[i]->local();
     if (!local.contains(data, bytes)) continue;
     const auto offset =

@@ -41,8 +41,12 @@ class GroupMemory : public SlotProvider {
   Slots workspace() override;
   void set_patience(Patience patience) { patience_ = std::move(patience); }
 
-  // Collective. Segments are numbered alike on every rank.
-  std::shared_ptr<Segment> add_segment(std::shared_ptr<LocalSegment> local);
+  // Collective: makes a segment of the group.
+  std::shared_ptr<Segment> make_segment(std::shared_ptr<LocalSegment> local);
+  // Gives `segment` the first free number, and gives it back. Every rank does the same in the same
+  // order, so segments are numbered alike.
+  void add_segment(std::shared_ptr<Segment> segment);
+  void remove_segment(const std::shared_ptr<Segment>& segment);
 
   // Where [data, data + bytes) of this rank stands in a segment of the group.
   struct Place {
@@ -64,7 +68,7 @@ class GroupMemory : public SlotProvider {
   std::vector<ControlRegion*> controls_;
   std::vector<std::byte*> small_slots_;
   std::shared_ptr<Segment> workspace_;
-  std::vector<std::shared_ptr<Segment>> segments_;
+  std::vector<std::shared_ptr<Segment>> segments_;  // by number; null where it is free
 };
 
 }  // namespace symm

@@ -6,6 +6,7 @@
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
 #include "symm_mem/byte_codec.hpp"
+#include "symm_mem/device/memory_handle.hpp"
 
 namespace symm {
 
@@ -30,6 +31,7 @@ Environment Environment::read() {
   if (const char* path = std::getenv("SYMM_TUNING_FILE"); path != nullptr) {
     environment.tables = PlanTables::from_file(path);
   }
+  static_cast<void>(handle_preference());  // throws for a wrong value
   return environment;
 }
 

@@ -14,6 +14,7 @@ namespace symm {
 // The environment of this process. Throws Error(kInvalidArgument) that names the variable.
 //   SYMM_ALGO         an algorithm's name: forces it for every collective that has it
 //   SYMM_TUNING_FILE  path of JSON tuning tables (PlanTables::from_json)
+//   SYMM_HANDLE_TYPE  checked here, read where memory is made and shared (handle_preference())
 struct Environment {
   Algorithm algorithm = Algorithm::kAuto;
   PlanTables tables;

@@ -47,6 +47,23 @@ namespace symm {
   } else {                                                                       \
     asm volatile(opcode ".u64 [%0], %1;" ::"l"(address), "l"(value) : "memory"); \
   }
+#define SYMM_PTX_COMPARE_EXCHANGE(T, opcode, address, expected, desired) \
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);                       \
+  if constexpr (sizeof(T) == 4) {                                        \
+    std::uint32_t found;                                                 \
+    asm volatile(opcode ".b32 %0, [%1], %2, %3;"                         \
+                 : "=r"(found)                                           \
+                 : "l"(address), "r"(expected), "r"(desired)             \
+                 : "memory");                                            \
+    return static_cast<T>(found) == expected;                            \
+  } else {                                                               \
+    std::uint64_t found;                                                 \
+    asm volatile(opcode ".b64 %0, [%1], %2, %3;"                         \
+                 : "=l"(found)                                           \
+                 : "l"(address), "l"(expected), "l"(desired)             \
+                 : "memory");                                            \
+    return static_cast<T>(found) == expected;                            \
+  }
 #endif
 
 #if SYMM_GPU_COMPILER
@@ -110,6 +127,35 @@ SYMM_INLINE void store_release(T* address, T value) {
 #endif
 }
 
+// Puts `desired` where `expected` stands; true where it did. Ordered as its name says when it did,
+// not at all when it did not.
+template <class T>
+SYMM_INLINE bool compare_exchange_acquire(T* address, T expected, T desired) {
+#if SYMM_PTX
+  SYMM_PTX_COMPARE_EXCHANGE(T, "atom.acquire.sys.cas", address, expected, desired)
+#elif SYMM_AMDGCN
+  return __hip_atomic_compare_exchange_strong(address, &expected, desired, __ATOMIC_ACQUIRE,
+                                              __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+  return __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQUIRE,
+                                     __ATOMIC_RELAXED);
+#endif
+}
+
+template <class T>
+SYMM_INLINE bool compare_exchange_release(T* address, T expected, T desired) {
+#if SYMM_PTX
+  SYMM_PTX_COMPARE_EXCHANGE(T, "atom.release.sys.cas", address, expected, desired)
+#elif SYMM_AMDGCN
+  release_before_barrier();
+  return __hip_atomic_compare_exchange_strong(address, &expected, desired, __ATOMIC_RELAXED,
+                                              __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+  return __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELEASE,
+                                     __ATOMIC_RELAXED);
+#endif
+}
+
 #if SYMM_GPU_COMPILER
 
 // Two relaxed 8-byte accesses of adjacent memory, 16-byte aligned, in one instruction where the
@@ -162,4 +208,5 @@ inline T load_seq_cst(const T* address) {
 #if SYMM_PTX
 #undef SYMM_PTX_LOAD
 #undef SYMM_PTX_STORE
+#undef SYMM_PTX_COMPARE_EXCHANGE
 #endif

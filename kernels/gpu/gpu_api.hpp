@@ -24,6 +24,7 @@ using gpuStream_t = SYMM_GPU_NAME(Stream_t);
 using gpuEvent_t = SYMM_GPU_NAME(Event_t);
 using gpuMemcpyKind = SYMM_GPU_NAME(MemcpyKind);
 using gpuStreamCaptureStatus = SYMM_GPU_NAME(StreamCaptureStatus);
+using gpuStreamCaptureMode = SYMM_GPU_NAME(StreamCaptureMode);
 using gpuFuncAttributes = SYMM_GPU_NAME(FuncAttributes);
 
 inline constexpr gpuError_t gpuSuccess = SYMM_GPU_NAME(Success);
@@ -34,6 +35,7 @@ inline const char* gpuGetErrorString(gpuError_t error) {
 inline gpuError_t gpuGetLastError() { return SYMM_GPU_NAME(GetLastError)(); }
 inline gpuError_t gpuGetDevice(int* device) { return SYMM_GPU_NAME(GetDevice)(device); }
 inline gpuError_t gpuSetDevice(int device) { return SYMM_GPU_NAME(SetDevice)(device); }
+inline gpuError_t gpuDeviceSynchronize() { return SYMM_GPU_NAME(DeviceSynchronize)(); }
 inline gpuError_t gpuMemcpy(void* destination, const void* source, std::size_t bytes,
                             gpuMemcpyKind kind) {
   return SYMM_GPU_NAME(Memcpy)(destination, source, bytes, kind);
@@ -54,6 +56,9 @@ inline gpuError_t gpuStreamSynchronize(gpuStream_t stream) {
 inline gpuError_t gpuStreamGetCaptureInfo(gpuStream_t stream, gpuStreamCaptureStatus* status,
                                           unsigned long long* id) {
   return SYMM_GPU_NAME(StreamGetCaptureInfo)(stream, status, id);
+}
+inline gpuError_t gpuThreadExchangeStreamCaptureMode(gpuStreamCaptureMode* mode) {
+  return SYMM_GPU_NAME(ThreadExchangeStreamCaptureMode)(mode);
 }
 inline gpuError_t gpuStreamWaitEvent(gpuStream_t stream, gpuEvent_t event) {
   return SYMM_GPU_NAME(StreamWaitEvent)(stream, event, 0);
@@ -83,12 +88,20 @@ inline gpuError_t gpuLaunchKernel(const void* function, dim3 grid, dim3 block, v
 
 inline constexpr auto gpuStreamCaptureStatusNone = SYMM_GPU_NAME(StreamCaptureStatusNone);
 inline constexpr auto gpuStreamCaptureStatusActive = SYMM_GPU_NAME(StreamCaptureStatusActive);
+inline constexpr auto gpuStreamCaptureModeRelaxed = SYMM_GPU_NAME(StreamCaptureModeRelaxed);
 inline constexpr auto gpuErrorStreamCaptureImplicit = SYMM_GPU_NAME(ErrorStreamCaptureImplicit);
 
 inline constexpr gpuMemcpyKind gpuMemcpyHostToDevice = SYMM_GPU_NAME(MemcpyHostToDevice);
 inline constexpr gpuMemcpyKind gpuMemcpyDeviceToDevice = SYMM_GPU_NAME(MemcpyDeviceToDevice);
 
 }  // namespace symm
+
+// The device being compiled for has loads and stores on multicast addresses.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define SYMM_MULTIMEM 1
+#else
+#define SYMM_MULTIMEM 0
+#endif
 
 #if SYMM_GPU_COMPILER
 

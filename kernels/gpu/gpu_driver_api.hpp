@@ -20,6 +20,9 @@ using gpuUuid_t = CUuuid;
 using gpuMemHandle_t = CUmemGenericAllocationHandle;
 using gpuMemAllocationProp = CUmemAllocationProp;
 using gpuMemAccessDesc = CUmemAccessDesc;
+using gpuFabricHandle = CUmemFabricHandle;
+using gpuMemHandleType = CUmemAllocationHandleType;
+using gpuMulticastObjectProp = CUmulticastObjectProp;
 using gpuDeviceAttribute = CUdevice_attribute;
 using gpuDriverStream_t = CUstream;
 using gpuThreadCaptureMode = CUstreamCaptureMode;
@@ -37,6 +40,8 @@ inline constexpr auto gpuMemGranularityMinimum = CU_MEM_ALLOC_GRANULARITY_MINIMU
 inline constexpr auto gpuMemHandlePosix = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 inline constexpr auto gpuMemHandleFabric = CU_MEM_HANDLE_TYPE_FABRIC;
 
+inline constexpr auto gpuMulticastGranularityMinimum = CU_MULTICAST_GRANULARITY_MINIMUM;
+
 inline constexpr auto gpuThreadCaptureRelaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
 inline constexpr unsigned gpuDriverStreamNonBlocking = CU_STREAM_NON_BLOCKING;
 
@@ -44,6 +49,7 @@ inline constexpr auto gpuAttributeVmm = CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAG
 inline constexpr auto gpuAttributePosixHandles =
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
 inline constexpr auto gpuAttributeFabricHandles = CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
+inline constexpr auto gpuAttributeMulticast = CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED;
 inline constexpr auto gpuAttributeMultiprocessors = CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
 inline constexpr auto gpuAttributeMajor = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
 inline constexpr auto gpuAttributeMinor = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
@@ -97,5 +103,10 @@ inline std::byte* gpu_host_pointer(gpuDevicePointer_t pointer) {
   entry(mem_address_free, cuMemAddressFree)                              \
   entry(mem_map, cuMemMap)                                               \
   entry(mem_unmap, cuMemUnmap)                                           \
-  entry(mem_set_access, cuMemSetAccess)
+  entry(mem_set_access, cuMemSetAccess)                                  \
+  entry(multicast_get_granularity, cuMulticastGetGranularity)            \
+  entry(multicast_create, cuMulticastCreate)                             \
+  entry(multicast_add_device, cuMulticastAddDevice)                      \
+  entry(multicast_bind_memory, cuMulticastBindMem)                       \
+  entry(multicast_unbind, cuMulticastUnbind)
 // clang-format on

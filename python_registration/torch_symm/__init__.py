@@ -8,21 +8,72 @@ of a process group::
     options.algorithm = "two_shot"
     dist.init_process_group("symm", pg_options=options)
 
+and for memory that all ranks of a group can read and write: `empty`, `zeros`, `ones`, `full` and
+`mem_pool` allocate it, `is_symmetric` and `as_symmetric` are for tensors that exist already,
+`contiguous_view` gives all ranks' tensors as one, `SymmetricTensor` the way to each peer's, and
+`memory_provider` says who makes the memory.
+
 Importing it is cheap: the compiled module is loaded when it is first needed, by the first process
 group or by the first use of a name below.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_symm._build_info import VERSION as __version__
     from torch_symm._C import ProcessGroupSymm
+    from torch_symm.memory import (
+        as_symmetric,
+        empty,
+        full,
+        is_symmetric,
+        mem_pool,
+        ones,
+        placement,
+        zeros,
+    )
+    from torch_symm.provider import memory_provider, providers
+    from torch_symm.symmetric_tensor import SymmetricTensor
+    from torch_symm.views import contiguous_view
 
     Options = ProcessGroupSymm.Options
 
-__all__ = ["Options", "ProcessGroupSymm", "__version__"]
+# Where the functions and classes in Python are.
+_MODULES = {
+    "SymmetricTensor": "symmetric_tensor",
+    "as_symmetric": "memory",
+    "contiguous_view": "views",
+    "empty": "memory",
+    "full": "memory",
+    "is_symmetric": "memory",
+    "mem_pool": "memory",
+    "memory_provider": "provider",
+    "ones": "memory",
+    "placement": "memory",
+    "providers": "provider",
+    "zeros": "memory",
+}
+
+__all__ = [
+    "Options",
+    "ProcessGroupSymm",
+    "SymmetricTensor",
+    "as_symmetric",
+    "contiguous_view",
+    "empty",
+    "full",
+    "is_symmetric",
+    "mem_pool",
+    "memory_provider",
+    "ones",
+    "placement",
+    "providers",
+    "zeros",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -35,6 +86,8 @@ def __getattr__(name: str) -> Any:
 
         process_group = load().ProcessGroupSymm
         return process_group if name == "ProcessGroupSymm" else process_group.Options
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

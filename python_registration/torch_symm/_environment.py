@@ -27,9 +27,35 @@ def backend_name(name: str) -> str:
     return value
 
 
+# Who can make symmetric memory; provider.py says what each is.
+MEMORY_PROVIDERS = ("native", "cuda", "nccl", "nvshmem")
+
+
+def memory_provider(name: str) -> str:
+    """One of MEMORY_PROVIDERS, or "" where it is unset."""
+    value = os.environ.get(name, "")
+    if value and value not in MEMORY_PROVIDERS:
+        raise ValueError(f"{name} must be one of {', '.join(MEMORY_PROVIDERS)}, but is {value!r}")
+    return value
+
+
+# How GPU memory is handed to other processes.
+HANDLE_TYPES = ("auto", "posix", "fabric")
+
+
+def handle_type(name: str) -> str:
+    """One of HANDLE_TYPES, "auto" where it is unset."""
+    value = os.environ.get(name, "auto")
+    if value not in HANDLE_TYPES:
+        raise ValueError(f"{name} must be one of {', '.join(HANDLE_TYPES)}, but is {value!r}")
+    return value
+
+
 CHECKS = {
     "SYMM_DEFAULT": flag,
     "SYMM_DISABLE_MULTICAST": flag,
+    "SYMM_HANDLE_TYPE": handle_type,
+    "SYMM_MEMORY_PROVIDER": memory_provider,
     "SYMM_REPLACE": backend_name,
 }
 

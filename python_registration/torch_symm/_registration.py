@@ -99,13 +99,16 @@ def _options(options_type: type, given: Any | None, timeout: datetime.timedelta)
 
 @functools.cache
 def load() -> ModuleType:
-    """Loads the compiled module, once it is certain that it fits the running torch."""
+    """Loads the compiled module, once it is certain that it fits the running torch, and registers
+    the kernels of ``torch.ops.symm_mem``."""
     import torch  # noqa: F401  (its libraries must be in the process first)
 
     problem = torch_version_problem()
     if problem:
         raise ImportError(problem)
-    return importlib.import_module("torch_symm._C")
+    module = importlib.import_module("torch_symm._C")
+    importlib.import_module("torch_symm._operators").register()
+    return module
 
 
 def torch_version_problem() -> str:

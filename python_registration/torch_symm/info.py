@@ -25,7 +25,9 @@ VARIABLES = {
     "SYMM_ALGO": "algorithm forced for every collective that has it",
     "SYMM_DEFAULT": "1: programs that name no backend get symm",
     "SYMM_DISABLE_MULTICAST": "1: no multicast objects on GPUs",
+    "SYMM_HANDLE_TYPE": "how GPU memory is handed to other processes",
     "SYMM_ISA": "instruction set of the host kernels",
+    "SYMM_MEMORY_PROVIDER": "who makes the symmetric memory of torch_symm's functions",
     "SYMM_REPLACE": "the backend whose name stands for symm",
     "SYMM_TUNING_FILE": "path of a tuning table",
 }

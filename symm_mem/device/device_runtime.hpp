@@ -15,11 +15,16 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "kernels/gpu/group_kernels.hpp"
+#include "kernels/gpu/signal_kernels.hpp"
+#include "symm_mem/device/memory_handle.hpp"
 #include "symm_mem/file_descriptor.hpp"
 
 namespace symm {
+
+class MulticastDevice;  // multicast_object.hpp
 
 enum class DeviceKind { kHost, kCuda, kHip };
 
@@ -59,13 +64,19 @@ class DeviceRuntime {
   // Throws Error(kSystem) that names the size and the limit that was met.
   virtual std::shared_ptr<PhysicalMemory> allocate(std::size_t bytes) = 0;
 
-  // A descriptor that another process can import; each call gives a new one.
-  virtual FileDescriptor export_memory(const PhysicalMemory& memory) = 0;
+  // The kinds of handle by which `memory` can be exported; at least one.
+  virtual HandleKinds handle_kinds(const PhysicalMemory& memory) = 0;
 
-  // Takes a descriptor from another process. Checks that it is what allocate() makes, that it
-  // cannot shrink, and that it has `bytes` bytes; throws Error(kSecurity) otherwise.
-  virtual std::shared_ptr<PhysicalMemory> import_memory(FileDescriptor descriptor,
-                                                        std::size_t bytes) = 0;
+  // A handle of `kind` that another process can import; each call gives a new one. Throws
+  // Error(kSystem).
+  virtual MemoryHandle export_memory(const PhysicalMemory& memory, HandleKind kind) = 0;
+  FileDescriptor export_descriptor(const PhysicalMemory& memory) {
+    return std::get<FileDescriptor>(export_memory(memory, HandleKind::kDescriptor));
+  }
+
+  // Takes a handle from another process. Checks that it is what allocate() makes, that it cannot
+  // shrink, and that it has `bytes` bytes; throws Error(kSecurity) otherwise.
+  virtual std::shared_ptr<PhysicalMemory> import_memory(MemoryHandle handle, std::size_t bytes) = 0;
 
   virtual std::shared_ptr<AddressRange> reserve(std::size_t bytes) = 0;
 
@@ -76,6 +87,10 @@ class DeviceRuntime {
   virtual std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
                                           std::shared_ptr<AddressRange> range,
                                           std::size_t offset) = 0;
+
+  // What this device can do with multicast objects; null for a kind of device that has none. Lives
+  // as long as the runtime.
+  virtual MulticastDevice* multicast() { return nullptr; }
 };
 
 // Which GPU this is, whatever number a process gives it.
@@ -111,6 +126,9 @@ class GpuRuntime : public DeviceRuntime {
 
   // Loads every kernel now, so that a later launch never synchronises the device. Cold.
   virtual std::unique_ptr<GroupKernels> make_group_kernels(const GroupKernelsConfig& config) = 0;
+
+  // As make_group_kernels(); takes one granule of device memory.
+  virtual std::unique_ptr<SignalKernels> make_signal_kernels(const SignalKernelsConfig& config) = 0;
 };
 
 // The process's host runtime. Never fails.

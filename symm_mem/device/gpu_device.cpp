@@ -54,8 +54,9 @@ GpuDevice::GpuDevice(DeviceKind kind, int index) : driver_(gpu_driver()) {
   if (attribute(gpuAttributeVmm) == 0) {
     refuse(kind, index, identity_.name + " has no virtual memory management");
   }
-  if (attribute(gpuAttributePosixHandles) == 0) {
-    refuse(kind, index, identity_.name + " cannot share memory by file descriptors here");
+  if (!has_descriptors() && !has_fabric_handles()) {
+    refuse(kind, index,
+           identity_.name + " can share memory neither by file descriptors nor by fabric handles");
   }
   driver_.check(driver_.primary_context_retain(&context_, handle_),
                 "making the context of " + label_);
@@ -67,8 +68,6 @@ int GpuDevice::attribute(gpuDeviceAttribute which) const {
                 "asking GPU " + std::to_string(identity_.index) + " what it can do");
   return value;
 }
-
-bool GpuDevice::has_fabric_handles() const { return attribute(gpuAttributeFabricHandles) != 0; }
 
 GpuScope::GpuScope(const GpuDevice& device) : driver_(device.driver()) {
   if (!device.usable()) {

@@ -26,6 +26,7 @@ class GpuDevice {
 
   const GpuDriver& driver() const { return driver_; }
   const GpuIdentity& identity() const { return identity_; }
+  gpuDevice_t handle() const { return handle_; }
   gpuContext_t context() const { return context_; }
 
   // For messages: "NVIDIA H100 (cuda:0, GPU-01234567-89ab-cdef-0123-456789abcdef)".
@@ -35,7 +36,8 @@ class GpuDevice {
   bool usable() const noexcept { return generation_ == fork_generation(); }
 
   int attribute(gpuDeviceAttribute which) const;
-  bool has_fabric_handles() const;
+  bool has_descriptors() const { return attribute(gpuAttributePosixHandles) != 0; }
+  bool has_fabric_handles() const { return attribute(gpuAttributeFabricHandles) != 0; }
 
  private:
   const GpuDriver& driver_;

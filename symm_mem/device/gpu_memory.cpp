@@ -5,21 +5,6 @@
 #include "kernels/core/error.hpp"
 
 namespace symm {
-namespace {
-
-// Runs `release` in the device's context, or not at all where that cannot be entered: in a forked
-// child, and once the driver has shut down, with which all that it held is gone.
-template <typename Release>
-void release_quietly(const GpuDevice& device, Release&& release) noexcept {
-  try {
-    const GpuColdScope scope(device);
-    release(device.driver());
-  } catch (const Error&) {
-    // Nothing is left to release.
-  }
-}
-
-}  // namespace
 
 GpuRange::GpuRange(const GpuDevice& device, std::size_t bytes, std::size_t alignment)
     : device_(device), bytes_(bytes) {

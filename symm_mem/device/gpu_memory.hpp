@@ -13,10 +13,24 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
+#include "kernels/core/error.hpp"
 #include "symm_mem/device/gpu_device.hpp"
 
 namespace symm {
+
+// Runs `release` in the device's context, or not at all where that cannot be entered: in a forked
+// child, and once the driver has shut down, with which all that it held is gone.
+template <typename Release>
+void release_quietly(const GpuDevice& device, Release&& release) noexcept {
+  try {
+    const GpuColdScope scope(device);
+    release(device.driver());
+  } catch (const Error&) {
+    // Nothing is left to release.
+  }
+}
 
 // Addresses without memory.
 class GpuRange final : public AddressRange {
@@ -59,15 +73,18 @@ class GpuPlacement {
 
 class GpuMemory final : public PhysicalMemory {
  public:
-  // Takes `handle` over. `whose`: "memory" or "a peer's memory", for messages.
-  GpuMemory(const GpuDevice& device, gpuMemHandle_t handle, std::size_t bytes, std::string whose)
-      : device_(device), handle_(handle), bytes_(bytes), whose_(std::move(whose)) {}
+  // Takes `handle` over. `kinds`: of the handles that it can be exported by. `whose`: "memory" or
+  // "a peer's memory", for messages.
+  GpuMemory(const GpuDevice& device, gpuMemHandle_t handle, std::size_t bytes, HandleKinds kinds,
+            std::string whose)
+      : device_(device), handle_(handle), bytes_(bytes), kinds_(kinds), whose_(std::move(whose)) {}
   ~GpuMemory() override;
   GpuMemory(const GpuMemory&) = delete;
   GpuMemory& operator=(const GpuMemory&) = delete;
 
   std::size_t bytes() const override { return bytes_; }
   gpuMemHandle_t handle() const { return handle_; }
+  HandleKinds kinds() const { return kinds_; }
 
   std::unique_ptr<GpuPlacement> place(std::shared_ptr<AddressRange> range,
                                       std::size_t offset) const;
@@ -80,6 +97,7 @@ class GpuMemory final : public PhysicalMemory {
   const GpuDevice& device_;
   gpuMemHandle_t handle_;
   std::size_t bytes_;
+  HandleKinds kinds_;
   std::string whose_;
   std::mutex mutex_;
   std::unique_ptr<GpuPlacement> kept_;

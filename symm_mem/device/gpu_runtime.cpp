@@ -1,9 +1,6 @@
 #include "symm_mem/device/gpu_runtime.hpp"
 
-#include <fcntl.h>
-
 #include <atomic>
-#include <cerrno>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -13,26 +10,22 @@
 #include "kernels/core/platform.hpp"
 #include "kernels/gpu/gpu_api.hpp"
 #include "kernels/gpu/gpu_group_kernels.hpp"
+#include "kernels/gpu/gpu_signal_kernels.hpp"
 #include "symm_mem/device/gpu_device.hpp"
+#include "symm_mem/device/gpu_handles.hpp"
 #include "symm_mem/device/gpu_memory.hpp"
-#include "symm_mem/system_error.hpp"
+#include "symm_mem/device/gpu_multicast.hpp"
 
 namespace symm {
 namespace {
 
-gpuMemAllocationProp allocation_properties(int device_index, bool fabric) {
+gpuMemAllocationProp allocation_properties(int device_index, HandleKinds kinds) {
   gpuMemAllocationProp properties{};
   properties.type = gpuMemAllocationTypePinned;
   properties.location.type = gpuMemLocationTypeDevice;
   properties.location.id = device_index;
-  const int types =
-      static_cast<int>(gpuMemHandlePosix) | (fabric ? static_cast<int>(gpuMemHandleFabric) : 0);
-  properties.requestedHandleTypes = static_cast<decltype(properties.requestedHandleTypes)>(types);
+  properties.requestedHandleTypes = gpu_handle_types(kinds);
   return properties;
-}
-
-[[noreturn]] void refuse_import(ErrorCode code, const std::string& why) {
-  throw Error(code, "refused a peer's memory descriptor: " + why);
 }
 
 class VmmRuntime final : public GpuRuntime {
@@ -40,12 +33,13 @@ class VmmRuntime final : public GpuRuntime {
   VmmRuntime(DeviceKind kind, int device_index)
       : kind_(kind), device_(kind, device_index), driver_(device_.driver()) {
     const GpuColdScope scope(device_);
-    const gpuMemAllocationProp properties = allocation_properties(device_index, false);
+    const gpuMemAllocationProp properties =
+        allocation_properties(device_index, {.descriptor = device_.has_descriptors()});
     const std::string what = "setting up " + device_.label();
     driver_.check(driver_.mem_get_granularity(&granularity_, &properties, gpuMemGranularityMinimum),
                   what);
     driver_.check(driver_.stream_create(&stream_, gpuDriverStreamNonBlocking), what);
-    fabric_ = device_.has_fabric_handles();
+    multicast_ = std::make_unique<GpuMulticast>(device_);
   }
 
   DeviceKind kind() const override { return kind_; }
@@ -61,7 +55,9 @@ class VmmRuntime final : public GpuRuntime {
     constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 2;
     if (bytes > kMost) throw_allocation_failed(bytes, gpuDriverOutOfMemory);
     const std::size_t rounded = align_up(bytes, granularity_);
-    auto memory = std::make_shared<GpuMemory>(device_, create(rounded), rounded, "memory");
+    const Created created = create(rounded);
+    auto memory =
+        std::make_shared<GpuMemory>(device_, created.handle, rounded, created.kinds, "memory");
     std::unique_ptr<GpuPlacement> placement = place(*memory);
     const std::string what =
         "clearing " + std::to_string(rounded) + " bytes of memory on " + device_.label();
@@ -72,41 +68,25 @@ class VmmRuntime final : public GpuRuntime {
     return memory;
   }
 
-  FileDescriptor export_memory(const PhysicalMemory& memory) override {
-    const GpuColdScope scope(device_);
-    const std::string what =
-        "exporting " + std::to_string(memory.bytes()) + " bytes of memory of " + device_.label();
-    int fd = -1;
-    driver_.check(driver_.mem_export(&fd, static_cast<const GpuMemory&>(memory).handle(),
-                                     gpuMemHandlePosix, 0),
-                  what);
-    FileDescriptor exported(fd);
-    if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) throw_system_error(what, errno);
-    return exported;
+  HandleKinds handle_kinds(const PhysicalMemory& memory) override {
+    return static_cast<const GpuMemory&>(memory).kinds();
+  }
+
+  MemoryHandle export_memory(const PhysicalMemory& memory, HandleKind kind) override {
+    return export_gpu_handle(device_, static_cast<const GpuMemory&>(memory).handle(), kind,
+                             std::to_string(memory.bytes()) + " bytes of memory");
   }
 
   // The driver does not tell the size of what it imports; mapping fails where it is less.
-  std::shared_ptr<PhysicalMemory> import_memory(FileDescriptor descriptor,
-                                                std::size_t bytes) override {
+  std::shared_ptr<PhysicalMemory> import_memory(MemoryHandle handle, std::size_t bytes) override {
     if (bytes == 0 || bytes % granularity_ != 0) {
-      refuse_import(ErrorCode::kSecurity, "expected a size that is a positive multiple of " +
-                                              std::to_string(granularity_) + " bytes, got " +
-                                              std::to_string(bytes));
+      throw Error(
+          ErrorCode::kSecurity,
+          "refused a peer's memory handle: expected a size that is a positive multiple of " +
+              std::to_string(granularity_) + " bytes, got " + std::to_string(bytes));
     }
-    if (!descriptor.valid()) {
-      refuse_import(ErrorCode::kSecurity, "it is not an open descriptor");
-    }
-    const GpuColdScope scope(device_);
-    gpuMemHandle_t handle{};
-    const auto number = static_cast<std::uintptr_t>(descriptor.get());
-    const gpuResult_t result =
-        driver_.mem_import(&handle, reinterpret_cast<void*>(number), gpuMemHandlePosix);
-    if (result != gpuDriverSuccess) {
-      const bool forged = result == gpuDriverInvalidValue || result == gpuDriverInvalidHandle;
-      refuse_import(forged ? ErrorCode::kSecurity : ErrorCode::kSystem,
-                    device_.label() + " cannot import it: " + driver_.describe(result));
-    }
-    return std::make_shared<GpuMemory>(device_, handle, bytes, "a peer's memory");
+    return std::make_shared<GpuMemory>(device_, import_gpu_handle(device_, handle), bytes,
+                                       HandleKinds{}, "a peer's memory");
   }
 
   std::shared_ptr<AddressRange> reserve(std::size_t bytes) override {
@@ -140,6 +120,8 @@ class VmmRuntime final : public GpuRuntime {
     return std::make_shared<GpuMapping>(std::move(memory), std::move(placement));
   }
 
+  MulticastDevice* multicast() override { return multicast_.get(); }
+
   bool is_capturing(StreamHandle stream) override { return capture_of(stream).active; }
   std::uint64_t capture_id(StreamHandle stream) override { return capture_of(stream).id; }
 
@@ -160,6 +142,14 @@ class VmmRuntime final : public GpuRuntime {
     return make_gpu_group_kernels(config, device_.identity().index);
   }
 
+  std::unique_ptr<SignalKernels> make_signal_kernels(const SignalKernelsConfig& config) override {
+    const std::shared_ptr<Mapping> memory = map(allocate(sizeof(SignalState)));
+    const GpuColdScope scope(device_);
+    auto* const state = reinterpret_cast<SignalState*>(memory->base());
+    const GpuIdentity& gpu = device_.identity();
+    return make_gpu_signal_kernels(config, gpu.index, gpu.architecture, {memory, state});
+  }
+
  private:
   struct Capture {
     bool active = false;
@@ -176,22 +166,57 @@ class VmmRuntime final : public GpuRuntime {
     return memory.place(std::make_shared<GpuRange>(device_, memory.bytes(), granularity_), 0);
   }
 
-  // Fabric handles are asked for where the device offers them; without the service that hands them
-  // out the driver refuses, and from then on descriptors alone are asked for.
-  gpuMemHandle_t create(std::size_t bytes) {
+  struct Created {
     gpuMemHandle_t handle{};
-    const auto attempt = [&](bool fabric) {
-      const auto properties = allocation_properties(device_.identity().index, fabric);
-      return driver_.mem_create(&handle, bytes, &properties, 0);
+    HandleKinds kinds;
+  };
+
+  // The kinds of handle that new memory is to have.
+  HandleKinds wanted_kinds(HandlePreference preference) const {
+    HandleKinds kinds{.descriptor = device_.has_descriptors(),
+                      .fabric = device_.has_fabric_handles()};
+    if (preference == HandlePreference::kPosix) kinds.fabric = false;
+    if (preference == HandlePreference::kFabric && !kinds.fabric) {
+      throw Error(ErrorCode::kUnsupported,
+                  "SYMM_HANDLE_TYPE=fabric: " + device_.label() + " has no fabric handles");
+    }
+    if (!kinds.descriptor && !kinds.fabric) {
+      throw Error(ErrorCode::kUnsupported, "SYMM_HANDLE_TYPE=posix: " + device_.label() +
+                                               " cannot share memory by file descriptors");
+    }
+    if (preference == HandlePreference::kAuto && kinds.descriptor && fabric_refused_) {
+      kinds.fabric = false;
+    }
+    return kinds;
+  }
+
+  // Without the service that hands fabric handles out the driver refuses to make memory with them;
+  // from then on descriptors alone are asked for.
+  Created create(std::size_t bytes) {
+    const HandlePreference preference = handle_preference();
+    Created created{.kinds = wanted_kinds(preference)};
+    const auto attempt = [&] {
+      const auto properties = allocation_properties(device_.identity().index, created.kinds);
+      return driver_.mem_create(&created.handle, bytes, &properties, 0);
     };
-    const bool fabric = fabric_;
-    gpuResult_t result = attempt(fabric);
-    if (result != gpuDriverSuccess && result != gpuDriverOutOfMemory && fabric) {
-      result = attempt(false);
-      if (result == gpuDriverSuccess) fabric_ = false;
+    gpuResult_t result = attempt();
+    const bool refused =
+        created.kinds.fabric && result != gpuDriverSuccess && result != gpuDriverOutOfMemory;
+    if (refused && (preference == HandlePreference::kFabric || !created.kinds.descriptor)) {
+      throw Error(ErrorCode::kUnsupported,
+                  device_.label() + " cannot make memory with fabric handles, which " +
+                      (created.kinds.descriptor ? "SYMM_HANDLE_TYPE=fabric asks for"
+                                                : "are all that it could be shared by") +
+                      ": " + driver_.describe(result) +
+                      "; see that this process may use a channel of the fabric's service");
+    }
+    if (refused) {
+      created.kinds.fabric = false;
+      result = attempt();
+      if (result == gpuDriverSuccess) fabric_refused_ = true;
     }
     if (result != gpuDriverSuccess) throw_allocation_failed(bytes, result);
-    return handle;
+    return created;
   }
 
   [[noreturn]] void throw_allocation_failed(std::size_t bytes, gpuResult_t result) const {
@@ -234,7 +259,8 @@ class VmmRuntime final : public GpuRuntime {
   const GpuDriver& driver_;
   std::size_t granularity_ = 0;
   gpuDriverStream_t stream_ = nullptr;  // waits for no other stream
-  std::atomic<bool> fabric_{false};
+  std::atomic<bool> fabric_refused_{false};
+  std::unique_ptr<GpuMulticast> multicast_;
 };
 
 }  // namespace

@@ -224,7 +224,12 @@ class HostRuntime final : public DeviceRuntime {
     return std::make_shared<HostMemory>(std::move(memory), rounded);
   }
 
-  FileDescriptor export_memory(const PhysicalMemory& memory) override {
+  HandleKinds handle_kinds(const PhysicalMemory&) override { return {.descriptor = true}; }
+
+  MemoryHandle export_memory(const PhysicalMemory& memory, HandleKind kind) override {
+    if (kind != HandleKind::kDescriptor) {
+      throw Error(ErrorCode::kUnsupported, "export_memory: host memory has no fabric handles");
+    }
     const int fd = static_cast<const HostMemory&>(memory).descriptor();
     FileDescriptor copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
     if (!copy.valid()) {
@@ -234,14 +239,15 @@ class HostRuntime final : public DeviceRuntime {
     return copy;
   }
 
-  std::shared_ptr<PhysicalMemory> import_memory(FileDescriptor descriptor,
-                                                std::size_t bytes) override {
+  std::shared_ptr<PhysicalMemory> import_memory(MemoryHandle handle, std::size_t bytes) override {
+    auto* const descriptor = std::get_if<FileDescriptor>(&handle);
+    if (descriptor == nullptr) refuse_import("expected a descriptor, got a fabric handle");
     if (bytes == 0 || bytes % page_bytes() != 0) {
       refuse_import("expected a size that is a positive multiple of " +
                     std::to_string(page_bytes()) + " bytes, got " + std::to_string(bytes));
     }
-    check_import(descriptor.get(), bytes);
-    return std::make_shared<HostMemory>(GuardedDescriptor::adopt(std::move(descriptor)), bytes);
+    check_import(descriptor->get(), bytes);
+    return std::make_shared<HostMemory>(GuardedDescriptor::adopt(std::move(*descriptor)), bytes);
   }
 
   std::shared_ptr<AddressRange> reserve(std::size_t bytes) override {

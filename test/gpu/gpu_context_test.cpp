@@ -44,7 +44,7 @@ class GpuContext : public test::GpuTest {
     const auto mapping = runtime.map(memory);
     const auto range = runtime.reserve(memory->bytes());
     const auto second = runtime.map_at(
-        runtime.import_memory(runtime.export_memory(*memory), memory->bytes()), range, 0);
+        runtime.import_memory(runtime.export_descriptor(*memory), memory->bytes()), range, 0);
     runtime.is_capturing(nullptr);
     runtime.capture_id(nullptr);
   }
@@ -98,7 +98,7 @@ TEST_F(GpuContext, MemoryOfAnotherGpuIsReachable) {
   const auto memory = other.allocate(1);
   const auto owner = other.map(memory);
   const auto seen =
-      runtime_->map(runtime_->import_memory(other.export_memory(*memory), memory->bytes()));
+      runtime_->map(runtime_->import_memory(other.export_descriptor(*memory), memory->bytes()));
   write_gpu(seen->base(), gpu_words(7, 100));
   // The owner's place is open to the owner alone.
   SYMM_GPU_CHECK(gpuSetDevice(1));
@@ -145,7 +145,7 @@ TEST_F(GpuContext, ColdWorkLeavesACaptureOfThisThreadWhole) {
     const auto memory = runtime_->allocate(1);
     const auto mapping = runtime_->map(memory);
     const auto imported =
-        runtime_->import_memory(runtime_->export_memory(*memory), memory->bytes());
+        runtime_->import_memory(runtime_->export_descriptor(*memory), memory->bytes());
   }
   EXPECT_TRUE(runtime_->is_capturing(stream));
   EXPECT_EQ(end_capture(stream), gpuSuccess);
@@ -184,7 +184,7 @@ TEST_F(GpuContext, AStreamThatIsHeldUpHoldsUpNothing) {
   std::shared_ptr<PhysicalMemory> memory = runtime_->allocate(1);
   std::shared_ptr<Mapping> mapping = runtime_->map(memory);
   std::shared_ptr<Mapping> seen =
-      runtime_->map(runtime_->import_memory(runtime_->export_memory(*memory), memory->bytes()));
+      runtime_->map(runtime_->import_memory(runtime_->export_descriptor(*memory), memory->bytes()));
   EXPECT_FALSE(runtime_->is_capturing(stream));
   EXPECT_EQ(SYMM_GPU_NAME(StreamQuery)(stream), SYMM_GPU_NAME(ErrorNotReady));
   static_cast<void>(gpuGetLastError());

@@ -145,8 +145,8 @@ TEST_F(GpuMemory, MapAtChecksTheRange) {
 TEST_F(GpuMemory, ExportedMemoryIsTheSameMemory) {
   auto memory = runtime_->allocate(2 * granule());
   auto mapping = runtime_->map(memory);
-  FileDescriptor first = runtime_->export_memory(*memory);
-  const FileDescriptor second = runtime_->export_memory(*memory);
+  FileDescriptor first = runtime_->export_descriptor(*memory);
+  const FileDescriptor second = runtime_->export_descriptor(*memory);
   ASSERT_TRUE(first.valid());
   EXPECT_NE(first.get(), second.get());
   auto imported = runtime_->import_memory(std::move(first), 2 * granule());
@@ -172,7 +172,8 @@ TEST_F(GpuMemory, BeyondFourGiB) {
   EXPECT_EQ(bytes_other_than(0, mapping->base(), bytes), 0u);
   write_gpu(mapping->base() + bytes - 80, gpu_words(1, 10));
   write_gpu(mapping->base() + (std::size_t{4} << 30), gpu_words(2, 10));
-  const auto seen = runtime_->map(runtime_->import_memory(runtime_->export_memory(*memory), bytes));
+  const auto seen =
+      runtime_->map(runtime_->import_memory(runtime_->export_descriptor(*memory), bytes));
   EXPECT_EQ(read_gpu<Word>(seen->base() + bytes - 80, 10), gpu_words(1, 10));
   EXPECT_EQ(read_gpu<Word>(seen->base() + (std::size_t{4} << 30), 10), gpu_words(2, 10));
   EXPECT_EQ(bytes_other_than(0, seen->base(), std::size_t{1} << 20), 0u) << "nothing wraps round";
@@ -184,7 +185,7 @@ TEST_F(GpuMemory, CyclesLeaveNothingBehind) {
     const auto mapping = runtime_->map(memory);
     const auto again = runtime_->map(memory);
     const auto imported =
-        runtime_->import_memory(runtime_->export_memory(*memory), memory->bytes());
+        runtime_->import_memory(runtime_->export_descriptor(*memory), memory->bytes());
     const auto range = runtime_->reserve(8 * granule());
     const auto left = runtime_->map_at(memory, range, 0);
     const auto right = runtime_->map_at(imported, range, 4 * granule());
@@ -243,14 +244,14 @@ TEST_F(GpuMemory, ForeignDescriptorsAreRefused) {
   ASSERT_EQ(::ftruncate(file.get(), static_cast<off_t>(granule())), 0);
   refused(std::move(file), granule());
   const auto memory = runtime_->allocate(granule());
-  refused(runtime_->export_memory(*memory), granule() - 1);
-  refused(runtime_->export_memory(*memory), 0);
+  refused(runtime_->export_descriptor(*memory), granule() - 1);
+  refused(runtime_->export_descriptor(*memory), 0);
 }
 
 TEST_F(GpuMemory, APeerThatClaimsTooManyBytesIsFoundOutByMapping) {
   const auto memory = runtime_->allocate(granule());
   const auto error = error_of([&] {
-    runtime_->map(runtime_->import_memory(runtime_->export_memory(*memory), 4 * granule()));
+    runtime_->map(runtime_->import_memory(runtime_->export_descriptor(*memory), 4 * granule()));
   });
   ASSERT_TRUE(error.has_value());
   EXPECT_NE(std::string(error->what()).find("a peer's memory"), std::string::npos) << error->what();

@@ -93,7 +93,7 @@ TEST_F(GpuProcessesDeathTest, PostedMemoryIsReadAndWrittenByThePeer) {
     const auto memory = self.runtime.allocate(bytes);
     const auto mapping = self.runtime.map(memory);
     write_gpu(mapping->base(), gpu_words(self.rank, bytes / 8));
-    self.mesh.post(1, {}, self.runtime.export_memory(*memory).get());
+    self.mesh.post(1, {}, self.runtime.export_descriptor(*memory).get());
     PeerMesh::Received post = self.mesh.take(self.other(), 1, kMeshTimeout, nullptr);
     const auto peer =
         self.runtime.map(self.runtime.import_memory(std::move(post.descriptor), bytes));
@@ -151,7 +151,7 @@ TEST_F(GpuProcessesDeathTest, MemoryStaysWhenItsOwnerHasEnded) {
           const auto memory = self.runtime.allocate(bytes);
           const auto mapping = self.runtime.map(memory);
           write_gpu(mapping->base(), gpu_words(1, bytes / 8));
-          self.mesh.post(1, {}, self.runtime.export_memory(*memory).get());
+          self.mesh.post(1, {}, self.runtime.export_descriptor(*memory).get());
           self.store.get("mapped", kMeshTimeout);
           return ::raise(SIGKILL);
         }

@@ -23,10 +23,6 @@
 
 namespace symm::test {
 
-// Ranks of one process need hardware queues of their own: a kernel that waits for a peer must not
-// stand before the peer's in a queue. Read by the driver when it starts.
-inline const bool kQueuesAreSeparate = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) == 0;
-
 class GpuRank {
  public:
   static constexpr std::size_t kRegionBytes = std::size_t{32} << 20;

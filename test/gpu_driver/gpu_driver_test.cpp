@@ -1,7 +1,6 @@
 // The memory half of the CUDA device library against a stand-in for the driver: what it asks for,
 // in which context, what it gives back, and what it says when something is missing. It shows
 // nothing about a real driver; test/gpu does.
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -10,44 +9,27 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/device/device_library.hpp"
 #include "symm_mem/segment.hpp"
+#include "test/gpu_driver/driver_fixture.hpp"
 #include "test/support/expect_error.hpp"
-#include "test/support/fake_gpu_driver.hpp"
 #include "test/support/forked_child.hpp"
 #include "test/support/mesh_ranks.hpp"
 
 namespace symm {
 namespace {
 
+using test::driver_entry;
 using test::error_of;
 using test::expect_error;
 using test::FakeGpuDriverState;
-
-void* fake_driver() {
-  // Whoever opens libcuda.so.1 later gets this one, whose soname that is.
-  static void* const handle = ::dlopen(SYMM_TEST_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) throw std::runtime_error(::dlerror());
-  return handle;
-}
-
-template <typename Function>
-Function driver_entry(const char* name) {
-  return reinterpret_cast<Function>(::dlsym(fake_driver(), name));
-}
-
-FakeGpuDriverState& state() { return *driver_entry<FakeGpuDriverState*>("fake_gpu_driver_state"); }
-
-GpuRuntime& runtime(int index) {
-  fake_driver();
-  return open_device_library(SYMM_TEST_CUDA_DIRECTORY, DeviceKind::kCuda).runtime(index);
-}
+using test::GpuDriver;
+using test::runtime;
+using test::state;
 
 // Named so that GoogleTest runs it first: the driver is looked for until it is found.
 class GpuDriverDeathTest : public ::testing::Test {
@@ -70,34 +52,13 @@ TEST_F(GpuDriverDeathTest, SaysWhatIsMissingAndLooksAgain) {
     state().vmm_supported = 0;
     expect_unsupported({"cuda:1", "Fake GPU B", "virtual memory"}, 1);
     state().vmm_supported = 1;
+    state().posix_offered = 0;
+    expect_unsupported({"cuda:1", "neither by file descriptors nor by fabric handles"}, 1);
+    state().posix_offered = 1;
     return ::testing::Test::HasFailure() || runtime(1).identity().index != 1 ? 1 : 0;
   });
   EXPECT_EQ(child.wait(), 0);
 }
-
-class GpuDriver : public ::testing::Test {
- protected:
-  void SetUp() override {
-    runtime_ = &runtime(0);
-    before_ = state();
-  }
-  void TearDown() override {
-    EXPECT_EQ(state().handles, before_.handles);
-    EXPECT_EQ(state().ranges, before_.ranges);
-    EXPECT_EQ(state().mappings, before_.mappings);
-    EXPECT_EQ(state().calls_elsewhere, 0);
-    EXPECT_EQ(current_context(), nullptr);
-  }
-  static void* current_context() {
-    void* context = nullptr;
-    driver_entry<int (*)(void**)>("cuCtxGetCurrent")(&context);
-    return context;
-  }
-  std::size_t granule() const { return runtime_->granularity(); }
-
-  GpuRuntime* runtime_ = nullptr;
-  FakeGpuDriverState before_;
-};
 
 TEST_F(GpuDriver, IdentityIsTheDevices) {
   const GpuIdentity& second = runtime(1).identity();
@@ -145,26 +106,16 @@ TEST_F(GpuDriver, EveryOrderOfLettingGoFreesAll) {
 TEST_F(GpuDriver, ImportedMemoryIsTheSame) {
   auto memory = runtime_->allocate(1);
   const auto mapping = runtime_->map(memory);
-  FileDescriptor exported = runtime_->export_memory(*memory);
+  FileDescriptor exported = runtime_->export_descriptor(*memory);
   EXPECT_EQ(::fcntl(exported.get(), F_GETFD), FD_CLOEXEC);
   const auto seen = runtime_->map(runtime_->import_memory(std::move(exported), granule()));
   mapping->base()[100] = std::byte{3};
   EXPECT_EQ(seen->base()[100], std::byte{3});
 }
 
-TEST_F(GpuDriver, FabricHandlesAreAskedForOnceAndLeftOutWhereRefused) {
-  state().fabric_offered = 1;
-  state().device_count = 3;
-  GpuRuntime& third = runtime(2);  // made now, so that it sees the offer
-  const auto first = third.allocate(1);
-  const auto second = third.allocate(1);
-  EXPECT_EQ(state().fabric_tries, before_.fabric_tries + 1);
-  state().fabric_offered = 0;
-}
-
 TEST_F(GpuDriver, AccessThatIsRefusedNamesTheGpuAndLeavesNothing) {
   const auto memory = runtime_->allocate(1);
-  const auto imported = runtime_->import_memory(runtime_->export_memory(*memory), granule());
+  const auto imported = runtime_->import_memory(runtime_->export_descriptor(*memory), granule());
   const int mappings = state().mappings;
   state().fail_access = 1;
   const auto error = error_of([&] { runtime_->map(imported); });
@@ -190,10 +141,11 @@ TEST_F(GpuDriver, ErrorsNameSizeAndDevice) {
                }),
                ErrorCode::kSecurity, {"cannot import", "Fake GPU A"});
   const auto memory = runtime_->allocate(1);
-  expect_error(
-      error_of([&] { runtime_->import_memory(runtime_->export_memory(*memory), granule() + 1); }),
-      ErrorCode::kSecurity, {"multiple"});
-  const auto larger = runtime_->import_memory(runtime_->export_memory(*memory), 3 * granule());
+  expect_error(error_of([&] {
+                 runtime_->import_memory(runtime_->export_descriptor(*memory), granule() + 1);
+               }),
+               ErrorCode::kSecurity, {"multiple"});
+  const auto larger = runtime_->import_memory(runtime_->export_descriptor(*memory), 3 * granule());
   expect_error(error_of([&] { runtime_->map(larger); }), ErrorCode::kSystem,
                {"a peer's memory", "Fake GPU A"});
   const auto range = runtime_->reserve(1);
@@ -263,6 +215,33 @@ TEST_F(GpuDriver, RanksMeetOnSegments) {
                 static_cast<std::byte>(50 + rank));
     }
   }
+}
+
+TEST_F(GpuDriver, ContiguousViewsKeepTheGranularityAndOutliveTheSegment) {
+  const auto meshes = test::connect_all(2);
+  std::vector<std::shared_ptr<Segment>> segments(2);
+  test::run_ranks(2, [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    auto local = LocalSegment::allocate(runtime(1 - rank), 5);
+    local->base()[4] = static_cast<std::byte>(90 + rank);
+    segments[r] = Segment::rendezvous(*meshes[r], local, 0, test::kMeshTimeout, nullptr);
+  });
+  const int mappings = state().mappings;
+  const int ranges = state().ranges;
+  const std::uint64_t made = mappings_made();
+  Segment::ContiguousView view = segments[1]->contiguous_view();
+  EXPECT_EQ(segments[1]->contiguous_view().base, view.base);
+  EXPECT_EQ(view.stride_bytes, granule());
+  EXPECT_EQ(state().mappings, mappings + 2);
+  EXPECT_EQ(state().ranges, ranges + 1) << "one range for all ranks";
+  EXPECT_EQ(mappings_made(), made + 2) << "the second call maps nothing";
+  segments.clear();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(view.base[static_cast<std::size_t>(rank) * granule() + 4],
+              static_cast<std::byte>(90 + rank));
+  }
+  EXPECT_EQ(state().ranges, before_.ranges + 1);
+  view.owner.reset();  // the fixture sees that nothing is left
 }
 
 }  // namespace

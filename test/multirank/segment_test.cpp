@@ -7,8 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,66 +17,21 @@
 #include "test/support/file_store.hpp"
 #include "test/support/forked_child.hpp"
 #include "test/support/mesh_ranks.hpp"
+#include "test/support/passing_runtime.hpp"
+#include "test/support/segment_ranks.hpp"
 #include "test/support/temporary_directory.hpp"
 
 namespace symm {
 namespace {
 
+using test::allocate_all;
 using test::connect_all;
 using test::expect_error;
+using test::fill;
 using test::kMeshTimeout;
-using test::run_ranks;
-using Meshes = std::vector<std::unique_ptr<PeerMesh>>;
-using Segments = std::vector<std::shared_ptr<Segment>>;
-
-const std::size_t kPage = host_runtime().granularity();
-
-// Word `index` of `rank`'s buffer: no two are the same.
-std::uint64_t word_of(int rank, std::size_t index) {
-  return 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(rank) * 1000003 + index + 1);
-}
-
-void fill(const Segment& segment) {
-  auto* const words = reinterpret_cast<std::uint64_t*>(segment.base(segment.rank()));
-  for (std::size_t i = 0; i < segment.bytes() / 8; ++i) words[i] = word_of(segment.rank(), i);
-}
-
-// How many words at `base` are not those of `rank`.
-std::size_t wrong_words(const std::byte* base, std::size_t bytes, int rank) {
-  std::size_t wrong = 0;
-  for (std::size_t i = 0; i < bytes / 8; ++i) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, base + 8 * i, 8);
-    wrong += word != word_of(rank, i);
-  }
-  return wrong;
-}
-
-int memfd_mappings() {
-  std::ifstream maps("/proc/self/maps");
-  int lines = 0;
-  for (std::string line; std::getline(maps, line);) {
-    lines += line.find("/memfd:symm") != std::string::npos;
-  }
-  return lines;
-}
-
-Segments rendezvous_all(const Meshes& meshes,
-                        const std::vector<std::shared_ptr<LocalSegment>>& local,
-                        std::uint64_t sequence = 0) {
-  Segments segments(meshes.size());
-  run_ranks(static_cast<int>(meshes.size()), [&](int rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    segments[r] = Segment::rendezvous(*meshes[r], local[r], sequence, kMeshTimeout, nullptr);
-  });
-  return segments;
-}
-
-std::vector<std::shared_ptr<LocalSegment>> allocate_all(int world_size, std::size_t bytes) {
-  std::vector<std::shared_ptr<LocalSegment>> local(static_cast<std::size_t>(world_size));
-  for (auto& segment : local) segment = LocalSegment::allocate(host_runtime(), bytes);
-  return local;
-}
+using test::kPage;
+using test::rendezvous_all;
+using test::wrong_words;
 
 TEST(LocalSegment, SizesAndInteriorPointers) {
   const auto local = LocalSegment::allocate(host_runtime(), 1000);
@@ -136,44 +89,7 @@ TEST_P(SegmentWorlds, EveryRankSeesAndWritesEveryBuffer) {
   }
 }
 
-TEST_P(SegmentWorlds, ContiguousViewHasEachRankAtItsStride) {
-  const int world_size = GetParam();
-  constexpr std::size_t kBytes = 4096 + 512;
-  const auto meshes = connect_all(world_size);
-  auto segments = rendezvous_all(meshes, allocate_all(world_size, kBytes));
-  for (const auto& segment : segments) fill(*segment);
-  for (auto& segment : segments) {
-    const int before = memfd_mappings();
-    const Segment::ContiguousView view = segment->contiguous_view();
-    EXPECT_EQ(view.stride_bytes, 2 * kPage);
-    for (int rank = 0; rank < world_size; ++rank) {
-      const std::byte* const buffer = view.base + static_cast<std::size_t>(rank) * 2 * kPage;
-      EXPECT_EQ(wrong_words(buffer, kBytes, rank), 0u) << rank;
-    }
-    EXPECT_EQ(memfd_mappings(), before + world_size);
-    const Segment::ContiguousView again = segment->contiguous_view();
-    EXPECT_EQ(again.base, view.base);
-    EXPECT_EQ(again.owner, view.owner);
-    EXPECT_EQ(memfd_mappings(), before + world_size) << "the second call maps nothing";
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Sizes, SegmentWorlds, ::testing::Range(1, 6));
-
-TEST(Segment, ViewOutlivesTheSegmentAndShowsLiveMemory) {
-  const auto meshes = connect_all(2);
-  auto segments = rendezvous_all(meshes, allocate_all(2, kPage));
-  for (const auto& segment : segments) fill(*segment);
-  Segment::ContiguousView view = segments[0]->contiguous_view();
-  segments[0].reset();
-  EXPECT_EQ(wrong_words(view.base + kPage, kPage, 1), 0u);
-  segments[1]->local()->base()[7] = std::byte{0xee};
-  EXPECT_EQ(view.base[kPage + 7], std::byte{0xee});
-  segments.clear();
-  EXPECT_EQ(wrong_words(view.base, kPage, 0), 0u);
-  view.owner.reset();
-  EXPECT_EQ(memfd_mappings(), 0);
-}
 
 TEST(Segment, EmptySegmentsMeet) {
   const auto meshes = connect_all(3);
@@ -263,29 +179,10 @@ TEST(Segment, ARankThatCannotTakePartRaisesOnEveryRank) {
 
 TEST(Segment, ForgedMemoryIsRefusedOnEveryRank) {
   // Rank 1 claims more bytes than its descriptor has.
-  class Liar final : public DeviceRuntime {
+  class Liar final : public test::PassingRuntime {
    public:
-    DeviceKind kind() const override { return DeviceKind::kHost; }
-    std::size_t granularity() const override { return kPage; }
-    std::shared_ptr<PhysicalMemory> allocate(std::size_t bytes) override {
-      return host_runtime().allocate(bytes);
-    }
-    FileDescriptor export_memory(const PhysicalMemory&) override {
-      return host_runtime().export_memory(*host_runtime().allocate(kPage));
-    }
-    std::shared_ptr<PhysicalMemory> import_memory(FileDescriptor fd, std::size_t bytes) override {
-      return host_runtime().import_memory(std::move(fd), bytes);
-    }
-    std::shared_ptr<AddressRange> reserve(std::size_t bytes) override {
-      return host_runtime().reserve(bytes);
-    }
-    std::shared_ptr<Mapping> map(std::shared_ptr<PhysicalMemory> memory) override {
-      return host_runtime().map(memory);
-    }
-    std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
-                                    std::shared_ptr<AddressRange> range,
-                                    std::size_t offset) override {
-      return host_runtime().map_at(memory, range, offset);
+    MemoryHandle export_memory(const PhysicalMemory&, HandleKind kind) override {
+      return host_runtime().export_memory(*host_runtime().allocate(kPage), kind);
     }
   } liar;
   const auto meshes = connect_all(3);

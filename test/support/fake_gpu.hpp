@@ -5,8 +5,11 @@
 // it, so that failures can be shown at any moment of a call.
 #pragma once
 
+#include <fcntl.h>
+
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -127,7 +130,11 @@ class FakeGpu final : public GpuRuntime {
   std::atomic<bool> refuse_launches{false};  // launching throws
   std::atomic<bool> refuse_imports{false};   // this GPU reaches no other's memory
   std::atomic<bool> refuse_allocation{false};
+  std::atomic<bool> has_descriptors{true};
+  std::atomic<bool> has_fabric_handles{false};
   std::atomic<int> synchronizations{0};
+  std::array<std::atomic<int>, 2> exports{};  // by HandleKind
+  std::array<std::atomic<int>, 2> imports{};
 
   // Those of the group that was last made on this GPU, while it lives.
   FakeKernels& kernels() const { return *kernels_; }
@@ -138,13 +145,29 @@ class FakeGpu final : public GpuRuntime {
     if (refuse_allocation) throw Error(ErrorCode::kSystem, "out of fake memory");
     return host_runtime().allocate(bytes);
   }
-  FileDescriptor export_memory(const PhysicalMemory& memory) override {
-    return host_runtime().export_memory(memory);
+  HandleKinds handle_kinds(const PhysicalMemory&) override {
+    return {.descriptor = has_descriptors, .fabric = has_fabric_handles};
   }
-  std::shared_ptr<PhysicalMemory> import_memory(FileDescriptor descriptor,
-                                                std::size_t bytes) override {
+  // A fabric handle is the number of a descriptor that stays open.
+  MemoryHandle export_memory(const PhysicalMemory& memory, HandleKind kind) override {
+    ++exports[static_cast<std::size_t>(kind)];
+    MemoryHandle handle = host_runtime().export_memory(memory, HandleKind::kDescriptor);
+    if (kind == HandleKind::kDescriptor) return handle;
+    FabricHandle fabric;
+    const int fd = std::get<FileDescriptor>(handle).get();
+    std::memcpy(fabric.bytes.data(), &fd, sizeof(fd));
+    fabric_.push_back(std::get<FileDescriptor>(std::move(handle)));
+    return fabric;
+  }
+  std::shared_ptr<PhysicalMemory> import_memory(MemoryHandle handle, std::size_t bytes) override {
     if (refuse_imports) throw Error(ErrorCode::kSystem, "no peer access");
-    return host_runtime().import_memory(std::move(descriptor), bytes);
+    ++imports[handle.index()];
+    if (const auto* const fabric = std::get_if<FabricHandle>(&handle)) {
+      int fd = -1;
+      std::memcpy(&fd, fabric->bytes.data(), sizeof(fd));
+      handle = FileDescriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    }
+    return host_runtime().import_memory(std::move(handle), bytes);
   }
   std::shared_ptr<AddressRange> reserve(std::size_t bytes) override {
     return host_runtime().reserve(bytes);
@@ -168,9 +191,13 @@ class FakeGpu final : public GpuRuntime {
     kernels_ = kernels.get();
     return kernels;
   }
+  std::unique_ptr<SignalKernels> make_signal_kernels(const SignalKernelsConfig&) override {
+    throw Error(ErrorCode::kUnsupported, "the fake GPU has no signal kernels");
+  }
 
  private:
   GpuIdentity identity_;
+  std::vector<FileDescriptor> fabric_;  // that fabric handles name
   FakeKernels* kernels_ = nullptr;
 };
 

@@ -11,6 +11,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
 #include <vector>
 
 #include "test/support/fake_gpu_driver.hpp"
@@ -36,6 +39,58 @@ void note_place() {
       contexts.empty() || capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED ? 1 : 0);
 }
 int descriptor_of(CUmemGenericAllocationHandle handle) { return static_cast<int>(handle) - 1; }
+int current_device() {
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(contexts.back())) - 0x1000;
+}
+
+// What a handle refers to, whoever holds it: memory, or a multicast object, which is some memory of
+// its own here.
+struct Object {
+  unsigned long long kinds = 0;  // of handles that it may be exported as
+  int device = -1;               // of memory
+  bool multicast = false;
+  std::size_t bytes = 0;
+  unsigned devices = 0;  // that a multicast object waits for
+  std::set<int> added;
+  std::set<int> bound;
+};
+
+std::mutex objects_mutex;
+
+// By inode, which every duplicate of a descriptor shares.
+Object* object_of(int fd) {
+  static std::map<ino_t, Object> objects;
+  struct stat status {};
+  if (fd < 0 || ::fstat(fd, &status) != 0 || status.st_size == 0) return nullptr;
+  return &objects[status.st_ino];
+}
+
+bool fails(symm::test::FakeMulticastStep step) {
+  return state.fail_step == step && state.fail_device == current_device();
+}
+bool fails(symm::test::FakeMulticastStep step, int fd) {
+  const std::lock_guard<std::mutex> lock(objects_mutex);
+  const Object* const object = object_of(fd);
+  return object != nullptr && object->multicast && fails(step);
+}
+
+CUresult make(CUmemGenericAllocationHandle* handle, std::size_t bytes, const Object& what) {
+  const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  const std::vector<char> dirt(bytes, '\x5a');
+  if (::pwrite(fd, dirt.data(), bytes, 0) < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  const std::lock_guard<std::mutex> lock(objects_mutex);
+  *object_of(fd) = what;
+  *handle = static_cast<CUmemGenericAllocationHandle>(fd) + 1;
+  add(state.handles, 1);
+  return CUDA_SUCCESS;
+}
+
+// A fabric handle holds the number of a descriptor and a mark.
+constexpr unsigned char kFabricMark = 0x5f;
+
+// Where a multicast object is mapped, for granting access.
+std::set<CUdeviceptr> multicast_places;
 
 }  // namespace
 
@@ -62,13 +117,19 @@ CUresult cuDeviceGet(CUdevice* device, int index) {
   *device = index;
   return CUDA_SUCCESS;
 }
-CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice device) {
   switch (which) {
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
       *value = state.vmm_supported;
       return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
       *value = state.fabric_offered;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+      *value = state.posix_offered;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
+      *value = static_cast<int>(state.multicast_devices >> device & 1);
       return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
       *value = 9;
@@ -77,7 +138,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
       *value = 132;
       return CUDA_SUCCESS;
     default:
-      *value = which == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED ? 1 : 0;
+      *value = 0;
       return CUDA_SUCCESS;
   }
 }
@@ -147,16 +208,14 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
   note_place();
   if ((properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0) {
     add(state.fabric_tries, 1);
-    return CUDA_ERROR_NOT_PERMITTED;
+    if (state.fabric_permitted == 0) return CUDA_ERROR_NOT_PERMITTED;
   }
   if (bytes > state.free_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
-  const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
-  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  const std::vector<char> dirt(bytes, '\x5a');
-  if (::pwrite(fd, dirt.data(), bytes, 0) < 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  *handle = static_cast<CUmemGenericAllocationHandle>(fd) + 1;
-  add(state.handles, 1);
-  return CUDA_SUCCESS;
+  Object memory;
+  memory.kinds = properties->requestedHandleTypes;
+  memory.device = properties->location.id;
+  memory.bytes = bytes;
+  return make(handle, bytes, memory);
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   add(state.handles, -1);
@@ -164,14 +223,33 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 }
 CUresult cuMemExportToShareableHandle(void* shared, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long) {
-  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-  const int fd = ::dup(descriptor_of(handle));
+  const int own = descriptor_of(handle);
+  if (fails(symm::test::FakeMulticastStep::kExport, own)) return CUDA_ERROR_NOT_SUPPORTED;
+  {
+    const std::lock_guard<std::mutex> lock(objects_mutex);
+    if ((object_of(own)->kinds & type) == 0) return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+    auto* const bytes = static_cast<unsigned char*>(shared);
+    std::memset(bytes, kFabricMark, 64);
+    std::memcpy(bytes, &own, sizeof(own));
+    return CUDA_SUCCESS;
+  }
+  const int fd = ::dup(own);
   std::memcpy(shared, &fd, sizeof(fd));
   return CUDA_SUCCESS;
 }
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shared,
-                                        CUmemAllocationHandleType) {
-  const int fd = ::dup(static_cast<int>(reinterpret_cast<std::intptr_t>(shared)));
+                                        CUmemAllocationHandleType type) {
+  int theirs = static_cast<int>(reinterpret_cast<std::intptr_t>(shared));
+  if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+    const auto* const bytes = static_cast<const unsigned char*>(shared);
+    if (bytes[63] != kFabricMark) return CUDA_ERROR_INVALID_VALUE;
+    std::memcpy(&theirs, bytes, sizeof(theirs));
+  }
+  if (fails(symm::test::FakeMulticastStep::kImport, theirs)) return CUDA_ERROR_NOT_SUPPORTED;
+  add(type == CU_MEM_HANDLE_TYPE_FABRIC ? state.fabric_imports : state.posix_imports, 1);
+  const int fd = ::dup(theirs);
   struct stat status {};
   if (fd < 0 || ::fstat(fd, &status) != 0 || status.st_size == 0) {
     if (fd >= 0) ::close(fd);
@@ -198,28 +276,112 @@ CUresult cuMemAddressFree(CUdeviceptr base, size_t bytes) {
 CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t, CUmemGenericAllocationHandle handle,
                   unsigned long long) {
   note_place();
+  if (fails(symm::test::FakeMulticastStep::kMap, descriptor_of(handle))) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   struct stat status {};
   ::fstat(descriptor_of(handle), &status);
   if (static_cast<std::size_t>(status.st_size) != bytes) return CUDA_ERROR_INVALID_VALUE;
   void* const mapped = ::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
                               descriptor_of(handle), 0);
   if (mapped == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
+  const std::lock_guard<std::mutex> lock(objects_mutex);
+  if (object_of(descriptor_of(handle))->multicast) multicast_places.insert(at);
   add(state.mappings, 1);
   return CUDA_SUCCESS;
 }
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
   add(state.mappings, -1);
+  const std::lock_guard<std::mutex> lock(objects_mutex);
+  multicast_places.erase(at);
   ::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
          0);
   return CUDA_SUCCESS;
 }
 CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc* access, size_t count) {
   if (state.fail_access != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  {
+    const std::lock_guard<std::mutex> lock(objects_mutex);
+    if (multicast_places.contains(at) && fails(symm::test::FakeMulticastStep::kAccess)) {
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
   if (count != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
       contexts.back() != context_of(access->location.id)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   ::mprotect(reinterpret_cast<void*>(at), bytes, PROT_READ | PROT_WRITE);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMulticastGetGranularity(size_t* bytes, const CUmulticastObjectProp*,
+                                   CUmulticastGranularity_flags) {
+  note_place();
+  add(state.multicast_calls, 1);
+  if (fails(symm::test::FakeMulticastStep::kGranularity)) return CUDA_ERROR_NOT_SUPPORTED;
+  *bytes = state.multicast_granule;
+  return CUDA_SUCCESS;
+}
+CUresult cuMulticastCreate(CUmemGenericAllocationHandle* handle,
+                           const CUmulticastObjectProp* properties) {
+  note_place();
+  add(state.multicast_calls, 1);
+  if (fails(symm::test::FakeMulticastStep::kCreate)) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (properties->size % state.multicast_granule != 0 || properties->numDevices < 2) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  Object object;
+  object.kinds = properties->handleTypes;
+  object.multicast = true;
+  object.bytes = properties->size;
+  object.devices = properties->numDevices;
+  add(state.multicast_creates, 1);
+  return make(handle, properties->size, object);
+}
+CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device) {
+  note_place();
+  add(state.multicast_calls, 1);
+  if (fails(symm::test::FakeMulticastStep::kAddDevice)) return CUDA_ERROR_SYSTEM_NOT_READY;
+  const std::lock_guard<std::mutex> lock(objects_mutex);
+  Object& object = *object_of(descriptor_of(handle));
+  if (!object.multicast || object.added.size() >= object.devices ||
+      !object.added.insert(device).second) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+// Where the driver would wait for devices that are missing, this one says so.
+CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t at,
+                            CUmemGenericAllocationHandle memory, size_t offset, size_t bytes,
+                            unsigned long long) {
+  note_place();
+  add(state.multicast_calls, 1);
+  if (fails(symm::test::FakeMulticastStep::kBind)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const std::lock_guard<std::mutex> lock(objects_mutex);
+  Object& object = *object_of(descriptor_of(handle));
+  const Object& bound = *object_of(descriptor_of(memory));
+  if (object.added.size() != object.devices) {
+    add(state.multicast_early, 1);
+    return CUDA_ERROR_ILLEGAL_STATE;
+  }
+  if (at != 0 || offset != 0 || bytes != object.bytes || bytes != bound.bytes ||
+      bytes % state.multicast_granule != 0 || !object.added.contains(bound.device) ||
+      !object.bound.insert(bound.device).second) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  add(state.multicast_bindings, 1);
+  return CUDA_SUCCESS;
+}
+CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t at,
+                           size_t bytes) {
+  note_place();
+  add(state.multicast_calls, 1);
+  const std::lock_guard<std::mutex> lock(objects_mutex);
+  Object& object = *object_of(descriptor_of(handle));
+  if (at != 0 || bytes != object.bytes || object.bound.erase(device) == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  add(state.multicast_bindings, -1);
   return CUDA_SUCCESS;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -15,6 +16,10 @@
 #include "symm_mem/device/device_library.hpp"
 
 namespace symm::test {
+
+// Ranks of one process need hardware queues of their own: a kernel that waits for a peer must not
+// stand before the peer's in a queue. Read by the driver when it starts.
+inline const bool kQueuesAreSeparate = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) == 0;
 
 inline const DeviceLibrary& gpu_library() {
   return open_device_library(SYMM_TEST_CUDA_DIRECTORY, DeviceKind::kCuda);

@@ -92,7 +92,7 @@ TEST(HostMemory, MappingIsGoneWithItsOwner) {
 
 TEST(HostMemory, IsAllocatedInFullAndSealed) {
   const auto memory = host_runtime().allocate(8 * kPage);
-  const FileDescriptor fd = host_runtime().export_memory(*memory);
+  const FileDescriptor fd = host_runtime().export_descriptor(*memory);
   struct stat status {};
   ASSERT_EQ(::fstat(fd.get(), &status), 0);
   EXPECT_EQ(static_cast<std::size_t>(status.st_size), 8 * kPage);
@@ -107,8 +107,8 @@ TEST(HostMemory, IsAllocatedInFullAndSealed) {
 TEST(HostMemory, ExportAndImportShareBytes) {
   const auto memory = host_runtime().allocate(2 * kPage);
   const auto here = host_runtime().map(memory);
-  FileDescriptor exported = host_runtime().export_memory(*memory);
-  const FileDescriptor again = host_runtime().export_memory(*memory);
+  FileDescriptor exported = host_runtime().export_descriptor(*memory);
+  const FileDescriptor again = host_runtime().export_descriptor(*memory);
   EXPECT_NE(exported.get(), again.get());
   const auto imported = host_runtime().import_memory(std::move(exported), 2 * kPage);
   const auto there = host_runtime().map(imported);
@@ -251,7 +251,7 @@ TEST(HostMemoryFork, ChildHasNeitherMappingNorDescriptor) {
     if (fork_generation() != generation + 1) return 1;
     if (is_mapped(mapping->base(), kPage)) return 2;
     if (is_mapped(inside->base(), kPage)) return 3;
-    if (!error_of([&] { host_runtime().export_memory(*memory); })) return 4;
+    if (!error_of([&] { host_runtime().export_descriptor(*memory); })) return 4;
     // What the child puts in the holes must survive the parent's owners.
     void* const own = ::mmap(inside->base(), kPage, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -319,7 +319,7 @@ TEST(HostMemory, NothingIsLeftOver) {
     const auto range = host_runtime().reserve(2 * kPage);
     const auto mapping = host_runtime().map_at(memory, range, kPage);
     const auto imported =
-        host_runtime().import_memory(host_runtime().export_memory(*memory), kPage);
+        host_runtime().import_memory(host_runtime().export_descriptor(*memory), kPage);
     error_of([&] { host_runtime().import_memory(make_memfd(kPage, true, 0), kPage); });
   }
   EXPECT_EQ(descriptors(), before);

@@ -4,7 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <utility>
+
+#include "test/support/passing_runtime.hpp"
 
 namespace symm {
 namespace {
@@ -45,30 +46,9 @@ TEST(LocalHeap, ZeroBytesAreLegal) {
 }
 
 // A device whose memory is the host's, to tell it from the host runtime.
-class OtherRuntime final : public DeviceRuntime {
+class OtherRuntime final : public test::PassingRuntime {
  public:
   DeviceKind kind() const override { return DeviceKind::kCuda; }
-  std::size_t granularity() const override { return host_runtime().granularity(); }
-  std::shared_ptr<PhysicalMemory> allocate(std::size_t bytes) override {
-    return host_runtime().allocate(bytes);
-  }
-  FileDescriptor export_memory(const PhysicalMemory& memory) override {
-    return host_runtime().export_memory(memory);
-  }
-  std::shared_ptr<PhysicalMemory> import_memory(FileDescriptor fd, std::size_t bytes) override {
-    return host_runtime().import_memory(std::move(fd), bytes);
-  }
-  std::shared_ptr<AddressRange> reserve(std::size_t bytes) override {
-    return host_runtime().reserve(bytes);
-  }
-  std::shared_ptr<Mapping> map(std::shared_ptr<PhysicalMemory> memory) override {
-    return host_runtime().map(std::move(memory));
-  }
-  std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
-                                  std::shared_ptr<AddressRange> range,
-                                  std::size_t offset) override {
-    return host_runtime().map_at(std::move(memory), std::move(range), offset);
-  }
 };
 
 TEST(LocalHeap, MemoryOfEveryDeviceIsFoundByAddressAlone) {

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <optional>
+
+#include "test/support/environment.hpp"
 
 namespace symm {
 namespace {
@@ -10,20 +13,23 @@ namespace {
 constexpr const char* kSwitches[] = {"SYMM_DISABLE_MULTICAST", "TORCH_SYMM_MEM_DISABLE_MULTICAST",
                                      "NVSHMEM_DISABLE_NVLS"};
 
+// The switches may be on because multicast must not be used here, so they are put back.
 class MulticastTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    for (const char* name : kSwitches) ::unsetenv(name);
-  }
-  void TearDown() override { SetUp(); }
+  const test::ScopedVariable saved_[3] = {
+      {kSwitches[0], std::nullopt}, {kSwitches[1], std::nullopt}, {kSwitches[2], std::nullopt}};
 };
 
-TEST_F(MulticastTest, IsNotDisabledByItself) { EXPECT_FALSE(multicast_disabled()); }
+TEST_F(MulticastTest, IsNotDisabledByItself) {
+  EXPECT_FALSE(multicast_disabled());
+  EXPECT_EQ(multicast_disabled_by(), "");
+}
 
 TEST_F(MulticastTest, EachSwitchAloneDisablesIt) {
   for (const char* name : kSwitches) {
     ::setenv(name, "1", 1);
     EXPECT_TRUE(multicast_disabled()) << name;
+    EXPECT_EQ(multicast_disabled_by(), name);
     ::setenv(name, "0", 1);
     EXPECT_FALSE(multicast_disabled()) << name;
     ::unsetenv(name);

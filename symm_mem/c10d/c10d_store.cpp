@@ -1,4 +1,4 @@
-#include "backend/c10d_store.hpp"
+#include "symm_mem/c10d/c10d_store.hpp"
 
 #include <c10/util/Exception.h>
 

@@ -5,7 +5,10 @@
 // does installs a hook, and every wait for a thread goes through blocking_section().
 #pragma once
 
+#include <exception>
+#include <optional>
 #include <type_traits>
+#include <utility>
 
 namespace symm {
 
@@ -22,6 +25,22 @@ template <typename Body>
 void blocking_section(Body&& body) {
   using Callable = std::remove_reference_t<Body>;
   run_blocking_section([](void* context) { (*static_cast<Callable*>(context))(); }, &body);
+}
+
+// The same for a `body` that may throw and returns a value; its exception is thrown on.
+template <typename Body>
+auto blocking_call(Body&& body) {
+  std::exception_ptr failure;
+  std::optional<std::invoke_result_t<Body&>> result;
+  blocking_section([&] {
+    try {
+      result.emplace(body());
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
+  return std::move(*result);
 }
 
 }  // namespace symm

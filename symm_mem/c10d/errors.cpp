@@ -1,4 +1,4 @@
-#include "backend/errors.hpp"
+#include "symm_mem/c10d/errors.hpp"
 
 #include <c10/util/Exception.h>
 

@@ -1,4 +1,4 @@
-#include "backend/engine/blocking_section.hpp"
+#include "symm_mem/blocking_section.hpp"
 
 #include <atomic>
 

@@ -1,0 +1,62 @@
+// Signals that users of symmetric memory exchange: slots that are empty at rest.
+//
+// NOTE [Signal pads]
+// Every rank of a group has a pad, zero at the start, beside its buffer. A pad is an array of
+// 32-bit slots; slot [channel * world_size + r] of a rank's pad is where rank r puts its signals
+// for that rank on that channel. A slot is 0 (empty) or 1 (full):
+//   put   waits until the slot at the receiver is empty, and fills it; release
+//   wait  waits until one's own slot is full, and empties it; acquire
+//   barrier puts to every other rank, then waits for every other rank
+// What a rank wrote before a put is seen after the wait that takes it. A second put waits for the
+// first to be taken, so no signal is lost or merged, and after balanced use a pad is zero again.
+// Channels are independent of each other: use one for each stream or thread that signals at the
+// same time. This is PyTorch's protocol, and kernels of users may take part in it.
+//
+// Host and device; owns nothing. The functions on slots never wait.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/core/atomics.hpp"
+#include "kernels/core/platform.hpp"
+
+namespace symm {
+
+using SignalSlot = std::uint32_t;
+
+inline constexpr SignalSlot kSignalEmpty = 0;
+inline constexpr SignalSlot kSignalFull = 1;
+
+// Index in its owner's pad of the slot that `rank` fills on `channel`.
+SYMM_INLINE constexpr std::size_t signal_slot(int channel, int world_size, int rank) {
+  return static_cast<std::size_t>(channel) * static_cast<std::size_t>(world_size) +
+         static_cast<std::size_t>(rank);
+}
+
+// Channels, each with a slot for every rank, that a pad of `pad_bytes` holds.
+SYMM_INLINE constexpr std::size_t signal_channels(std::size_t pad_bytes, int world_size) {
+  return pad_bytes / sizeof(SignalSlot) / static_cast<std::size_t>(world_size);
+}
+
+// True where `channel` is one of a pad's.
+SYMM_INLINE constexpr bool has_signal_channel(std::size_t pad_bytes, int world_size, int channel) {
+  return channel >= 0 && static_cast<std::size_t>(channel) < signal_channels(pad_bytes, world_size);
+}
+
+// Throw Error(kInvalidArgument) that names the operation, what came and what is there. Host only.
+void check_signal_channel(const char* operation, std::size_t pad_bytes, int world_size,
+                          int channel);
+void check_signal_rank(const char* operation, int world_size, int rank);
+
+// Fills an empty slot; publishes what the caller wrote before. False where it is full.
+SYMM_INLINE bool try_put(SignalSlot* slot) {
+  return compare_exchange_release(slot, kSignalEmpty, kSignalFull);
+}
+
+// Empties a full slot; the caller then sees what its filler published. False where it is empty.
+SYMM_INLINE bool try_take(SignalSlot* slot) {
+  return compare_exchange_acquire(slot, kSignalFull, kSignalEmpty);
+}
+
+}  // namespace symm

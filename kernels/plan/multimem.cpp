@@ -1,0 +1,90 @@
+#include "kernels/plan/multimem.hpp"
+
+namespace symm {
+
+namespace {
+
+constexpr int kLeastArchitecture = 90;
+constexpr std::uint64_t kUnit = 16;  // bytes of one access
+
+// From what others have published for H100 switches, not measured: below, packets are faster; with
+// two ranks a peer's memory can be read directly and the switch saves nothing.
+constexpr std::uint64_t kLeastPreferredBytes = 16 * 1024;
+constexpr int kLeastPreferredWorld = 3;
+
+bool reduces(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
+}
+
+bool moves(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kBroadcast;
+}
+
+// What multimem.ld_reduce has, of what is worth having.
+bool has_reduction(Dtype dtype, ReduceOp op) {
+  if (dtype == Dtype::kFloat32) return op == ReduceOp::kSum;
+  return (dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16) &&
+         (op == ReduceOp::kSum || op == ReduceOp::kMin || op == ReduceOp::kMax);
+}
+
+// Rank r's share stands r * bytes after the first.
+bool has_shares(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kReduceScatter;
+}
+
+std::string misplaced(const char* what, std::uint64_t value) {
+  return std::string("the ") + what + " must be a multiple of " + std::to_string(kUnit) +
+         " bytes, got " + std::to_string(value);
+}
+
+std::string reduction_problem(const MultimemFacts& facts) {
+  if (!has_reduction(facts.dtype, facts.op)) {
+    return "it has SUM of float32, and SUM, MIN and MAX of float16 and bfloat16, got " +
+           std::string(reduce_op_name(facts.op)) + " of " + std::string(dtype_name(facts.dtype));
+  }
+  if (facts.same_bits) {
+    return "the switch adds in an order of its own; the call must waive results that are the same "
+           "bits by every algorithm";
+  }
+  return {};
+}
+
+std::string problem(const MultimemFacts& facts) {
+  if (!reduces(facts.kind) && !moves(facts.kind)) {
+    return "it has all_reduce, reduce_scatter, all_gather and broadcast";
+  }
+  if (facts.architecture < kLeastArchitecture) {
+    return "every GPU must have compute capability 9.0 or more, one has " +
+           std::to_string(facts.architecture / 10) + "." + std::to_string(facts.architecture % 10);
+  }
+  if (!facts.has_multicast) {
+    return "not every rank has a multicast address of the symmetric memory";
+  }
+  if (reduces(facts.kind)) {
+    if (std::string text = reduction_problem(facts); !text.empty()) return text;
+  }
+  if (facts.input_offset % kUnit != 0) return misplaced("input's offset", facts.input_offset);
+  if (facts.output_offset % kUnit != 0) return misplaced("output's offset", facts.output_offset);
+  if (has_shares(facts.kind) && facts.bytes % kUnit != 0) {
+    return misplaced("size of a share", facts.bytes);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string multimem_refusal(const MultimemFacts& facts) {
+  const std::string text = problem(facts);
+  if (text.empty()) return {};
+  return "multimem cannot carry out this " + std::string(collective_name(facts.kind)) + ": " + text;
+}
+
+bool prefers_multimem(const MultimemFacts& facts) {
+  const auto world = static_cast<std::uint64_t>(facts.world_size);
+  // The whole message, of which all_gather and reduce_scatter are given a share.
+  const std::uint64_t bytes = has_shares(facts.kind) ? facts.bytes * world : facts.bytes;
+  return facts.world_size >= kLeastPreferredWorld && bytes >= kLeastPreferredBytes &&
+         multimem_refusal(facts).empty();
+}
+
+}  // namespace symm

@@ -1,0 +1,254 @@
+"""Tensors that every rank of a group can read and write in place.
+
+`empty` and its kin allocate; a rendezvous, made by `as_symmetric`, `contiguous_view`,
+`SymmetricTensor` or ``torch.distributed._symmetric_memory.rendezvous``, maps what the ranks of a
+group have allocated into each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_symm import _agreement, _groups, provider
+
+if TYPE_CHECKING:
+    import torch
+
+
+def empty(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """``torch.empty`` in memory that can become symmetric. Local.
+
+    Every rank of a group that shall share it must allocate the same number of bytes. Tensors
+    without dimensions or without elements are legal. On a GPU the memory comes from `mem_pool`.
+
+    Args:
+        size: the shape, as integers or as one sequence.
+        dtype: torch's default dtype where it is None.
+        device: "cpu" or "cuda"; torch's default device where it is None.
+
+    Raises:
+        NotImplementedError: the memory provider has no memory on that device.
+        RuntimeError: out of memory, or torch's symmetric memory is in use with another provider.
+    """
+    return _allocate(_shape(size), dtype, device, "empty")
+
+
+def zeros(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """`empty`, filled with 0."""
+    return _allocate(_shape(size), dtype, device, "zeros").zero_()
+
+
+def ones(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """`empty`, filled with 1."""
+    return _allocate(_shape(size), dtype, device, "ones").fill_(1)
+
+
+def full(
+    size: int | Sequence[int],
+    fill_value: complex,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """`empty`, filled with `fill_value`, whose kind gives the dtype where that is None."""
+    import torch
+
+    if dtype is None:
+        dtype = torch.full((), fill_value, device="cpu").dtype
+    return _allocate(_shape((size,)), dtype, device, "full").fill_(fill_value)
+
+
+def mem_pool(device: torch.device | str | None = None) -> torch.cuda.MemPool:
+    """A pool for ``torch.cuda.use_mem_pool``, inside which all tensors can become symmetric. Local.
+
+    The ranks of a group must allocate the same sizes in the same order inside it. One pool a GPU,
+    made on first use and kept.
+
+    Args:
+        device: a GPU; the current one where it is None.
+
+    Raises:
+        NotImplementedError: `device` is not a GPU (on the CPU, use `empty`), or cannot be used.
+    """
+    import torch
+    import torch.distributed._symmetric_memory as symm_mem
+
+    place = _device("cuda" if device is None else device)
+    if place.type != "cuda":
+        raise NotImplementedError(
+            f"mem_pool: device: torch has pools on cuda only, got {place}; use torch_symm.empty"
+        )
+    with provider.allocating(place, "mem_pool"):
+        return symm_mem.get_mem_pool(torch.device(place))
+
+
+def is_symmetric(tensor: torch.Tensor, group: Any = None) -> bool:
+    """Whether `tensor` lies in memory that peers can map. Local.
+
+    Args:
+        tensor: any tensor.
+        group: a ProcessGroup or its name: then also whether this group has mapped that memory, so
+            that its ranks may use the tensor with nothing more to be done.
+
+    Raises:
+        ValueError: this rank is not in `group`, or the group was destroyed.
+    """
+    from torch_symm._registration import load
+
+    name = None if group is None else _groups.resolve(group, "is_symmetric").group_name
+    if load().is_symmetric(tensor, name):
+        return True
+    return name is None and provider.current().name != "native" and _torch_knows(tensor)
+
+
+def as_symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
+    """The tensor to use where `group` needs one in symmetric memory. Collective over `group`.
+
+    Where every rank's `tensor` stands at the same place of memory that can be shared, that is
+    `tensor` itself, and nothing is copied. Otherwise it is, on every rank, a contiguous copy in new
+    symmetric memory. The two are not kept alike: what is written to the copy, by this rank or by
+    peers, must be read from the copy. It has no autograd history. The first copy of a process
+    warns; `placement` counts all.
+
+    Args:
+        tensor: of the same shape and dtype on every rank.
+        group: a ProcessGroup or its name; the default group where it is None.
+
+    Raises:
+        ValueError: this rank is not in `group`; or shapes or dtypes differ, on every rank then.
+        NotImplementedError: the memory provider has no memory on the tensor's device.
+    """
+    import torch
+
+    process_group = _groups.resolve(group, "as_symmetric")
+    if _all_can_share(tensor, process_group):
+        if provider.rendezvous(tensor, process_group, "as_symmetric") is not None:
+            _placement.add("in_place", tensor.nbytes)
+            return tensor
+    copy = _allocate(tensor.shape, tensor.dtype, tensor.device, "as_symmetric")
+    with torch.no_grad():
+        copy.copy_(tensor)
+    provider.rendezvous(copy, process_group, "as_symmetric")
+    if _placement.add("copied", tensor.nbytes) == 1:
+        warnings.warn(
+            f"torch_symm.as_symmetric() copied a tensor of shape {tuple(tensor.shape)}, because "
+            "the memory of at least one rank's tensor cannot be shared in place; allocate it by "
+            "torch_symm.empty() or inside torch_symm.mem_pool(). Further copies are counted by "
+            "torch_symm.placement() and not said",
+            stacklevel=2,
+        )
+    return copy
+
+
+def placement() -> dict[str, int]:
+    """How often `as_symmetric` has returned its argument ("in_place") and a copy ("copied") in this
+    process, and the bytes of both ("in_place_bytes", "copied_bytes"). Local."""
+    return _placement.counts()
+
+
+class _Placement:
+    """Counts what as_symmetric did. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = {"in_place": 0, "in_place_bytes": 0, "copied": 0, "copied_bytes": 0}
+
+    def add(self, what: str, nbytes: int) -> int:
+        """How often that has been done by now."""
+        with self._lock:
+            self._counts[what] += 1
+            self._counts[what + "_bytes"] += nbytes
+            return self._counts[what]
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+
+_placement = _Placement()
+
+
+def _all_can_share(tensor: torch.Tensor, group: Any) -> bool:
+    """The same answer on every rank. Collective."""
+    mine = {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype),
+        "device": tensor.device.type,
+        "place": _place(tensor),
+    }
+    everybody = _agreement.tell(group, "as_symmetric", mine)
+    for what in ("shape", "dtype", "device"):
+        values = [rank[what] for rank in everybody]
+        if any(value != values[0] for value in values):
+            raise ValueError(
+                f"as_symmetric: tensor: expected the same {what} on every rank of group "
+                f"{group.group_name!r}, got {_agreement.by_rank(values)}"
+            )
+    place = mine["place"]
+    return place is not None and all(rank["place"] == place for rank in everybody)
+
+
+def _place(tensor: torch.Tensor) -> list[int] | None:
+    """[bytes from the start of its allocation, bytes of that], None in memory of another kind."""
+    from torch_symm._registration import load
+
+    found = load().place_of(tensor)
+    if found is not None:
+        return list(found)
+    if provider.current().name != "native" and _torch_knows(tensor):
+        offset = tensor.storage_offset() * tensor.element_size()
+        return [offset, tensor.untyped_storage().nbytes()]
+    return None
+
+
+def _torch_knows(tensor: torch.Tensor) -> bool:
+    import torch.distributed._symmetric_memory as symm_mem
+
+    known = getattr(symm_mem, "is_symm_mem_tensor", None)  # torch 2.12 and newer
+    return known is not None and known(tensor)
+
+
+def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
+    if len(size) == 1 and isinstance(size[0], Sequence):
+        size = tuple(size[0])
+    return tuple(int(extent) for extent in size)
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    """With the index of the GPU that is meant."""
+    import torch
+
+    place = torch.get_default_device() if device is None else torch.device(device)
+    if place.type == "cuda" and place.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return place
+
+
+def _allocate(
+    shape: Sequence[int], dtype: torch.dtype | None, device: Any, caller: str
+) -> torch.Tensor:
+    import torch
+    import torch.distributed._symmetric_memory as symm_mem
+
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    place = _device(device)
+    with provider.allocating(place, caller):
+        if 0 in shape:
+            # At least one element of memory, so that the tensor is known by its address.
+            return symm_mem.empty(1, dtype=dtype, device=place)[:0].view(shape)
+        return symm_mem.empty(shape, dtype=dtype, device=place)

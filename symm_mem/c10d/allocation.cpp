@@ -1,0 +1,298 @@
+#include "symm_mem/c10d/allocation.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstring>
+#include <utility>
+
+#include "kernels/core/error.hpp"
+#include "kernels/core/platform.hpp"
+#include "symm_mem/c10d/gpu_access.hpp"
+#include "symm_mem/c10d/symmetric_memory.hpp"
+#include "symm_mem/fork_guard.hpp"
+#include "symm_mem/local_heap.hpp"
+
+namespace symm {
+namespace {
+
+using c10d::symmetric_memory::SymmetricMemory;
+
+// Pads are read with 16-byte accesses by some kernels.
+constexpr std::size_t kPadAlignment = 16;
+
+std::shared_ptr<LocalSegment> allocate_segment(c10::Device device, std::size_t bytes) {
+  std::shared_ptr<LocalSegment> segment = allocate_on_local_heap(device_runtime(device), bytes);
+  if (device.is_cpu()) return segment;
+  LocalSegment* const raw = segment.get();
+  return std::shared_ptr<LocalSegment>(
+      raw, [owned = DeviceOwned(device, std::move(segment))](LocalSegment*) mutable {
+        owned.let_go();
+      });
+}
+
+SharedAllocation::Layout layout_of(std::size_t bytes) {
+  const std::size_t pad_bytes = c10d::symmetric_memory::get_signal_pad_size();
+  const std::size_t limit = std::size_t{1} << 62;
+  if (bytes > limit || pad_bytes > limit) {
+    throw Error(ErrorCode::kInvalidArgument, "alloc: expected a size below 2^62 bytes, got " +
+                                                 std::to_string(bytes) + " and a signal pad of " +
+                                                 std::to_string(pad_bytes));
+  }
+  return {bytes, align_up(bytes, kPadAlignment), pad_bytes};
+}
+
+c10::Device with_index(c10::Device device) {
+  if (device.is_cpu() || device.has_index()) return device;
+  device_runtime(c10::Device(device.type(), 0));  // says why there is no such device
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::uintptr_t, std::shared_ptr<Allocation>> by_base;
+};
+
+// Never destroyed: a tensor may outlive every static of the program.
+Registry& registry() {
+  static Registry* const instance = new Registry;
+  return *instance;
+}
+
+std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+// Every rank's words, so all ranks throw the same.
+void check_same(const PeerLink& peers, const std::vector<PeerLink::Words>& all, std::size_t word,
+                const char* what) {
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank][word] == all[0][word]) continue;
+    throw Error(ErrorCode::kMismatch,
+                peers.prefix() + "rendezvous: expected the same " + what + " on every rank, got " +
+                    std::to_string(all[0][word]) + " on " + peers.rank_name(0) + " and " +
+                    std::to_string(all[rank][word]) + " on " +
+                    peers.rank_name(static_cast<int>(rank)));
+  }
+}
+
+}  // namespace
+
+SharedAllocation::SharedAllocation(std::shared_ptr<GroupLink> link, c10::Device device,
+                                   std::uint64_t id, const Layout& layout,
+                                   std::shared_ptr<Segment> buffers, std::shared_ptr<Segment> pads)
+    : link_(std::move(link)),
+      device_(device),
+      id_(id),
+      layout_(layout),
+      buffers_(std::move(buffers)),
+      pads_(std::move(pads)),
+      fork_generation_(fork_generation()) {
+  const int world_size = buffers_->world_size();
+  std::vector<SignalSlot*> slots;
+  at::Tensor tables = at::empty({2, world_size}, at::kLong);
+  for (int rank = 0; rank < world_size; ++rank) {
+    std::byte* const pad = pads_->base(rank) + layout.pad_offset;
+    buffer_pointers_.push_back(buffers_->base(rank));
+    pad_pointers_.push_back(pad);
+    pads_by_rank_.push_back(pad);
+    slots.push_back(reinterpret_cast<SignalSlot*>(pad));
+    tables.mutable_data_ptr<std::int64_t>()[rank] =
+        static_cast<std::int64_t>(address(buffers_->base(rank)));
+    tables.mutable_data_ptr<std::int64_t>()[world_size + rank] =
+        static_cast<std::int64_t>(address(pad));
+  }
+  const std::vector<int>& global_ranks = link_->peers().global_ranks();
+  at::Tensor ranks = at::empty({world_size}, at::kInt);
+  std::copy(global_ranks.begin(), global_ranks.end(), ranks.mutable_data_ptr<int>());
+  tables_ = device.is_cpu() ? tables : tables.to(device);
+  ranks_ = device.is_cpu() ? ranks : ranks.to(device);
+  if (device.is_cpu()) {
+    host_signals_.emplace(link_->peers(), std::move(slots), layout.pad_bytes);
+  } else {
+    signals_ = &link_->signals_on(device);
+  }
+}
+
+SharedAllocation::~SharedAllocation() {
+  struct Held {
+    std::shared_ptr<Segment> buffers, pads;
+    at::Tensor tables, ranks;
+  };
+  auto held = std::make_shared<Held>(Held{std::move(buffers_), std::move(pads_), std::move(tables_), std::move(ranks_)});
+  DeviceOwned(device_, std::move(held), fork_generation_).let_go();
+}
+
+void** SharedAllocation::buffer_table() const {
+  return static_cast<void**>(tables_.data_ptr());
+}
+
+void** SharedAllocation::pad_table() const { return buffer_table() + buffers_->world_size(); }
+
+int* SharedAllocation::global_rank_table() const { return static_cast<int*>(ranks_.data_ptr()); }
+
+Allocation::Allocation(std::size_t bytes, c10::Device device, std::optional<std::string> group_name)
+    : device_(with_index(device)),
+      group_name_(std::move(group_name)),
+      layout_(layout_of(bytes)),
+      segment_(allocate_segment(device_, layout_.pad_offset + layout_.pad_bytes)) {}
+
+Allocation::~Allocation() {
+  for (const Membership& member : memberships_) {
+    member.shared->link().freed(member.shared->id());
+  }
+}
+
+bool Allocation::contains(const void* pointer) const {
+  const std::uintptr_t start = address(base());
+  return address(pointer) >= start && address(pointer) - start < std::max<std::size_t>(bytes(), 1);
+}
+
+std::shared_ptr<SharedAllocation> Allocation::shared_over(const GroupLink& link) const {
+  const std::lock_guard lock(mutex_);
+  for (const Membership& member : memberships_) {
+    if (&member.shared->link() == &link) return member.shared;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<SharedAllocation> Allocation::shared_with(const c10d::ProcessGroup* group) const {
+  const std::lock_guard lock(mutex_);
+  for (const Membership& member : memberships_) {
+    if (member.shared->link().belongs_to(group)) return member.shared;
+  }
+  return nullptr;
+}
+
+bool Allocation::built_in_pad_is_free(const GroupLink& link) const {
+  const std::lock_guard lock(mutex_);
+  for (const Membership& member : memberships_) {
+    if (member.shared->uses_built_in_pad() && &member.shared->link() != &link) return false;
+  }
+  return true;
+}
+
+void Allocation::forget_destroyed_groups() {
+  std::vector<Membership> gone;  // let go of outside the lock
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < memberships_.size();) {
+    try {
+      memberships_[i].shared->link().check_usable();
+      ++i;
+    } catch (const Error&) {
+      gone.push_back(std::move(memberships_[i]));
+      memberships_.erase(memberships_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+}
+
+std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_name) {
+  const std::shared_ptr<GroupLink> link = link_of_group(group_name);
+  const std::chrono::milliseconds timeout = link->timeout(device_.type());
+  PeerLink& peers = link->peers();
+  const auto order = peers.hold();
+  forget_destroyed_groups();
+  const std::shared_ptr<SharedAllocation> before = shared_over(*link);
+  const PeerLink::Words mine = {before ? before->id() : 0,
+                                layout_.buffer_bytes,
+                                layout_.pad_bytes,
+                                static_cast<std::uint64_t>(device_.type()),
+                                built_in_pad_is_free(*link)};
+  const auto round = peers.agree(PeerLink::Purpose::kRendezvous, mine, timeout);
+  bool all_have_it = before != nullptr;
+  bool built_in_pad = true;
+  for (const PeerLink::Words& theirs : round.words) {
+    all_have_it = all_have_it && theirs[0] == mine[0];
+    built_in_pad = built_in_pad && theirs[4] != 0;
+  }
+  if (all_have_it) return before;
+  check_same(peers, round.words, 3, "kind of device");
+  check_same(peers, round.words, 1, "number of bytes");
+  check_same(peers, round.words, 2, "size of signal pads");
+  std::shared_ptr<SharedAllocation> made = make(link, round.number, built_in_pad);
+  Membership replaced;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(memberships_, [&](Membership& member) {
+    if (member.shared != before) return false;
+    replaced = std::move(member);
+    link->freed(replaced.shared->id());
+    return true;
+  });
+  memberships_.push_back({made, {}});
+  return made;
+}
+
+std::shared_ptr<SharedAllocation> Allocation::make(const std::shared_ptr<GroupLink>& link,
+                                                   std::uint64_t id, bool built_in_pad) {
+  const std::chrono::milliseconds timeout = link->timeout(device_.type());
+  SharedAllocation::Layout layout = layout_;
+  if (built_in_pad) clear_built_in_pad();
+  std::shared_ptr<Segment> buffers = link->peers().share(segment_, timeout);
+  std::shared_ptr<Segment> pads = buffers;
+  if (!built_in_pad) {
+    layout.pad_offset = 0;
+    pads = link->peers().share(allocate_segment(device_, layout.pad_bytes), timeout);
+  }
+  link->join(device_.type(), id, buffers);
+  return std::make_shared<SharedAllocation>(link, device_, id, layout, std::move(buffers),
+                                            std::move(pads));
+}
+
+// A group that ended in the middle of an operation leaves signals behind.
+void Allocation::clear_built_in_pad() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(pad_was_used_, true)) return;
+  }
+  std::byte* const pad = base() + layout_.pad_offset;
+  if (device_.is_cpu()) {
+    std::memset(pad, 0, layout_.pad_bytes);
+    return;
+  }
+  at::for_blob(pad, {static_cast<std::int64_t>(layout_.pad_bytes)})
+      .options(at::TensorOptions().dtype(at::kByte).device(device_))
+      .target_device(device_)
+      .make_tensor()
+      .zero_();
+  wait_for_device(device_);
+}
+
+Allocation::Handle Allocation::handle(const std::shared_ptr<SharedAllocation>& shared,
+                                      std::size_t offset) {
+  const std::lock_guard lock(mutex_);
+  for (Membership& member : memberships_) {
+    if (member.shared != shared) continue;
+    Handle& handle = member.handles[offset];
+    if (!handle) handle = c10::make_intrusive<SymmetricMemoryHandle>(shared, offset);
+    return handle;
+  }
+  return c10::make_intrusive<SymmetricMemoryHandle>(shared, offset);
+}
+
+std::shared_ptr<Allocation> allocate(std::size_t bytes, c10::Device device,
+                                     std::optional<std::string> group_name) {
+  auto made = std::make_shared<Allocation>(bytes, device, std::move(group_name));
+  const std::lock_guard lock(registry().mutex);
+  registry().by_base[address(made->base())] = made;
+  return made;
+}
+
+std::shared_ptr<Allocation> find_allocation(const void* pointer) {
+  std::shared_ptr<Allocation> found;  // let go of outside the lock
+  const std::lock_guard lock(registry().mutex);
+  const auto after = registry().by_base.upper_bound(address(pointer));
+  if (after == registry().by_base.begin()) return nullptr;
+  found = std::prev(after)->second;
+  return found->contains(pointer) ? found : nullptr;
+}
+
+bool free_allocation(const void* base) {
+  std::shared_ptr<Allocation> gone;  // let go of outside the lock
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().by_base.find(address(base));
+  if (found == registry().by_base.end()) return false;
+  gone = std::move(found->second);
+  registry().by_base.erase(found);
+  return true;
+}
+
+}  // namespace symm

@@ -1,0 +1,141 @@
+// Allocations that PyTorch programs made through the symmetric-memory API, and what they become in
+// a group.
+//
+// NOTE [Parts of an allocation]
+// An allocation is one LocalSegment: the buffer, and behind it, aligned, the signal pad. One
+// allocation may join several groups. The pad behind the buffer serves one of them; the others get
+// pads of their own, since slots are counted by each group's ranks and would be confused.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "symm_mem/c10d/group_links.hpp"
+#include "symm_mem/host_signals.hpp"
+#include "symm_mem/segment.hpp"
+
+namespace symm {
+
+// One allocation as the ranks of one group share it. Immutable; keeps the memory alive, its own and
+// the peers'. Memory of a GPU is given back when the device has stopped using it.
+class SharedAllocation {
+ public:
+  struct Layout {
+    std::size_t buffer_bytes = 0;  // as asked for
+    std::size_t pad_offset = 0;    // in `pads`
+    std::size_t pad_bytes = 0;
+  };
+
+  SharedAllocation(std::shared_ptr<GroupLink> link, c10::Device device, std::uint64_t id,
+                   const Layout& layout, std::shared_ptr<Segment> buffers,
+                   std::shared_ptr<Segment> pads);
+  ~SharedAllocation();
+  SharedAllocation(const SharedAllocation&) = delete;
+  SharedAllocation& operator=(const SharedAllocation&) = delete;
+
+  GroupLink& link() const { return *link_; }
+  const std::shared_ptr<GroupLink>& shared_link() const { return link_; }
+  c10::Device device() const { return device_; }
+  std::uint64_t id() const { return id_; }  // the same on every rank; never used twice by a link
+  const Layout& layout() const { return layout_; }
+  const std::shared_ptr<Segment>& buffers() const { return buffers_; }
+  bool uses_built_in_pad() const { return pads_ == buffers_; }
+
+  // By rank. The tables stand on the device, where a kernel reads them.
+  const std::vector<void*>& buffer_pointers() const { return buffer_pointers_; }
+  const std::vector<void*>& pad_pointers() const { return pad_pointers_; }
+  void** buffer_table() const;
+  void** pad_table() const;
+  int* global_rank_table() const;
+
+  // Of memory on the host.
+  HostSignals& host_signals() { return *host_signals_; }
+  // Of memory on a GPU.
+  SignalKernels& signal_kernels() { return signals_->kernels(); }
+  SignalPads signal_pads() const { return {pads_by_rank_, layout_.pad_bytes}; }
+
+ private:
+  const std::shared_ptr<GroupLink> link_;
+  const c10::Device device_;
+  const std::uint64_t id_;
+  const Layout layout_;
+  std::shared_ptr<Segment> buffers_;
+  std::shared_ptr<Segment> pads_;
+  std::vector<void*> buffer_pointers_;
+  std::vector<void*> pad_pointers_;
+  at::Tensor tables_;  // int64 [2, world_size]: buffers, pads
+  at::Tensor ranks_;   // int32 [world_size]
+  std::optional<HostSignals> host_signals_;
+  std::vector<std::byte*> pads_by_rank_;
+  DeviceSignals* signals_ = nullptr;  // the link's, on a GPU
+  const std::uint32_t fork_generation_;
+};
+
+class Allocation {
+ public:
+  // Local. Throws Error(kSystem); kUnsupported for a device that has no symmetric memory.
+  Allocation(std::size_t bytes, c10::Device device, std::optional<std::string> group_name);
+  ~Allocation();
+  Allocation(const Allocation&) = delete;
+  Allocation& operator=(const Allocation&) = delete;
+
+  std::byte* base() const { return segment_->base(); }
+  std::size_t bytes() const { return layout_.buffer_bytes; }
+  c10::Device device() const { return device_; }
+  const std::optional<std::string>& group_name() const { return group_name_; }
+  bool contains(const void* pointer) const;
+
+  // What this allocation is in the group of that name. Collective: all ranks must call it for the
+  // group in the same order. Where every rank has it already, all get what they had; else all make
+  // it anew. Blocks. Throws Error, and what c10d throws for an unknown group.
+  std::shared_ptr<SharedAllocation> share(const std::string& group_name);
+
+  // The same without asking the peers: null where this rank has not got it.
+  std::shared_ptr<SharedAllocation> shared_with(const c10d::ProcessGroup* group) const;
+  std::shared_ptr<SharedAllocation> shared_over(const GroupLink& link) const;
+
+  // The handle at `offset`, made by the first call for it.
+  c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> handle(
+      const std::shared_ptr<SharedAllocation>& shared, std::size_t offset);
+
+ private:
+  using Handle = c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory>;
+  struct Membership {
+    std::shared_ptr<SharedAllocation> shared;
+    std::map<std::size_t, Handle> handles;  // by offset
+  };
+
+  bool built_in_pad_is_free(const GroupLink& link) const;
+  std::shared_ptr<SharedAllocation> make(const std::shared_ptr<GroupLink>& link, std::uint64_t id,
+                                         bool built_in_pad);
+  void clear_built_in_pad();
+  void forget_destroyed_groups();
+
+  const c10::Device device_;
+  const std::optional<std::string> group_name_;
+  SharedAllocation::Layout layout_;
+  std::shared_ptr<LocalSegment> segment_;
+  mutable std::mutex mutex_;  // guards what follows
+  bool pad_was_used_ = false;
+  std::vector<Membership> memberships_;
+};
+
+// The allocations of this process, by address. Local, thread safe.
+std::shared_ptr<Allocation> allocate(std::size_t bytes, c10::Device device,
+                                     std::optional<std::string> group_name);
+// The allocation in whose buffer `pointer` lies; null where there is none.
+std::shared_ptr<Allocation> find_allocation(const void* pointer);
+// False where no allocation starts at `base`.
+bool free_allocation(const void* base);
+
+}  // namespace symm

@@ -1,0 +1,210 @@
+#include "symm_mem/c10d/contiguous_view.hpp"
+
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "kernels/core/error.hpp"
+#include "symm_mem/blocking_section.hpp"
+#include "symm_mem/c10d/allocation.hpp"
+#include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/c10d/gpu_access.hpp"
+
+namespace symm {
+namespace {
+
+// What a rank says of its tensor, in the words of a round.
+enum Word : std::size_t { kProblem, kId, kOffset, kDtype, kDims, kShapeHash, kFirstSize };
+constexpr std::size_t kNamedSizes = PeerLink::kWords - kFirstSize;
+
+enum class Problem : std::uint64_t { kNone, kNotSymmetric, kNotContiguous };
+
+struct Input {
+  std::shared_ptr<Allocation> allocation;
+  std::size_t offset = 0;  // bytes into the allocation
+  Problem problem = Problem::kNone;
+};
+
+// The storage's pointer, because an empty tensor has none of its own.
+const std::byte* start_of(const at::Tensor& tensor) {
+  const auto* storage = static_cast<const std::byte*>(tensor.storage().data());
+  return storage + tensor.storage_offset() * static_cast<std::int64_t>(tensor.itemsize());
+}
+
+std::shared_ptr<Allocation> allocation_of(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || !tensor.has_storage()) return nullptr;
+  auto allocation = find_allocation(tensor.storage().data());
+  return allocation && allocation->device() == tensor.device() ? allocation : nullptr;
+}
+
+Input examine(const at::Tensor& tensor) {
+  Input input;
+  input.allocation = allocation_of(tensor);
+  if (!input.allocation) {
+    input.problem = Problem::kNotSymmetric;
+    return input;
+  }
+  input.offset = static_cast<std::size_t>(start_of(tensor) - input.allocation->base());
+  if (!tensor.is_contiguous()) input.problem = Problem::kNotContiguous;
+  return input;
+}
+
+std::string shape_text(at::IntArrayRef sizes) {
+  std::string text;
+  for (const std::int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
+std::string problem_text(Problem problem) {
+  return problem == Problem::kNotSymmetric
+             ? "tensor: expected one in symmetric memory of SYMM, got one in other memory"
+             : "tensor: expected a contiguous one, got one with gaps or permuted dimensions";
+}
+
+std::uint64_t hash_of(at::IntArrayRef sizes) {
+  std::uint64_t hash = 1469598103934665603u;
+  for (const std::int64_t size : sizes) {
+    hash = (hash ^ static_cast<std::uint64_t>(size)) * 1099511628211u;
+  }
+  return hash;
+}
+
+PeerLink::Words words_of(const at::Tensor& tensor, const Input& input, std::uint64_t id) {
+  PeerLink::Words words{};
+  words[kProblem] = static_cast<std::uint64_t>(input.problem);
+  words[kId] = id;
+  words[kOffset] = input.offset;
+  words[kDtype] = static_cast<std::uint64_t>(tensor.scalar_type());
+  words[kDims] = static_cast<std::uint64_t>(tensor.dim());
+  words[kShapeHash] = hash_of(tensor.sizes());
+  for (std::size_t i = 0; i < std::min(kNamedSizes, tensor.sizes().size()); ++i) {
+    words[kFirstSize + i] = static_cast<std::uint64_t>(tensor.sizes()[i]);
+  }
+  return words;
+}
+
+// "float32 [2, 3] at byte 64".
+std::string describe(const PeerLink::Words& words) {
+  std::vector<std::int64_t> sizes(std::min<std::size_t>(words[kDims], kNamedSizes));
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    sizes[i] = static_cast<std::int64_t>(words[kFirstSize + i]);
+  }
+  std::string shape = shape_text(sizes);
+  if (words[kDims] > kNamedSizes) {
+    shape += " of " + std::to_string(words[kDims]) + " dimensions";
+  }
+  const std::uint64_t last = static_cast<std::uint64_t>(c10::ScalarType::NumOptions);
+  const auto dtype = static_cast<c10::ScalarType>(std::min(words[kDtype], last));
+  return std::string(c10::toString(dtype)) + " " + shape + " at byte " +
+         std::to_string(words[kOffset]);
+}
+
+// All ranks have the same words, so all throw or none.
+void check_agreement(const PeerLink& peers, const std::vector<PeerLink::Words>& all) {
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const auto problem = static_cast<Problem>(all[rank][kProblem]);
+    if (problem == Problem::kNone) continue;
+    if (static_cast<int>(rank) == peers.rank()) continue;  // has its own, plainer error
+    throw Error(ErrorCode::kMismatch, peers.prefix() + "contiguous_view: " +
+                                          peers.rank_name(static_cast<int>(rank)) +
+                                          " passed a wrong " + problem_text(problem));
+  }
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (std::equal(all[0].begin() + kOffset, all[0].end(), all[rank].begin() + kOffset)) continue;
+    throw Error(ErrorCode::kMismatch,
+                peers.prefix() +
+                    "contiguous_view: expected the same shape, dtype and offset on every rank, "
+                    "got " +
+                    describe(all[0]) + " on " + peers.rank_name(0) + " and " +
+                    describe(all[rank]) + " on " + peers.rank_name(static_cast<int>(rank)));
+  }
+}
+
+// The memory of `input` in the group, after all ranks have said what they bring.
+std::shared_ptr<SharedAllocation> agree(const at::Tensor& tensor, const Input& input,
+                                        const std::string& group_name) {
+  const std::shared_ptr<GroupLink> link = link_of_group(group_name);
+  PeerLink& peers = link->peers();
+  const auto order = peers.hold();
+  std::shared_ptr<SharedAllocation> known;
+  if (input.allocation) known = input.allocation->shared_over(*link);
+  const auto words = words_of(tensor, input, known ? known->id() : 0);
+  const auto round = peers.agree(PeerLink::Purpose::kView, words,
+                                 link->timeout(tensor.device().type()));
+  if (input.problem != Problem::kNone) {
+    throw Error(ErrorCode::kInvalidArgument,
+                peers.prefix() + "contiguous_view: " + problem_text(input.problem));
+  }
+  check_agreement(peers, round.words);
+  const bool all_know = known && std::all_of(round.words.begin(), round.words.end(),
+                                             [&](const auto& theirs) { return theirs[kId] == words[kId]; });
+  return all_know ? known : input.allocation->share(group_name);
+}
+
+at::Tensor view_of(const at::Tensor& tensor, const Input& input, SharedAllocation& shared) {
+  Segment::ContiguousView view = shared.buffers()->contiguous_view();
+  if (view.stride_bytes % tensor.itemsize() != 0) {
+    throw Error(ErrorCode::kUnsupported,
+                "contiguous_view: the ranks' memory is apart by " +
+                    std::to_string(view.stride_bytes) + " bytes, which is no multiple of the " +
+                    std::to_string(tensor.itemsize()) + " bytes of an element");
+  }
+  std::vector<std::int64_t> sizes = {shared.buffers()->world_size()};
+  sizes.insert(sizes.end(), tensor.sizes().begin(), tensor.sizes().end());
+  std::vector<std::int64_t> strides = {
+      static_cast<std::int64_t>(view.stride_bytes / tensor.itemsize())};
+  strides.insert(strides.end(), tensor.strides().begin(), tensor.strides().end());
+  DeviceOwned owner(tensor.device(), std::move(view.owner));
+  return at::for_blob(view.base + input.offset, sizes)
+      .strides(strides)
+      .deleter([owner = std::move(owner)](void*) mutable { owner.let_go(); })
+      .options(tensor.options().requires_grad(false))
+      .target_device(tensor.device())
+      .make_tensor();
+}
+
+}  // namespace
+
+at::Tensor contiguous_view(const at::Tensor& tensor, const std::string& group_name) {
+  return with_torch_errors([&] {
+    const Input input = examine(tensor);
+    return blocking_call([&] {
+      const std::shared_ptr<SharedAllocation> shared = agree(tensor, input, group_name);
+      return view_of(tensor, input, *shared);
+    });
+  });
+}
+
+bool is_symmetric(const at::Tensor& tensor, const std::optional<std::string>& group_name) {
+  const std::shared_ptr<Allocation> allocation = allocation_of(tensor);
+  if (!group_name) return allocation != nullptr;
+  const auto group = c10d::resolve_process_group(*group_name);
+  return allocation && allocation->shared_with(group.get()) != nullptr;
+}
+
+std::optional<std::pair<std::int64_t, std::int64_t>> place_of(const at::Tensor& tensor) {
+  const std::shared_ptr<Allocation> allocation = allocation_of(tensor);
+  if (!allocation) return std::nullopt;
+  return std::pair(static_cast<std::int64_t>(start_of(tensor) - allocation->base()),
+                   static_cast<std::int64_t>(allocation->bytes()));
+}
+
+std::vector<std::string> tell(const std::string& group_name, const std::string& message) {
+  return with_torch_errors([&] {
+    return blocking_call([&] {
+      const std::shared_ptr<GroupLink> link = link_of_group(group_name);
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(message.data());
+      std::vector<std::string> messages;
+      for (const auto& one : link->peers().tell({bytes, message.size()}, link->timeout(c10::kCPU))) {
+        messages.emplace_back(one.begin(), one.end());
+      }
+      return messages;
+    });
+  });
+}
+
+}  // namespace symm

@@ -1,0 +1,38 @@
+// All ranks' copies of a symmetric tensor as one tensor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace symm {
+
+// A tensor of shape [world_size, *tensor.sizes()] whose slice r is rank r's copy of `tensor`, which
+// is neither copied nor moved: stores of any rank into a slice are seen by all after a barrier.
+// stride(0) is the size of the ranks' mapped memory in elements, so slices are apart by padding.
+// The result keeps the memory of all ranks alive.
+//
+// Collective over the group: every rank must pass a contiguous tensor of the same shape and dtype
+// at the same offset of its allocation, which must come from SYMM. The ranks compare that; where
+// they differ, all raise DistBackendError (or ValueError for what only this rank did wrong) and go
+// on. Memory that has not joined the group does so now. Another call for memory that has a view
+// maps nothing. Blocks without Python's interpreter lock.
+at::Tensor contiguous_view(const at::Tensor& tensor, const std::string& group_name);
+
+// Whether `tensor` stands in memory of SYMM, and, where a group is named, in memory that has joined
+// it. Local. Throws what c10d throws for an unknown group.
+bool is_symmetric(const at::Tensor& tensor, const std::optional<std::string>& group_name);
+
+// Where `tensor` stands in its allocation: {bytes from its start, bytes of the allocation}; nullopt
+// for memory that is not SYMM's. Local.
+std::optional<std::pair<std::int64_t, std::int64_t>> place_of(const at::Tensor& tensor);
+
+// Hands every rank of the group everybody's `message`, at most 4 KiB, by rank. Collective, in one
+// order with rendezvous and contiguous_view; blocks without Python's interpreter lock.
+std::vector<std::string> tell(const std::string& group_name, const std::string& message);
+
+}  // namespace symm

@@ -1,0 +1,76 @@
+#include "symm_mem/device/gpu_handles.hpp"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/core/error.hpp"
+#include "symm_mem/system_error.hpp"
+
+namespace symm {
+
+namespace {
+
+FileDescriptor export_descriptor(const GpuDevice& device, gpuMemHandle_t memory,
+                                 const std::string& action) {
+  int fd = -1;
+  device.driver().check(device.driver().mem_export(&fd, memory, gpuMemHandlePosix, 0), action);
+  FileDescriptor exported(fd);
+  if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) throw_system_error(action, errno);
+  return exported;
+}
+
+FabricHandle export_fabric(const GpuDevice& device, gpuMemHandle_t memory,
+                           const std::string& action) {
+  static_assert(sizeof(gpuFabricHandle) == FabricHandle::kBytes);
+  FabricHandle exported;
+  device.driver().check(
+      device.driver().mem_export(exported.bytes.data(), memory, gpuMemHandleFabric, 0), action);
+  return exported;
+}
+
+}  // namespace
+
+gpuMemHandleType gpu_handle_types(HandleKinds kinds) {
+  const int posix = kinds.descriptor ? static_cast<int>(gpuMemHandlePosix) : 0;
+  const int fabric = kinds.fabric ? static_cast<int>(gpuMemHandleFabric) : 0;
+  return static_cast<gpuMemHandleType>(posix | fabric);
+}
+
+MemoryHandle export_gpu_handle(const GpuDevice& device, gpuMemHandle_t memory, HandleKind kind,
+                               const std::string& what) {
+  const GpuColdScope scope(device);
+  const bool fabric = kind == HandleKind::kFabric;
+  const std::string action =
+      "exporting " + what + " of " + device.label() + (fabric ? " by a fabric handle" : "");
+  if (fabric) return export_fabric(device, memory, action);
+  return export_descriptor(device, memory, action);
+}
+
+gpuMemHandle_t import_gpu_handle(const GpuDevice& device, const MemoryHandle& handle) {
+  const GpuColdScope scope(device);
+  const GpuDriver& driver = device.driver();
+  gpuMemHandle_t imported{};
+  gpuResult_t result{};
+  if (const auto* const fabric = std::get_if<FabricHandle>(&handle)) {
+    FabricHandle copy = *fabric;  // the driver takes a pointer to what it might change
+    result = driver.mem_import(&imported, copy.bytes.data(), gpuMemHandleFabric);
+  } else {
+    const int fd = std::get<FileDescriptor>(handle).get();
+    if (fd < 0) {
+      throw Error(ErrorCode::kSecurity,
+                  "refused a peer's memory handle: it is not an open descriptor");
+    }
+    const auto number = static_cast<std::uintptr_t>(fd);
+    result = driver.mem_import(&imported, reinterpret_cast<void*>(number), gpuMemHandlePosix);
+  }
+  if (result == gpuDriverSuccess) return imported;
+  const bool forged = result == gpuDriverInvalidValue || result == gpuDriverInvalidHandle;
+  throw Error(forged ? ErrorCode::kSecurity : ErrorCode::kSystem,
+              "refused a peer's memory handle: " + device.label() +
+                  " cannot import it: " + driver.describe(result));
+}
+
+}  // namespace symm

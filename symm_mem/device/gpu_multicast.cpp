@@ -1,0 +1,127 @@
+#include "symm_mem/device/gpu_multicast.hpp"
+
+#include <bit>
+#include <utility>
+
+#include "kernels/core/error.hpp"
+#include "symm_mem/device/gpu_handles.hpp"
+#include "symm_mem/device/gpu_memory.hpp"
+#include "symm_mem/multicast.hpp"
+
+namespace symm {
+
+namespace {
+
+gpuMulticastObjectProp properties_of(int devices, std::size_t bytes, HandleKinds kinds) {
+  gpuMulticastObjectProp properties{};
+  properties.numDevices = static_cast<unsigned>(devices);
+  properties.size = bytes;
+  properties.handleTypes = static_cast<decltype(properties.handleTypes)>(gpu_handle_types(kinds));
+  return properties;
+}
+
+class GpuMulticastObject final : public MulticastObject {
+ public:
+  // Takes `handle` over.
+  GpuMulticastObject(const GpuDevice& device, gpuMemHandle_t handle, std::size_t bytes)
+      : device_(device), handle_(handle), bytes_(bytes) {}
+
+  ~GpuMulticastObject() override {
+    placement_.reset();
+    release_quietly(device_, [this](const GpuDriver& driver) {
+      if (memory_) static_cast<void>(driver.multicast_unbind(handle_, device_.handle(), 0, bytes_));
+      static_cast<void>(driver.mem_release(handle_));
+    });
+  }
+  GpuMulticastObject(const GpuMulticastObject&) = delete;
+  GpuMulticastObject& operator=(const GpuMulticastObject&) = delete;
+
+  MemoryHandle export_handle(HandleKind kind) override {
+    return export_gpu_handle(device_, handle_, kind, "a multicast object");
+  }
+
+  void add_device() override {
+    const GpuColdScope scope(device_);
+    const GpuDriver& driver = device_.driver();
+    driver.check(driver.multicast_add_device(handle_, device_.handle()),
+                 "adding " + device_.label() + " to a multicast object");
+  }
+
+  void bind(std::shared_ptr<PhysicalMemory> memory) override {
+    const GpuColdScope scope(device_);
+    const GpuDriver& driver = device_.driver();
+    const gpuMemHandle_t bound = static_cast<const GpuMemory&>(*memory).handle();
+    driver.check(driver.multicast_bind_memory(handle_, 0, bound, 0, memory->bytes(), 0),
+                 "binding " + std::to_string(memory->bytes()) + " bytes of " + device_.label() +
+                     " to a multicast object");
+    memory_ = std::move(memory);
+  }
+
+  std::byte* map() override {
+    // The addresses must be aligned to the object's pieces, of which its size is a multiple.
+    const std::size_t alignment = std::size_t{1} << std::countr_zero(bytes_);
+    placement_ = std::make_unique<GpuPlacement>(
+        device_, handle_, bytes_, std::make_shared<GpuRange>(device_, bytes_, alignment), 0,
+        "a multicast object");
+    return placement_->base();
+  }
+
+ private:
+  const GpuDevice& device_;
+  const gpuMemHandle_t handle_;
+  const std::size_t bytes_;
+  std::shared_ptr<PhysicalMemory> memory_;  // bound
+  std::unique_ptr<GpuPlacement> placement_;
+};
+
+}  // namespace
+
+// The switches are looked at here as well as by those who ask, so that no way leads round them.
+std::string GpuMulticast::problem() {
+  if (const std::string switched_off = multicast_disabled_by(); !switched_off.empty()) {
+    return switched_off + "=1";
+  }
+  const GpuColdScope scope(device_);
+  if (device_.attribute(gpuAttributeMulticast) == 0) return device_.label() + " has no multicast";
+  return "";
+}
+
+void GpuMulticast::throw_if_problem() {
+  const std::string why = problem();
+  if (!why.empty()) throw Error(ErrorCode::kUnsupported, "multicast: " + why);
+}
+
+std::size_t GpuMulticast::granularity(int devices, std::size_t bytes) {
+  throw_if_problem();
+  const GpuColdScope scope(device_);
+  const GpuDriver& driver = device_.driver();
+  const gpuMulticastObjectProp properties = properties_of(devices, bytes, {.descriptor = true});
+  std::size_t granularity = 0;
+  driver.check(
+      driver.multicast_get_granularity(&granularity, &properties, gpuMulticastGranularityMinimum),
+      "asking " + device_.label() + " for the granularity of multicast objects");
+  return granularity;
+}
+
+std::unique_ptr<MulticastObject> GpuMulticast::create(int devices, std::size_t bytes,
+                                                      HandleKind kind) {
+  throw_if_problem();
+  const GpuColdScope scope(device_);
+  const GpuDriver& driver = device_.driver();
+  const bool fabric = kind == HandleKind::kFabric;
+  const gpuMulticastObjectProp properties =
+      properties_of(devices, bytes, {.descriptor = !fabric, .fabric = fabric});
+  gpuMemHandle_t handle{};
+  driver.check(driver.multicast_create(&handle, &properties),
+               "creating a multicast object of " + std::to_string(bytes) + " bytes for " +
+                   std::to_string(devices) + " GPUs on " + device_.label());
+  return std::make_unique<GpuMulticastObject>(device_, handle, bytes);
+}
+
+std::unique_ptr<MulticastObject> GpuMulticast::import_object(MemoryHandle handle,
+                                                             std::size_t bytes) {
+  throw_if_problem();
+  return std::make_unique<GpuMulticastObject>(device_, import_gpu_handle(device_, handle), bytes);
+}
+
+}  // namespace symm

@@ -1,0 +1,186 @@
+// Ranks that signal each other on GPU 0: pads, data, kernels and two streams for each.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/core/signal_pad.hpp"
+#include "kernels/gpu/signal_kernels.hpp"
+#include "test/support/gpu.hpp"
+
+namespace symm::test {
+
+// What `body` puts on `stream`, as a graph.
+class SignalGraph {
+ public:
+  SignalGraph(cudaStream_t stream, const std::function<void()>& body) {
+    SYMM_GPU_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    body();
+    cudaGraph_t graph = nullptr;
+    SYMM_GPU_CHECK(cudaStreamEndCapture(stream, &graph));
+    SYMM_GPU_CHECK(cudaGraphInstantiate(&graph_, graph, 0));
+    SYMM_GPU_CHECK(cudaGraphDestroy(graph));
+  }
+  ~SignalGraph() {
+    if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
+  }
+  SignalGraph(SignalGraph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
+  SignalGraph& operator=(SignalGraph&&) = delete;
+
+  void launch(cudaStream_t stream) { SYMM_GPU_CHECK(cudaGraphLaunch(graph_, stream)); }
+
+ private:
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+class SignalRig {
+ public:
+  static constexpr std::size_t kPadBytes = 1024;
+  static constexpr std::size_t kPadSlots = kPadBytes / sizeof(SignalSlot);
+  static constexpr std::size_t kWords = 4096;  // of a rank's data
+  static constexpr int kFirstStream = 0;
+  static constexpr int kSecondStream = 1;
+  using Words = std::vector<std::int32_t>;
+
+  SignalRig(GpuRuntime& runtime, int world) : world_(world) {
+    EXPECT_TRUE(kQueuesAreSeparate);
+    const auto count = static_cast<std::size_t>(world);
+    for (int rank = 0; rank < world; ++rank) {
+      Rank& r = ranks_.emplace_back();
+      r.kernels =
+          runtime.make_signal_kernels({.rank = rank, .world_size = world, .poll_period = 64});
+      for (cudaStream_t& stream : r.streams) {
+        SYMM_GPU_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      }
+      SYMM_GPU_CHECK(cudaMalloc(&r.pad, kPadBytes));
+      SYMM_GPU_CHECK(cudaMemset(r.pad, 0, kPadBytes));
+      SYMM_GPU_CHECK(cudaMalloc(&r.data, kWordBytes));
+      SYMM_GPU_CHECK(cudaMalloc(&r.seen, count * kWordBytes));
+      SYMM_GPU_CHECK(cudaMemset(r.seen, 0xa5, count * kWordBytes));
+      SYMM_GPU_CHECK(cudaMallocHost(&r.staged, kWordBytes));
+      addresses_.push_back(static_cast<std::byte*>(r.pad));
+    }
+    SYMM_GPU_CHECK(cudaDeviceSynchronize());
+  }
+  ~SignalRig() {
+    abort_all();
+    (void)cudaDeviceSynchronize();
+    for (Rank& r : ranks_) {
+      r.kernels.reset();
+      for (cudaStream_t stream : r.streams) (void)cudaStreamDestroy(stream);
+      for (void* memory : {r.pad, r.data, r.seen}) (void)cudaFree(memory);
+      (void)cudaFreeHost(r.staged);
+    }
+  }
+  SignalRig(const SignalRig&) = delete;
+  SignalRig& operator=(const SignalRig&) = delete;
+
+  int world() const { return world_; }
+  SignalPads pads() const { return {addresses_, kPadBytes}; }
+  SignalKernels& kernels(int rank) { return *at(rank).kernels; }
+  void destroy_kernels(int rank) { at(rank).kernels.reset(); }
+  cudaStream_t stream(int rank, int which = kFirstStream) const { return at(rank).streams[which]; }
+  SignalOptions options(int rank, int channel, int which = kFirstStream) const {
+    return {stream(rank, which), channel, std::chrono::seconds(20)};
+  }
+  SignalOptions options(int rank, int channel, std::chrono::milliseconds timeout) const {
+    return {stream(rank), channel, timeout};
+  }
+
+  // Words of a rank's data, no two rounds alike.
+  static Words filled(int value) { return Words(kWords, 0x01010101 * (value % 100 + 1)); }
+  void fill(int rank, int value) {
+    SYMM_GPU_CHECK(cudaMemsetAsync(at(rank).data, value % 100 + 1, kWordBytes, stream(rank)));
+  }
+  // The same from the host's memory, which stage() writes.
+  void stage(int rank, int value) {
+    const Words words = filled(value);
+    std::copy(words.begin(), words.end(), static_cast<std::int32_t*>(at(rank).staged));
+  }
+  void upload(int rank) { copy(at(rank).data, at(rank).staged, stream(rank)); }
+  // Copies `peer`'s data on the stream of `rank`, to where seen() looks.
+  void copy_data(int rank, int peer) { copy(seen_at(rank, peer), at(peer).data, stream(rank)); }
+  Words seen(int rank, int peer) const {
+    return read_gpu<std::int32_t>(seen_at(rank, peer), kWords);
+  }
+  std::vector<SignalSlot> pad(int rank) const {
+    return read_gpu<SignalSlot>(addresses_[static_cast<std::size_t>(rank)], kPadSlots);
+  }
+
+  // True where the stream is still at work a while later: long enough for a kernel that waits for
+  // nothing to have ended. Too short a while can hide a fault, never make one.
+  bool stays_busy(int rank, int which = kFirstStream) const {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+    while (std::chrono::steady_clock::now() < end) {
+      if (cudaStreamQuery(stream(rank, which)) != cudaErrorNotReady) return false;
+    }
+    return true;
+  }
+
+  // Waits for every rank; ranks that do not end are told to give up, and the test fails.
+  void finish(int which) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    for (int rank = 0; rank < world_; ++rank) {
+      while (cudaStreamQuery(stream(rank, which)) == cudaErrorNotReady) {
+        if (std::chrono::steady_clock::now() > deadline) {
+          ADD_FAILURE() << "the ranks did not come to an end";
+          abort_all();
+          break;
+        }
+        std::this_thread::yield();
+      }
+      SYMM_GPU_CHECK(cudaStreamSynchronize(stream(rank, which)));
+      at(rank).kernels->check();
+    }
+  }
+  void finish() {
+    finish(kFirstStream);
+    finish(kSecondStream);
+  }
+
+  void expect_at_rest() const {
+    for (int rank = 0; rank < world_; ++rank) {
+      EXPECT_EQ(pad(rank), std::vector<SignalSlot>(kPadSlots, 0)) << "pad of rank " << rank;
+    }
+  }
+
+ private:
+  static constexpr std::size_t kWordBytes = kWords * sizeof(std::int32_t);
+
+  struct Rank {
+    std::unique_ptr<SignalKernels> kernels;
+    cudaStream_t streams[2] = {};
+    void* pad = nullptr;
+    void* data = nullptr;
+    void* seen = nullptr;
+    void* staged = nullptr;
+  };
+  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  const Rank& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  std::byte* seen_at(int rank, int peer) const {
+    return static_cast<std::byte*>(at(rank).seen) + static_cast<std::size_t>(peer) * kWordBytes;
+  }
+  static void copy(void* to, const void* from, cudaStream_t stream) {
+    SYMM_GPU_CHECK(cudaMemcpyAsync(to, from, kWordBytes, cudaMemcpyDefault, stream));
+  }
+  void abort_all() {
+    for (Rank& r : ranks_) {
+      if (r.kernels) r.kernels->abort(Error(ErrorCode::kAborted, "the test ends"));
+    }
+  }
+
+  int world_;
+  std::vector<Rank> ranks_;
+  std::vector<std::byte*> addresses_;
+};
+
+}  // namespace symm::test

@@ -1,0 +1,91 @@
+"""What the tests of symmetric memory share: memory of the device under test, and what it holds."""
+
+import contextlib
+import os
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from torch._C._distributed_c10d import _SymmetricMemory
+
+import model
+from harness import device_of_rank, synchronize
+
+WORLD_SIZES = [2, 3, 4, 8]
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def use_symm() -> None:
+    """Chooses symm for torch's symmetric memory in this rank."""
+    import torch_symm
+
+    torch_symm.memory_provider("native")
+
+
+def allocate(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """torch's own way to allocate, on the device under test."""
+    return symm_mem.empty(*shape, dtype=dtype, device=device_of_rank())
+
+
+def persistent(count: int, alloc_id: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    place = device_of_rank()
+    return _SymmetricMemory.empty_strided_p2p((count,), (1,), dtype, place, alloc_id=alloc_id)
+
+
+def pattern(count: int, rank: int, salt: int = 0, dtype: torch.dtype = torch.float32):
+    """On the CPU; distinct by position, rank and salt."""
+    return model.make_input(dtype, count, rank, salt)
+
+
+def shared(count: int, group=None, dtype: torch.dtype = torch.float32, salt: int = 0):
+    """(tensor that holds this global rank's pattern, handle); everybody has written on return."""
+    tensor = allocate(count, dtype=dtype)
+    handle = symm_mem.rendezvous(tensor, group or dist.group.WORLD)
+    tensor.copy_(pattern(count, dist.get_rank(), salt, dtype))
+    handle.barrier()
+    return tensor, handle
+
+
+def wrong_peers(handle, ranks, count, dtype=torch.float32, salt=0, what="") -> list[str]:
+    """Looks at every peer's buffer; `ranks` are the group's global ranks by group rank."""
+    problems = []
+    for peer, global_rank in enumerate(ranks):
+        got = handle.get_buffer(peer, (count,), dtype)
+        label = f"{what} rank {global_rank}'s buffer as {peer} of {ranks}"
+        problems += model.mismatch(label, got, pattern(count, global_rank, salt, dtype))
+    return problems
+
+
+def pads_not_zero(handle, what: str = "") -> list[str]:
+    """Pads are zero whenever nobody is inside a synchronisation: meet by dist.barrier() before."""
+    pad = handle.get_signal_pad(handle.rank).cpu().view(torch.int32)
+    at = pad.nonzero().reshape(-1).tolist()
+    return [f"{what}: the pad of rank {handle.rank} is not zero at {at[:8]}"] if at else []
+
+
+def message_of(kinds, call, *args, **kwargs) -> str:
+    """What `call` raises, which must be of `kinds`."""
+    try:
+        call(*args, **kwargs)
+        synchronize()
+    except kinds as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError(f"{call} raised nothing")
+
+
+def mapped_areas() -> int:
+    return sum(1 for _ in open("/proc/self/maps"))
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextlib.contextmanager
+def signal_pad_size(size: int):
+    before = symm_mem.get_signal_pad_size()
+    symm_mem.set_signal_pad_size(size)
+    try:
+        yield
+    finally:
+        symm_mem.set_signal_pad_size(before)

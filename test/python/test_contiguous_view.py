@@ -1,0 +1,485 @@
+"""torch_symm.contiguous_view: every rank's buffer in its slice, on every rank, with no copy."""
+
+import mmap
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+import model
+from harness import (
+    DEVICE,
+    ON_CUDA,
+    crowded,
+    device_of_rank,
+    expect_no_mismatch,
+    new_group_in_order,
+    run_ranks,
+    synchronize,
+)
+from symmetric import WORLD_SIZES, descriptors, mapped_areas, message_of, pattern, use_symm
+
+pytestmark = pytest.mark.timeout(90)
+
+ERRORS = (RuntimeError, ValueError, TypeError)
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128]
+
+
+def check(body, world_size, *args, **options):
+    expect_no_mismatch(run_ranks(body, world_size, *args, reuse=True, **options))
+
+
+def filled(*shape, dtype=torch.float32, salt=0):
+    """In symmetric memory, with this global rank's pattern."""
+    import torch_symm
+
+    use_symm()
+    tensor = torch_symm.empty(shape, dtype=dtype, device=DEVICE)
+    tensor.copy_(pattern(tensor.numel(), dist.get_rank(), salt, dtype).view(shape))
+    return tensor
+
+
+def meet(group=None):
+    synchronize()
+    dist.barrier(group)
+
+
+def wrong_slices(view, ranks, shape, dtype=torch.float32, salt=0, what="", part=slice(None)):
+    """Slice r must be `part` of the pattern of the global rank `ranks[r]`."""
+    problems = []
+    if tuple(view.shape) != (len(ranks), *shape) or view.dtype != dtype:
+        return [f"{what}: {view.dtype}{list(view.shape)}"]
+    for peer, global_rank in enumerate(ranks):
+        count = 1
+        for extent in shape:
+            count *= extent
+        length = count if part == slice(None) else part.stop
+        expected = pattern(length, global_rank, salt, dtype)[part]
+        label = f"{what} slice {peer} of rank {dist.get_rank()}'s view"
+        problems += model.mismatch(label, view[peer].flatten(), expected)
+    return problems
+
+
+# -- Content -------------------------------------------------------------------------------------
+
+
+def of_any_shape(rank):
+    import torch_symm
+
+    ranks, problems = list(range(dist.get_world_size())), []
+    for shape in [(), (1,), (0,), (3, 0), (5, 7), (4099,), (3, 1, 2, 5), (300_007,)]:
+        for dtype in DTYPES:
+            tensor = filled(*shape, dtype=dtype, salt=len(shape))
+            view = torch_symm.contiguous_view(tensor)
+            meet()
+            what = f"{shape} {model.name(dtype)}"
+            problems += wrong_slices(view, ranks, shape, dtype, len(shape), what)
+            if view[rank].numel() and not view[0].is_contiguous():
+                problems.append(f"{what}: a slice is not contiguous")
+            if view.numel() and (view.stride(0) * view.element_size()) % mmap.PAGESIZE:
+                problems.append(f"{what}: slices are {view.stride(0)} elements apart")
+            if view.device != device_of_rank() or view.requires_grad:
+                problems.append(f"{what}: on {view.device}, requires_grad {view.requires_grad}")
+            meet()
+    return problems
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_every_shape_and_dtype(world_size):
+    check(of_any_shape, world_size)
+
+
+def one_writer_at_a_time(rank):
+    """A write through a view or through the tensor is seen by all, the writer's own included."""
+    import torch_symm
+
+    size = dist.get_world_size()
+    tensor = filled(1027)
+    view = torch_symm.contiguous_view(tensor)
+    every = [pattern(1027, r) for r in range(size)]
+    problems = []
+    for writer in range(size):
+        for target in range(size):
+            meet()
+            salt = 1 + writer * size + target
+            every[target] = pattern(1027, writer, salt)
+            if rank == writer:
+                place = tensor if target == writer else view[target]
+                place.copy_(every[target])
+            meet()
+            for peer in range(size):
+                label = f"{writer} wrote {target}, slice {peer} on {rank}"
+                problems += model.mismatch(label, view[peer], every[peer])
+            problems += model.mismatch("the tensor itself", tensor, every[rank])
+    meet()
+    return problems
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_write_is_seen_by_all(world_size):
+    check(one_writer_at_a_time, world_size)
+
+
+def at_an_offset(rank):
+    import torch_symm
+
+    ranks, problems = list(range(dist.get_world_size())), []
+    whole = filled(1000)
+    whole_view = torch_symm.contiguous_view(whole)
+    for start, stop in [(21, 60), (1, 1000), (999, 1000), (0, 10)]:
+        view = torch_symm.contiguous_view(whole[start:stop])
+        meet()
+        part = slice(start, stop)
+        problems += wrong_slices(view, ranks, (stop - start,), what=str(part), part=part)
+        if view.data_ptr() != whole_view.data_ptr() + 4 * start:
+            problems.append(f"{part} is mapped a second time")
+    rows = whole.view(10, 100)
+    view = torch_symm.contiguous_view(rows[3:5])
+    problems += wrong_slices(view, ranks, (2, 100), what="rows", part=slice(300, 500))
+    as_words = torch_symm.contiguous_view(whole.view(torch.int32)[8:20])
+    for peer in ranks:
+        expected = pattern(1000, peer).view(torch.int32)[8:20]
+        problems += model.mismatch("another dtype", as_words[peer], expected)
+    meet()
+    return problems
+
+
+def test_tensors_at_an_offset():
+    check(at_an_offset, 3)
+
+
+def in_groups(rank, lists):
+    import torch_symm
+
+    tensor, problems, mine = filled(500), [], []
+    for ranks in lists:
+        group, ordered = new_group_in_order(ranks)
+        if rank in ranks:
+            mine.append((group, ordered))
+    meet()
+    for group, ranks in mine:
+        for name in (group, group.group_name):
+            view = torch_symm.contiguous_view(tensor, name)
+            problems += wrong_slices(view, ranks, (500,), what=str(ranks))
+    world = torch_symm.contiguous_view(tensor)
+    problems += wrong_slices(world, [0, 1, 2, 3], (500,), what="world")
+    meet()
+    for group, _ in mine:
+        dist.destroy_process_group(group)
+    return problems
+
+
+GROUPS = [[[0, 2], [1, 3]], [[3, 0, 2]], [[0], [1], [2], [3]], [[0, 1], [1, 2], [2, 3]]]
+
+
+@pytest.mark.parametrize("lists", GROUPS, ids=str)
+def test_groups_of_any_ranks(lists):
+    check(in_groups, 4, lists)
+
+
+def over_gloo(rank):
+    import torch_symm
+
+    tensor = filled(500)
+    view = torch_symm.contiguous_view(tensor)
+    dist.barrier()
+    problems = wrong_slices(view, [0, 1, 2], (500,), what="gloo")
+    dist.barrier()
+    return problems
+
+
+def test_a_group_of_another_backend():
+    expect_no_mismatch(run_ranks(over_gloo, 3, backend="gloo"))
+
+
+# -- Mapping and life ----------------------------------------------------------------------------
+
+
+def mappings():
+    import torch_symm
+
+    return torch_symm._C.mappings_made()
+
+
+def a_second_call(rank):
+    import torch_symm
+
+    group = dist.new_group([1, 0, 2])
+    tensor, problems = filled(64, 8), []
+    first = torch_symm.contiguous_view(tensor)
+    of_group = torch_symm.contiguous_view(tensor, group)
+    before = mappings(), mapped_areas(), descriptors()
+    for _ in range(5):
+        if torch_symm.contiguous_view(tensor).data_ptr() != first.data_ptr():
+            problems.append("the second view stands elsewhere")
+        if torch_symm.contiguous_view(tensor, group).data_ptr() != of_group.data_ptr():
+            problems.append("the second view of the group stands elsewhere")
+        torch_symm.contiguous_view(tensor[3:])
+        torch_symm.contiguous_view(tensor.view(torch.int16), group)
+    if mappings() != before[0]:
+        problems.append(f"{mappings() - before[0]} mappings were made")
+    if not ON_CUDA and (mapped_areas(), descriptors()) != before[1:]:
+        problems.append("areas or descriptors came up")
+    meet()
+    dist.destroy_process_group(group)
+    return problems
+
+
+def test_a_second_call_maps_nothing():
+    check(a_second_call, 3)
+
+
+def outlives_everything(rank):
+    """The tensor is gone on every rank, and so is the group; the view still shows all."""
+    import torch_symm
+
+    group = dist.new_group([0, 1, 2])
+    tensor = filled(5000)
+    view = torch_symm.contiguous_view(tensor, group)
+    meet()
+    del tensor
+    synchronize()
+    dist.destroy_process_group(group)
+    dist.barrier()
+    problems = wrong_slices(view, [0, 1, 2], (5000,), what="after all")
+    part = view[:, 100:200]
+    del view
+    dist.barrier()
+    for peer in range(3):
+        problems += model.mismatch("a part of it", part[peer], pattern(5000, peer)[100:200])
+    return problems
+
+
+def test_a_view_keeps_its_memory():
+    expect_no_mismatch(run_ranks(outlives_everything, 3))
+
+
+def come_and_go(rank, cycles):
+    import torch_symm
+
+    counts, problems = [], []
+    for cycle in range(cycles):
+        tensor = filled(50_000, salt=cycle)
+        view = torch_symm.contiguous_view(tensor)
+        meet()
+        problems += wrong_slices(view, [0, 1, 2], (50_000,), salt=cycle, what=f"cycle {cycle}")
+        meet()
+        del tensor, view
+        counts.append((descriptors(), mapped_areas()))
+    first, last = counts[len(counts) // 4], counts[-1]
+    if last[0] > first[0]:
+        problems.append(f"descriptors grew from {first[0]} to {last[0]}")
+    if not ON_CUDA and last[1] > first[1] + 4:
+        problems.append(f"mapped areas grew from {first[1]} to {last[1]}")
+    return problems
+
+
+def test_views_are_unmapped():
+    check(come_and_go, 3, 10 if crowded(3) else 40)
+
+
+# -- DTensor -------------------------------------------------------------------------------------
+
+
+def sharded(local, mesh, *placements, shape=None):
+    extra = {} if shape is None else {"shape": shape, "stride": torch.empty(shape).stride()}
+    return DTensor.from_local(local, mesh, placements, run_check=False, **extra)
+
+
+def unsharded(rank):
+    import torch_symm
+
+    size, problems = dist.get_world_size(), []
+    mesh = init_device_mesh(DEVICE, (size,))
+    # With a gap after each rank's rows, dimension 0 stays split by owner.
+    local = filled(6, 10)
+    dtensor = sharded(local, mesh, Shard(0))
+    view = torch_symm.contiguous_view(dtensor)
+    meet()
+    expected = torch.cat([pattern(60, r).view(6, 10) for r in range(size)])
+    shapes = {(size, 6, 10), (size * 6, 10)}
+    if tuple(view.shape) not in shapes or tuple(dtensor.shape) != (size * 6, 10):
+        problems.append(f"{tuple(view.shape)} for {tuple(dtensor.shape)}")
+    problems += model.mismatch("6 rows a rank", view.flatten(), expected.flatten())
+    view.view(size, 6, 10)[rank, 2, 3] = -1.0
+    problems += [] if local[2, 3] == -1.0 else ["the view is a copy"]
+    # One row a rank can always be said by strides.
+    row = filled(1, 33, salt=2)
+    view = torch_symm.contiguous_view(sharded(row, mesh, Shard(-2)))
+    meet()
+    expected = torch.stack([pattern(33, r, 2) for r in range(size)])
+    problems += [] if tuple(view.shape) == (size, 33) else [f"one row: {tuple(view.shape)}"]
+    problems += model.mismatch("1 row a rank", view.flatten(), expected.flatten())
+    view[rank, 5] = -2.0
+    problems += [] if row[0, 5] == -2.0 else ["the view of rows is a copy"]
+    meet()
+    return problems
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_a_dtensor_is_unsharded(world_size):
+    expect_no_mismatch(run_ranks(unsharded, world_size))
+
+
+def over_one_of_two_dimensions(rank):
+    import torch_symm
+
+    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("outer", "inner"))
+    local, problems = filled(1, 20), []
+    inner = [rank // 2 * 2, rank // 2 * 2 + 1]
+    outer = [rank % 2, rank % 2 + 2]
+    cases = [((Replicate(), Shard(0)), inner, "inner"), ((Shard(0), Replicate()), outer, "outer")]
+    for placements, ranks, name in cases:
+        dtensor = sharded(local, mesh, *placements)
+        for group in (None, mesh.get_group(name)):
+            view = torch_symm.contiguous_view(dtensor, group)
+            meet()
+            problems += wrong_slices(view, ranks, (20,), what=name)
+    other = mesh.get_group("outer")
+    dtensor = sharded(local, mesh, Replicate(), Shard(0))
+    text = message_of(ERRORS, torch_symm.contiguous_view, dtensor, other)
+    problems += [] if other.group_name in text and "mesh" in text else [text]
+    meet()
+    return problems
+
+
+def test_a_dtensor_on_a_mesh_of_two_dimensions():
+    expect_no_mismatch(run_ranks(over_one_of_two_dimensions, 4))
+
+
+def bad_dtensors(rank):
+    import torch_symm
+
+    size = dist.get_world_size()
+    mesh, square = init_device_mesh(DEVICE, (size,)), init_device_mesh(DEVICE, (2, size // 2))
+    local = filled(4, 6)
+    cases = {
+        "dimension 0": sharded(local, mesh, Shard(1)),
+        "several": sharded(local, square, Shard(0), Shard(0)),
+        "no mesh": sharded(local, mesh, Replicate()),
+        "Partial": sharded(local, mesh, Partial()),
+        "rows": sharded(local, mesh, Shard(0), shape=(4 * size - 1, 6)),
+        "symmetric": sharded(torch.zeros(4, 6, device=DEVICE), mesh, Shard(0)),
+        "contiguous": sharded(local.t(), mesh, Shard(0)),
+    }
+    texts = {
+        words: message_of(ERRORS, torch_symm.contiguous_view, case) for words, case in cases.items()
+    }
+    view = torch_symm.contiguous_view(sharded(local, mesh, Shard(0)))
+    meet()
+    expected = torch.cat([pattern(24, r) for r in range(size)])
+    problems = model.mismatch("after refusals", view.flatten(), expected)
+    meet()
+    return problems + [f"{words}: {text}" for words, text in texts.items() if words not in text]
+
+
+def test_dtensors_that_cannot_be_viewed():
+    expect_no_mismatch(run_ranks(bad_dtensors, 4))
+
+
+def test_rows_without_a_gap_are_joined():
+    from torch_symm import views
+
+    no_gap = torch.arange(24).view(2, 3, 4)
+    joined = views._joined(no_gap)
+    assert joined.shape == (6, 4)
+    assert joined.data_ptr() == no_gap.data_ptr()
+    gap = torch.arange(32).view(2, 16)[:, :12].view(2, 3, 4)
+    assert views._joined(gap) is gap
+    assert views._joined(gap[:1]).shape == (3, 4)
+    assert views._joined(gap[:, :1]).shape == (2, 4)
+    assert views._joined(gap[:, :1]).stride() == (16, 1)
+    assert views._joined(torch.empty(2, 3, 0)).shape == (6, 0)
+
+
+# -- Refusals ------------------------------------------------------------------------------------
+
+
+def bad_inputs(rank):
+    """Wrong on every rank; each is refused at once, and nothing of it is left behind."""
+    import torch_symm
+
+    tensor, problems = filled(6, 8), []
+    others = dist.new_group([0, 1])
+    plain = torch.ones(6, 8, device=DEVICE)
+    cases = [
+        (plain, None, ["symmetric memory"]),
+        (tensor.t(), None, ["contiguous"]),
+        (tensor[:, ::2], None, ["contiguous"]),
+        (tensor, 3.5, ["group", "float"]),
+        (tensor, "no such group", ["group", "no such group"]),
+    ]
+    if rank == 2:
+        cases.append((tensor, others, ["group", "rank 2"]))
+    for given, group, words in cases:
+        text = message_of(ERRORS, torch_symm.contiguous_view, given, group)
+        if not all(word in text for word in ["contiguous_view", *words]):
+            problems.append(f"{words}: {text}")
+    view = torch_symm.contiguous_view(tensor)
+    meet()
+    problems += wrong_slices(view, [0, 1, 2], (6, 8), what="after refusals")
+    meet()
+    if rank != 2:
+        dist.destroy_process_group(others)
+    return problems
+
+
+def test_wrong_inputs_are_refused():
+    check(bad_inputs, 3)
+
+
+def ranks_differ(rank, what):
+    """One rank brings something else; every rank is told, and the group goes on."""
+    import torch_symm
+
+    whole = filled(100)
+    odd = rank == 1
+    given = {
+        "shape": lambda: whole[:20] if odd else whole[:21],
+        "dimensions": lambda: whole[:20].view(4, 5) if odd else whole[:20],
+        "dtype": lambda: whole.view(torch.int32)[:20] if odd else whole[:20],
+        "place": lambda: whole[1:21] if odd else whole[:20],
+        "memory": lambda: torch.zeros(20, device=DEVICE) if odd else whole[:20],
+        "layout": lambda: whole.view(10, 10).t() if odd else whole.view(10, 10),
+    }[what]()
+    text = message_of(ERRORS, torch_symm.contiguous_view, given)
+    view = torch_symm.contiguous_view(whole)
+    meet()
+    problems = wrong_slices(view, [0, 1, 2], (100,), what=f"after {what}")
+    meet()
+    return text, problems
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("shape", ["20", "21"]),
+        ("dimensions", ["4", "5", "20"]),
+        ("dtype", ["loat", "nt"]),
+        ("place", ["4", "0"]),
+        ("memory", ["symmetric"]),
+        ("layout", ["contiguous"]),
+    ],
+)
+def test_what_differs_between_ranks_is_said_on_every_rank(what, words):
+    for rank, (text, problems) in enumerate(run_ranks(ranks_differ, 3, what, reuse=True)):
+        assert not problems, problems
+        assert all(word in text for word in ["contiguous_view", *words]), f"rank {rank}: {text}"
+
+
+def one_rank_does_something_else(rank):
+    tensor = filled(30)
+    import torch_symm
+
+    if rank == 1:
+        call = symm_mem.rendezvous
+        return message_of(ERRORS, call, filled(30), dist.group.WORLD)
+    return message_of(ERRORS, torch_symm.contiguous_view, tensor)
+
+
+def test_another_collective_on_one_rank_raises():
+    for text in run_ranks(one_rank_does_something_else, 2, timeout=5):
+        assert "rank" in text, text
