@@ -164,7 +164,8 @@ class ProcessGroupSymm final : public c10d::Backend {
   WorkPtr issue_on_device(c10d::OpType type, const char* title, CallBatch calls,
                           Milliseconds timeout, bool async_op);
   // The barrier's call: on the device inside a capture, else on the host behind the device's work.
-  CollectiveCall barrier_call();
+  // Collective where `opts` names the GPU of a group that has not used one.
+  CollectiveCall barrier_call(const c10d::BarrierOptions& opts);
 
   CollectiveCall gather_into(at::Tensor& output, at::Tensor& input, int index) const;
   CollectiveCall scatter_from(at::Tensor& output, at::Tensor& input, const c10d::ReduceOp& op,

@@ -1,4 +1,6 @@
 // The half of the process group that works on a GPU: how calls get there.
+#include <ATen/Context.h>
+
 #include <string>
 #include <utility>
 
@@ -106,9 +108,17 @@ WorkPtr ProcessGroupSymm::transfer_on_device(Direction direction, OpType type,
   return work;
 }
 
-CollectiveCall ProcessGroupSymm::barrier_call() {
+CollectiveCall ProcessGroupSymm::barrier_call(const c10d::BarrierOptions& opts) {
   CollectiveCall call = builder(CollectiveKind::kBarrier).build();
-  DeviceLauncher* const device = device_.load(std::memory_order_acquire);
+  DeviceLauncher* device = device_.load(std::memory_order_acquire);
+  if (!device && !opts.device_ids.empty() && at::getNumGPUs() > 0) {
+    // A group that has done nothing else on the GPU yet: all ranks name theirs, so this is where
+    // they connect, and a barrier that is captured later is warm.
+    engine_->check_usable();
+    const auto index = static_cast<c10::DeviceIndex>(opts.device_ids.front());
+    device = &device_launcher(at::Device(at::kCUDA, index));
+    device->connect_all(engine_->timeout(opts.timeout));
+  }
   if (!device) return call;
   engine_->check_usable();
   if (is_captured(device->device())) {
