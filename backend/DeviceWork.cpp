@@ -72,10 +72,7 @@ void DeviceWork::launched(const Launch& launch) {
 }
 
 const DeviceWork::Launch& DeviceWork::launch() const {
-  if (!launch_) {
-    throw_torch_error(Error(ErrorCode::kInvalidArgument,
-                            "the operation belongs to a coalescing block that has not ended"));
-  }
+  if (!launch_) throw_block_has_not_ended();
   return *launch_;
 }
 

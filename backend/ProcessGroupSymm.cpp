@@ -125,8 +125,9 @@ void ProcessGroupSymm::startCoalescing() {
   with_torch_errors([&] { engine_->check_usable(); });
   std::lock_guard lock(mutex_);
   // What an earlier block left behind when it ended by an exception is in flight by itself.
-  // Its messages on a device are not: they would have started at its end.
+  // Its messages are not: they would have started at its end.
   coalesced_.clear();
+  host_messages_.clear();
   device_block_.reset();
   coalescing_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
@@ -160,6 +161,9 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::endCoalescing() {
       device_launcher_->end(block, engine_->timeout(Milliseconds(0)));
       return block.work;
     });
+  }
+  if (!host_messages_.empty()) {
+    with_torch_errors([&] { start_messages(std::exchange(host_messages_, {})); });
   }
   TensorVector outputs;
   for (const WorkPtr& work : works) {

@@ -9,7 +9,8 @@
 // asyncOp == false: on the caller's thread, when nothing of this group is queued; the returned Work
 // is finished and errors are thrown by the call itself. Else, and between startCoalescing and
 // endCoalescing: on the group's queue, in the order of the calls. A synchronous call that finds the
-// queue busy is queued and waited for. send and recv start at once and progress by themselves.
+// queue busy is queued and waited for. send and recv start at once, those between startCoalescing
+// and endCoalescing all together at the end, and progress by themselves.
 //
 // Operations on a GPU are put on a stream by the call (device_launcher.hpp), which returns before
 // they have run; they and those on the host are two orders that do not wait for each other.
@@ -38,6 +39,7 @@
 #include "backend/collective_call.hpp"
 #include "backend/device_launcher.hpp"
 #include "backend/engine/group_engine.hpp"
+#include "backend/engine/point_to_point.hpp"
 #include "symm_mem/c10d/group_links.hpp"
 
 namespace symm {
@@ -100,14 +102,16 @@ class ProcessGroupSymm final : public c10d::Backend, public SegmentUser {
   // The error names the ranks that did not come; all of them, whatever `wait_all_ranks` says.
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  // Point-to-point; ranks are group ranks.
+  // Point-to-point; ranks are group ranks. A message of a rank to itself needs a coalescing block
+  // that holds both its send and its recv, which match by tag in the order of the calls, and is
+  // copied by the end of the block; else it is a ValueError before anything of the block is sent.
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // Coalescing covers the calls of one thread, on one device. On a GPU, messages start at the end
-  // of the block, all together, and every call of the block returns the Work that the block ends
-  // with.
+  // Coalescing covers the calls of one thread, on one device. Messages start at the end of the
+  // block, all together or, where one of them is refused, none. On a GPU every call of the block
+  // returns the Work that the block ends with.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
@@ -169,15 +173,17 @@ class ProcessGroupSymm final : public c10d::Backend, public SegmentUser {
   WorkPtr issue_on_device(c10d::OpType type, const char* title, CallBatch calls,
                           Milliseconds timeout, bool async_op);
   // The barrier's call: on the device inside a capture, else on the host behind the device's work.
-  CollectiveCall barrier_call();
+  // Collective where `opts` names the GPU of a group that has not used one.
+  CollectiveCall barrier_call(const c10d::BarrierOptions& opts);
 
   CollectiveCall gather_into(at::Tensor& output, at::Tensor& input, int index) const;
   CollectiveCall scatter_from(at::Tensor& output, at::Tensor& input, const c10d::ReduceOp& op,
                               int index) const;
   enum class Direction { kSend, kRecv };
   WorkPtr transfer(Direction direction, c10d::OpType type, Tensors& tensors, int peer, int tag);
-  WorkPtr transfer_on_device(Direction direction, c10d::OpType type, const at::Tensor& tensor,
-                             int peer, int tag);
+  // `op` moves `tensor`.
+  WorkPtr transfer_on_device(c10d::OpType type, const at::Tensor& tensor, const TransferOp& op);
+  WorkPtr transfer_on_host(c10d::OpType type, const at::Tensor& tensor, const TransferOp& op);
 
   bool coalescing() const {
     return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
@@ -185,6 +191,12 @@ class ProcessGroupSymm final : public c10d::Backend, public SegmentUser {
   // A coalescing block is on one device. Throws kUnsupported.
   void check_block(at::Device device);
   void add_coalesced(const WorkPtr& work);
+  // A message on the host that waits for the end of its block.
+  struct HostMessage {
+    Message message;
+    c10::intrusive_ptr<TransferWork> work;
+  };
+  void start_messages(std::vector<HostMessage> block);
   DeviceLauncher::Block& device_block(DeviceLauncher& device, std::uint64_t sequence);
 
   const c10::intrusive_ptr<Options> options_;
@@ -196,6 +208,7 @@ class ProcessGroupSymm final : public c10d::Backend, public SegmentUser {
 
   std::atomic<std::thread::id> coalescing_thread_{};
   std::optional<DeviceLauncher::Block> device_block_;  // for that thread
+  std::vector<HostMessage> host_messages_;             // for that thread
   std::mutex mutex_;                                   // guards what follows
   std::vector<WorkPtr> coalesced_;
   struct LastSplit {

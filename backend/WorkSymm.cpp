@@ -93,6 +93,11 @@ void WorkSymm::throw_wait_timeout(std::chrono::milliseconds limit) const {
                               std::to_string(limit.count()) + " ms; it stays in flight"));
 }
 
+void WorkSymm::throw_block_has_not_ended() {
+  throw_torch_error(Error(ErrorCode::kInvalidArgument,
+                          "the operation belongs to a coalescing block that has not ended"));
+}
+
 bool WorkSymm::wait(std::chrono::milliseconds timeout) {
   if (!wait_until_finished(timeout)) throw_wait_timeout(timeout);
   release_inputs();
@@ -222,6 +227,7 @@ TransferWork::TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, 
 
 void TransferWork::start(std::shared_ptr<Transfer> transfer) {
   transfer_ = std::move(transfer);
+  started_.store(true, std::memory_order_release);
   if (steps_.fetch_add(1, std::memory_order_acq_rel) == 1) finish_from_transfer();
 }
 
@@ -229,18 +235,21 @@ void TransferWork::transfer_done() noexcept {
   if (steps_.fetch_add(1, std::memory_order_acq_rel) == 1) finish_from_transfer();
 }
 
+void TransferWork::cancel(const Error& reason) noexcept { finish(torch_error(reason)); }
+
 void TransferWork::finish_from_transfer() noexcept {
   const std::optional<Error> error = transfer_->error();
   finish(error ? torch_error(*error) : nullptr);
 }
 
 bool TransferWork::isCompleted() {
-  if (!finished() && transfer_->done()) finish_from_transfer();
+  if (!finished() && started() && transfer_->done()) finish_from_transfer();
   return finished();
 }
 
 bool TransferWork::wait(std::chrono::milliseconds timeout) {
   if (!isCompleted()) {
+    if (!started()) throw_block_has_not_ended();
     if (const std::shared_ptr<Communicator> communicator = communicator_.lock()) {
       try {
         communicator->point_to_point().wait(*transfer_, timeout);
@@ -257,7 +266,8 @@ bool TransferWork::wait(std::chrono::milliseconds timeout) {
 int TransferWork::sourceRank() const {
   TORCH_CHECK(opType_ != c10d::OpType::SEND,
               "sourceRank() may only be called on the work of a recv.");
-  TORCH_CHECK(finished(), "sourceRank() may only be called once the recv is done: wait() first.");
+  TORCH_CHECK(finished() && started(),
+              "sourceRank() may only be called once the recv is done: wait() first.");
   return transfer_->peer();
 }
 

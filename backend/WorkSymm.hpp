@@ -70,6 +70,8 @@ class WorkSymm : public c10d::Work {
   bool wait_until_finished(std::chrono::milliseconds limit);
   void rethrow_failure() const;
   [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds limit) const;
+  // For what has to wait for the end of the coalescing block that the operation belongs to.
+  [[noreturn]] static void throw_block_has_not_ended();
 
   // Ends the range of a profile that `title` began; finish() does it too.
   void end_profiled_range();
@@ -123,7 +125,8 @@ class CollectiveWork final : public WorkSymm {
   const std::chrono::milliseconds timeout_;
 };
 
-// A send or recv. wait() makes progress on the waiter's thread.
+// A send or recv. wait() makes progress on the waiter's thread. One that belongs to a coalescing
+// block is started at the end of the block; until then wait() throws ValueError.
 class TransferWork final : public WorkSymm {
  public:
   TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, at::Tensor tensor,
@@ -133,20 +136,24 @@ class TransferWork final : public WorkSymm {
   // on_done, on any thread and perhaps before start() is.
   void start(std::shared_ptr<Transfer> transfer);
   void transfer_done() noexcept;
+  // In place of both: it will not be started.
+  void cancel(const Error& reason) noexcept;
 
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   int sourceRank() const override;
 
  private:
+  bool started() const noexcept { return started_.load(std::memory_order_acquire); }
   void finish_from_transfer() noexcept;
   void release_inputs() override;
   void abort_group() override;
 
   at::Tensor tensor_;                         // under mutex_
   std::weak_ptr<Communicator> communicator_;  // a transfer does not keep its group alive
-  std::shared_ptr<Transfer> transfer_;        // set once by start()
-  std::atomic<int> steps_{0};                 // start() and transfer_done(), in either order
+  std::shared_ptr<Transfer> transfer_;        // set once by start(), before started_
+  std::atomic<bool> started_{false};
+  std::atomic<int> steps_{0};  // start() and transfer_done(), in either order
 };
 
 // The operations between startCoalescing and endCoalescing.

@@ -137,13 +137,14 @@ WorkPtr ProcessGroupSymm::alltoall(Tensors& outputs, Tensors& inputs,
 
 WorkPtr ProcessGroupSymm::barrier(const c10d::BarrierOptions& opts) {
   return with_torch_errors([&] {
-    return issue(OpType::BARRIER, "symm:barrier", one(barrier_call()), opts.timeout, opts.asyncOp);
+    return issue(OpType::BARRIER, "symm:barrier", one(barrier_call(opts)), opts.timeout,
+                 opts.asyncOp);
   });
 }
 
 void ProcessGroupSymm::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_all_ranks*/) {
   with_torch_errors([&] {
-    issue(OpType::BARRIER, "symm:monitored_barrier", one(barrier_call()), opts.timeout, false);
+    issue(OpType::BARRIER, "symm:monitored_barrier", one(barrier_call(opts)), opts.timeout, false);
   });
 }
 

@@ -1,4 +1,6 @@
 // The half of the process group that works on a GPU: how calls get there.
+#include <ATen/Context.h>
+
 #include <string>
 #include <utility>
 
@@ -62,30 +64,20 @@ DeviceLauncher::Block& ProcessGroupSymm::device_block(DeviceLauncher& device,
   return *device_block_;
 }
 
-WorkPtr ProcessGroupSymm::transfer_on_device(Direction direction, OpType type,
-                                             const at::Tensor& tensor, int peer, int tag) {
-  const bool is_send = direction == Direction::kSend;
-  const TensorChecks checks(is_send ? "send" : "recv", rank_, size_);
-  if (peer == kAnySource) {
-    checks.fail(ErrorCode::kUnsupported, {"src"},
-                "a recv from any rank is there for tensors on cpu only: expected the rank that "
-                "sends to " +
-                    tensor.device().str());
+WorkPtr ProcessGroupSymm::transfer_on_device(OpType type, const at::Tensor& tensor,
+                                             const TransferOp& op) {
+  if (op.peer == kAnySource) {
+    TensorChecks("recv", rank_, size_)
+        .fail(ErrorCode::kUnsupported, {"src"},
+              "a recv from any rank is there for tensors on cpu only: expected the rank that "
+              "sends to " +
+                  tensor.device().str());
   }
-  if (peer == rank_) {
-    checks.fail(ErrorCode::kInvalidArgument, {is_send ? "dst" : "src"},
-                "expected another rank of the group, got this one");
-  }
-  const TransferOp op{.data = const_cast<void*>(tensor.const_data_ptr()),
-                      .bytes = tensor.nbytes(),
-                      .tag = tag,
-                      .peer = peer,
-                      .is_send = is_send};
   DeviceLauncher& device = device_launcher(tensor.device());
   check_block(device.device());
   const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed);
   const auto add_tensor = [&](DeviceWork& work) {
-    if (is_send) {
+    if (op.is_send) {
       work.keep(tensor);
     } else {
       work.add_output(tensor);
@@ -98,17 +90,25 @@ WorkPtr ProcessGroupSymm::transfer_on_device(Direction direction, OpType type,
     return block.work;
   }
   auto work =
-      c10::make_intrusive<DeviceWork>(rank_, type, profiled(is_send ? "symm:send" : "symm:recv"),
+      c10::make_intrusive<DeviceWork>(rank_, type, profiled(op.is_send ? "symm:send" : "symm:recv"),
                                       sequence, TensorVector{}, device.streams());
   add_tensor(*work);
-  if (!is_send) work->came_from(peer);
+  if (!op.is_send) work->came_from(op.peer);
   device.message(*work, op, engine_->timeout(Milliseconds(0)));
   return work;
 }
 
-CollectiveCall ProcessGroupSymm::barrier_call() {
+CollectiveCall ProcessGroupSymm::barrier_call(const c10d::BarrierOptions& opts) {
   CollectiveCall call = builder(CollectiveKind::kBarrier).build();
-  DeviceLauncher* const device = device_.load(std::memory_order_acquire);
+  DeviceLauncher* device = device_.load(std::memory_order_acquire);
+  if (!device && !opts.device_ids.empty() && at::getNumGPUs() > 0) {
+    // A group that has done nothing else on the GPU yet: all ranks name theirs, so this is where
+    // they connect, and a barrier that is captured later is warm.
+    engine_->check_usable();
+    const auto index = static_cast<c10::DeviceIndex>(opts.device_ids.front());
+    device = &device_launcher(at::Device(at::kCUDA, index));
+    device->connect_all(engine_->timeout(opts.timeout));
+  }
   if (!device) return call;
   engine_->check_usable();
   if (is_captured(device->device())) {

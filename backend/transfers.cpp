@@ -27,30 +27,72 @@ WorkPtr ProcessGroupSymm::transfer(Direction direction, OpType type, Tensors& te
   }
   checks.group_device(tensor, {"tensor"}, gpu());
   checks.movable_dtype(tensor, {"tensor"});
-  if (tensor.is_cuda()) return transfer_on_device(direction, type, tensor, peer, tag);
-  check_block(at::kCPU);
-  if (peer != kAnySource) {
-    checks.rank_in_range(peer, direction == Direction::kSend ? "dst" : "src");
+  const bool is_send = direction == Direction::kSend;
+  if (peer == rank_ && !coalescing()) {
+    checks.fail(ErrorCode::kInvalidArgument, {is_send ? "dst" : "src"},
+                "expected another rank of the group, got this one: a message to oneself needs its "
+                "send and its recv in one batch (batch_isend_irecv), alone it could never end");
   }
+  const TransferOp op{
+      .data = is_send ? const_cast<void*>(tensor.const_data_ptr()) : tensor.mutable_data_ptr(),
+      .bytes = tensor.nbytes(),
+      .tag = tag,
+      .peer = peer,
+      .is_send = is_send};
+  if (tensor.is_cuda()) return transfer_on_device(type, tensor, op);
+  check_block(at::kCPU);
+  return transfer_on_host(type, tensor, op);
+}
+
+WorkPtr ProcessGroupSymm::transfer_on_host(OpType type, const at::Tensor& tensor,
+                                           const TransferOp& op) {
   auto work =
       c10::make_intrusive<TransferWork>(rank_, type, sequence_.load(std::memory_order_relaxed),
                                         tensor, engine_->shared_communicator());
-  PointToPoint& engine = engine_->communicator().point_to_point();
-  const std::size_t bytes = tensor.nbytes();
-  const Milliseconds limit = engine_->timeout(Milliseconds(0));
   // The engine keeps the Work, and so the tensor, until the transfer is done.
   auto on_done = [work] { work->transfer_done(); };
+  if (coalescing()) {
+    host_messages_.push_back({.message = {.data = op.data,
+                                          .bytes = op.bytes,
+                                          .peer = op.peer,
+                                          .tag = op.tag,
+                                          .is_send = op.is_send,
+                                          .on_done = std::move(on_done)},
+                              .work = work});
+    add_coalesced(work);
+    return work;
+  }
+  PointToPoint& engine = engine_->communicator().point_to_point();
+  const Milliseconds limit = engine_->timeout(Milliseconds(0));
   std::shared_ptr<Transfer> started =
-      direction == Direction::kSend
-          ? engine.start_send(tensor.const_data_ptr(), bytes, peer, tag, limit, std::move(on_done))
-          : engine.start_recv(tensor.mutable_data_ptr(), bytes, peer, tag, limit,
-                              std::move(on_done));
+      op.is_send ? engine.start_send(op.data, op.bytes, op.peer, op.tag, limit, std::move(on_done))
+                 : engine.start_recv(op.data, op.bytes, op.peer, op.tag, limit, std::move(on_done));
   const bool done = started->done();
   work->start(std::move(started));
   // Nobody may ever wait for this Work, and the peer needs our progress all the same.
   if (!done) engine.progress_in_background();
-  if (coalescing()) add_coalesced(work);
   return work;
+}
+
+void ProcessGroupSymm::start_messages(std::vector<HostMessage> block) {
+  std::vector<Message> messages;
+  messages.reserve(block.size());
+  for (HostMessage& one : block) messages.push_back(std::move(one.message));
+  std::vector<std::shared_ptr<Transfer>> started;
+  try {
+    engine_->check_usable();
+    started = engine_->communicator().point_to_point().start_batch(
+        std::move(messages), engine_->timeout(Milliseconds(0)));
+  } catch (const Error& error) {
+    for (const HostMessage& one : block) one.work->cancel(error);
+    throw;
+  }
+  bool done = true;
+  for (std::size_t i = 0; i < block.size(); ++i) {
+    done = done && started[i]->done();
+    block[i].work->start(std::move(started[i]));
+  }
+  if (!done) engine_->communicator().point_to_point().progress_in_background();
 }
 
 WorkPtr ProcessGroupSymm::send(Tensors& tensors, int destination, int tag) {

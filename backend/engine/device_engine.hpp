@@ -56,8 +56,9 @@ class DeviceEngine {
   virtual void launch(const CollectiveArgs& args, StreamHandle stream,
                       std::chrono::milliseconds timeout) = 0;
 
-  // Puts messages on `stream` that progress together. `ops` as GroupKernels::transfer. Messages of
-  // one peer, direction and tag match in the order in which they were given. Errors as launch().
+  // Puts messages on `stream` that progress together. Messages of one peer, direction and tag match
+  // in the order in which they were given; those of this rank to itself need both ends among `ops`
+  // and are copied. Errors as launch(), and as SelfMessages before anything is launched.
   virtual void transfer(std::span<const TransferOp> ops, StreamHandle stream,
                         std::chrono::milliseconds timeout) = 0;
 

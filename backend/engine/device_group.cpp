@@ -190,37 +190,60 @@ void DeviceGroup::put_all_to_all(const CollectiveArgs& args, const LaunchOptions
   resources_->kernels->transfer(shares_, true, options);
 }
 
-void DeviceGroup::check_transfer(std::span<const TransferOp> ops) const {
-  for (const TransferOp& op : ops) {
+SelfMessages DeviceGroup::check_transfer(std::span<const TransferOp> ops) const {
+  SelfMessages own(context_.health, rank());
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const TransferOp& op = ops[i];
     const std::string name = op.is_send ? "send" : "recv";
-    if (op.peer < 0 || op.peer >= world_size() || op.peer == rank()) {
-      throw Error(ErrorCode::kInvalidArgument, name + ": expected another group rank from 0 to " +
-                                                   std::to_string(world_size() - 1) + ", got " +
-                                                   std::to_string(op.peer) + " on rank " +
-                                                   std::to_string(rank()));
+    if (op.peer < 0 || op.peer >= world_size()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  name + ": expected a group rank from 0 to " + std::to_string(world_size() - 1) +
+                      ", got " + std::to_string(op.peer) + " on rank " + std::to_string(rank()));
     }
     if (op.bytes > 0 && op.data == nullptr) {
       throw Error(ErrorCode::kInvalidArgument, name + " with rank " + std::to_string(op.peer) +
                                                    " on rank " + std::to_string(rank()) +
                                                    ": expected memory");
     }
+    if (op.peer == rank()) own.add(i, op.is_send, op.tag, op.bytes);
   }
+  own.check_all_met();
+  return own;
+}
+
+// As the kernels want them: a message to oneself as a send and its recv next to each other.
+std::span<const TransferOp> DeviceGroup::arranged(std::span<const TransferOp> ops,
+                                                  const SelfMessages& own) {
+  if (own.pairs().empty()) return ops;
+  shares_.clear();
+  for (const TransferOp& op : ops) {
+    if (op.peer != rank()) shares_.push_back(op);
+  }
+  for (const SelfMessages::Pair& pair : own.pairs()) {
+    shares_.push_back(ops[pair.send]);
+    shares_.push_back(ops[pair.recv]);
+  }
+  return shares_;
 }
 
 void DeviceGroup::transfer(std::span<const TransferOp> ops, StreamHandle stream,
                            milliseconds timeout) {
   const std::lock_guard lock(mutex_);
   check_usable();
-  check_transfer(ops);
+  const SelfMessages own = check_transfer(ops);
   if (ops.empty()) return;
   const bool capturing = runtime_.is_capturing(stream);
   for (const TransferOp& op : ops) {
+    if (op.peer == rank()) continue;
     connect_peer(op.peer, limit(timeout), capturing, op.is_send ? "send" : "recv");
   }
   if (capturing) board_.note_capture();
-  for (const TransferOp& op : ops) messages_.note(op, lane_group(op.tag));
+  for (const TransferOp& op : ops) {
+    if (op.peer != rank()) messages_.note(op, lane_group(op.tag));
+  }
   try {
-    resources_->kernels->transfer(ops, false, {.stream = stream, .timeout = limit(timeout)});
+    resources_->kernels->transfer(arranged(ops, own), false,
+                                  {.stream = stream, .timeout = limit(timeout)});
   } catch (const Error& error) {
     fail_group(error.code(), std::string("send and recv: ") + error.what());
   }

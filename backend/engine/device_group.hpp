@@ -16,6 +16,7 @@
 #include "backend/engine/device_messages.hpp"
 #include "backend/engine/device_peers.hpp"
 #include "backend/engine/device_watch.hpp"
+#include "backend/engine/self_messages.hpp"
 #include "backend/engine/settings.hpp"
 #include "symm_mem/segment.hpp"
 
@@ -104,7 +105,9 @@ class DeviceGroup final : public DeviceEngine {
   Choice choose(const CollectiveArgs& args) const;
   void put(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);
   void put_all_to_all(const CollectiveArgs& args, const LaunchOptions& options);
-  void check_transfer(std::span<const TransferOp> ops) const;
+  // The messages of this rank to itself among `ops`.
+  SelfMessages check_transfer(std::span<const TransferOp> ops) const;
+  std::span<const TransferOp> arranged(std::span<const TransferOp> ops, const SelfMessages& own);
 
   const DeviceGroupContext context_;
   GpuRuntime& runtime_;
@@ -114,7 +117,7 @@ class DeviceGroup final : public DeviceEngine {
   mutable std::mutex mutex_;  // of all that follows but the watch
   std::unique_ptr<Resources> resources_;
   bool connected_ = false;
-  std::vector<TransferOp> shares_;        // of the all_to_all that is being put on a stream
+  std::vector<TransferOp> shares_;        // of the call that is being put on a stream
   std::vector<std::byte*> peer_outputs_;  // the same for copy engines
   std::unique_ptr<DeviceWatch> watch_;
 };

@@ -2,7 +2,10 @@
 
 #include <pthread.h>
 
+#include <cstring>
+
 #include "backend/engine/mailbox_item.hpp"
+#include "backend/engine/self_messages.hpp"
 #include "kernels/core/atomics.hpp"
 #include "symm_mem/fork_guard.hpp"
 
@@ -27,6 +30,15 @@ std::string describe(const MailboxItem& item, const std::string& peer_name) {
   return std::string(item.is_send ? "send to " : "recv from ") + peer_name + " (" +
          std::to_string(item.bytes) + " bytes, tag " + std::to_string(item.tag) + ", seq " +
          std::to_string(item.number) + ")";
+}
+
+// The two ends of one message. Neither is known to anybody else yet.
+void copy_to_self(MailboxItem& send, MailboxItem& recv) {
+  if (send.bytes > 0) std::memmove(recv.data, send.data, send.bytes);
+  for (MailboxItem* const item : {&send, &recv}) {
+    item->complete(std::nullopt);
+    if (const std::function<void()> on_done = std::move(item->on_done)) on_done();
+  }
 }
 
 }  // namespace
@@ -56,43 +68,92 @@ MailboxEngine::MailboxEngine(const CommunicatorConfig& config, GroupMemory* memo
 
 MailboxEngine::~MailboxEngine() { stop(); }
 
-void MailboxEngine::check_usable(int peer) const {
+void MailboxEngine::check_peer(const Message& message) const {
+  const int peer = message.peer;
+  if (peer == kAnySource && !message.is_send && config_.world_size > 1) return;
   if (peer < 0 || peer >= config_.world_size || peer == config_.rank) {
     throw Error(ErrorCode::kInvalidArgument,
                 health_.prefix() + "peer: expected another group rank from 0 to " +
                     std::to_string(config_.world_size - 1) + ", got " + std::to_string(peer));
   }
-  if (health_.failed()) throw health_.failure();
 }
 
 std::shared_ptr<Transfer> MailboxEngine::start_send(const void* data, std::size_t bytes, int peer,
                                                     std::int64_t tag, milliseconds timeout,
                                                     std::function<void()> on_done) {
-  check_usable(peer);
   // The engine only reads from a send's data.
-  auto* source = const_cast<std::byte*>(static_cast<const std::byte*>(data));
-  auto item = std::make_shared<MailboxItem>(true, source, bytes, peer, tag);
-  item->on_done = std::move(on_done);
-  item->started = Clock::now();
-  item->deadline = item->started + (timeout.count() > 0 ? timeout : config_.timeout);
-  return start(std::move(item));
+  return start({.data = const_cast<void*>(data),
+                .bytes = bytes,
+                .peer = peer,
+                .tag = tag,
+                .is_send = true,
+                .on_done = std::move(on_done)},
+               timeout);
 }
 
 std::shared_ptr<Transfer> MailboxEngine::start_recv(void* data, std::size_t bytes, int peer,
                                                     std::int64_t tag, milliseconds timeout,
                                                     std::function<void()> on_done) {
-  const bool any = peer == kAnySource && config_.world_size > 1;
-  check_usable(any ? (config_.rank + 1) % config_.world_size : peer);
-  auto item = std::make_shared<MailboxItem>(false, static_cast<std::byte*>(data), bytes, peer, tag);
-  item->on_done = std::move(on_done);
-  item->started = Clock::now();
-  item->deadline = item->started + (timeout.count() > 0 ? timeout : config_.timeout);
-  return start(std::move(item));
+  return start({.data = data,
+                .bytes = bytes,
+                .peer = peer,
+                .tag = tag,
+                .is_send = false,
+                .on_done = std::move(on_done)},
+               timeout);
 }
 
-MailboxEngine::ItemPtr MailboxEngine::start(ItemPtr item) {
+MailboxEngine::ItemPtr MailboxEngine::make_item(Message message, milliseconds timeout) const {
+  auto item = std::make_shared<MailboxItem>(message.is_send, static_cast<std::byte*>(message.data),
+                                            message.bytes, message.peer, message.tag);
+  item->on_done = std::move(message.on_done);
+  item->started = Clock::now();
+  item->deadline = item->started + (timeout.count() > 0 ? timeout : config_.timeout);
+  return item;
+}
+
+MailboxEngine::ItemPtr MailboxEngine::start(Message message, milliseconds timeout) {
+  check_peer(message);
+  if (health_.failed()) throw health_.failure();
+  ItemPtr item = make_item(std::move(message), timeout);
   std::unique_lock lock(mutex_);
   if (stopping_) throw health_.failure();
+  begin(item);
+  run_callbacks(lock);
+  return item;
+}
+
+std::vector<std::shared_ptr<Transfer>> MailboxEngine::start_batch(std::vector<Message> messages,
+                                                                  milliseconds timeout) {
+  SelfMessages own(health_, config_.rank);
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const Message& message = messages[i];
+    if (message.peer == config_.rank) {
+      own.add(i, message.is_send, message.tag, message.bytes);
+    } else {
+      check_peer(message);
+    }
+  }
+  own.check_all_met();
+  if (health_.failed()) throw health_.failure();
+  std::vector<ItemPtr> items;
+  items.reserve(messages.size());
+  for (Message& message : messages) items.push_back(make_item(std::move(message), timeout));
+  {
+    std::unique_lock lock(mutex_);
+    if (stopping_) throw health_.failure();
+    for (const ItemPtr& item : items) {
+      if (item->peer() != config_.rank) begin(item);
+    }
+    run_callbacks(lock);
+  }
+  for (const SelfMessages::Pair& pair : own.pairs()) {
+    copy_to_self(*items[pair.send], *items[pair.recv]);
+  }
+  return {items.begin(), items.end()};
+}
+
+void MailboxEngine::begin(const ItemPtr& item) {
   item->number = ++started_;
   item->slot = in_flight_.size();
   in_flight_.push_back(item);
@@ -109,8 +170,6 @@ MailboxEngine::ItemPtr MailboxEngine::start(ItemPtr item) {
     }
   }
   if (asleep_ && !in_flight_.empty()) wake_.notify_one();
-  run_callbacks(lock);
-  return item;
 }
 
 void MailboxEngine::progress_in_background() {

@@ -30,6 +30,8 @@ class MailboxEngine : public PointToPoint {
   std::shared_ptr<Transfer> start_recv(void* data, std::size_t bytes, int peer, std::int64_t tag,
                                        std::chrono::milliseconds timeout,
                                        std::function<void()> on_done) override;
+  std::vector<std::shared_ptr<Transfer>> start_batch(std::vector<Message> messages,
+                                                     std::chrono::milliseconds timeout) override;
   void progress_in_background() override;
   void wait(Transfer& transfer, std::chrono::milliseconds limit) override;
 
@@ -75,8 +77,10 @@ class MailboxEngine : public PointToPoint {
     bool rang = false;  // something was changed that the peer must be told of
   };
 
-  ItemPtr start(ItemPtr item);
-  void check_usable(int peer) const;
+  void check_peer(const Message& message) const;
+  ItemPtr make_item(Message message, std::chrono::milliseconds timeout) const;
+  ItemPtr start(Message message, std::chrono::milliseconds timeout);
+  void begin(const ItemPtr& item);  // with mutex_ held
 
   // mailbox_progress.cpp. All with mutex_ held; they note in `moved_` that something moved.
   void progress();

@@ -4,6 +4,7 @@
 
 #include "backend/engine/mailbox_engine.hpp"
 #include "backend/engine/mailbox_item.hpp"
+#include "backend/engine/size_mismatch.hpp"
 #include "kernels/core/atomics.hpp"
 
 namespace symm {
@@ -12,14 +13,6 @@ namespace {
 
 // Data is handed over in pieces of this size, so that both sides copy at the same time.
 constexpr std::size_t kPiece = 64 * 1024;
-
-Error size_mismatch(const std::string& prefix, const std::string& receiver, std::size_t recv_bytes,
-                    const std::string& sender, std::size_t send_bytes, std::int64_t tag) {
-  return Error(ErrorCode::kMismatch, prefix + "send and recv with tag " + std::to_string(tag) +
-                                         " differ in size: " + sender + " sends " +
-                                         std::to_string(send_bytes) + " bytes, " + receiver +
-                                         " receives " + std::to_string(recv_bytes));
-}
 
 void copy_in(std::byte* ring, std::size_t ring_bytes, std::uint64_t position,
              const std::byte* source, std::size_t bytes) {
@@ -143,8 +136,8 @@ void MailboxEngine::deliver(Channel& channel, std::uint64_t id, std::uint64_t by
     if (same) channel.incoming.push_back(recv);
   }
   if (!same) {
-    finish(recv, size_mismatch(health_.prefix(), health_.rank_name(config_.rank), recv->bytes,
-                               health_.rank_name(channel.peer), bytes, recv->tag));
+    finish(recv,
+           size_mismatch(health_, {channel.peer, bytes}, {config_.rank, recv->bytes}, recv->tag));
   } else if (bytes <= kInlineBytes) {
     if (bytes > 0) std::memcpy(recv->data, data, bytes);
     finish(recv, std::nullopt);
@@ -176,8 +169,8 @@ void MailboxEngine::take_grants(Channel& channel) {
     if (grant.capacity == item->bytes) {
       channel.outgoing.push_back(item);
     } else {
-      finish(item, size_mismatch(health_.prefix(), health_.rank_name(channel.peer), grant.capacity,
-                                 health_.rank_name(config_.rank), item->bytes, item->tag));
+      finish(item, size_mismatch(health_, {config_.rank, item->bytes},
+                                 {channel.peer, grant.capacity}, item->tag));
     }
   }
 }

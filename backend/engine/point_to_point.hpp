@@ -11,6 +11,9 @@
 // A recv whose size differs from the message's is an error (kMismatch) that names both sizes, on
 // both sides unless the message was so small that its sender was already done; the group stays
 // usable.
+//
+// A rank has no channel to itself: a message to oneself can only be part of a batch that holds both
+// its ends (SelfMessages), which is then copied when the batch starts.
 #pragma once
 
 #include <chrono>
@@ -19,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "kernels/core/error.hpp"
 
@@ -37,6 +41,17 @@ class Transfer {
   virtual int peer() const noexcept = 0;
 };
 
+// One end of a message as an operation of a batch; the members are as start_send() and
+// start_recv() take them, except that `peer` may be this rank.
+struct Message {
+  void* data = nullptr;  // read by a send, written by a recv
+  std::size_t bytes = 0;
+  int peer = 0;
+  std::int64_t tag = 0;
+  bool is_send = false;
+  std::function<void()> on_done;
+};
+
 class PointToPoint {
  public:
   virtual ~PointToPoint() = default;
@@ -53,6 +68,11 @@ class PointToPoint {
   virtual std::shared_ptr<Transfer> start_recv(void* data, std::size_t bytes, int peer,
                                                std::int64_t tag, std::chrono::milliseconds timeout,
                                                std::function<void()> on_done) = 0;
+
+  // Starts all of `messages`, in order, or none; the result is in their order. Messages to oneself
+  // are done on return. Throws as start_send() and start_recv(), and as SelfMessages.
+  virtual std::vector<std::shared_ptr<Transfer>> start_batch(std::vector<Message> messages,
+                                                             std::chrono::milliseconds timeout) = 0;
 
   // Makes sure that transfers progress while nobody is in wait(): call it for an asynchronous
   // operation. Starts the background thread on first use.

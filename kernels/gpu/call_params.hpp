@@ -67,7 +67,7 @@ struct TransferParams {
   std::int32_t group_count;
   bool collective;  // all_to_all: counts as one
   bool ends_call;
-  // all_to_all: this rank's share for itself.
+  // A message of this rank to itself, or its own share of an all_to_all; own_bytes 0 for none.
   const void* own_input;
   void* own_output;
   std::uint64_t own_bytes;

@@ -268,8 +268,7 @@ void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
   schedule_.plan(ops, collective, [&](const TransferParams& params) {
     constexpr unsigned kOwnBlocks = 4;
     const unsigned lanes = static_cast<unsigned>(params.group_count * kBlocksPerLane);
-    const bool copies = params.own_bytes > 0 && params.own_input != params.own_output;
-    const unsigned blocks = lanes + (copies || lanes == 0 ? kOwnBlocks : 0);
+    const unsigned blocks = lanes + (params.own_bytes > 0 || lanes == 0 ? kOwnBlocks : 0);
     start(transfer_kernel(), blocks, params, options);
   });
 }

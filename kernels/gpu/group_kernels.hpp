@@ -48,7 +48,7 @@ struct TransferOp {
   void* data = nullptr;
   std::uint64_t bytes = 0;
   std::int64_t tag = 0;
-  int peer = 0;  // group rank other than this one
+  int peer = 0;  // group rank
   bool is_send = false;
 };
 
@@ -70,6 +70,7 @@ class GroupKernels {
 
   // Messages that progress together, in one kernel where they fit: sends and recvs between the
   // same ranks may be given in any order. Messages of one peer, direction and tag keep theirs.
+  // A message of this rank to itself is a send that stands right before its recv of as many bytes.
   // `collective`: all_to_all, which counts as a collective and has lanes of its own.
   virtual void transfer(std::span<const TransferOp> ops, bool collective,
                         const LaunchOptions& options) = 0;

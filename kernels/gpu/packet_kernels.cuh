@@ -134,6 +134,19 @@ __device__ inline bool packet_barrier(PacketCall& x) {
   return x.receive(peer, 0, &unit);
 }
 
+// Combines what all ranks have sent for each unit of `own`, this rank's part of it, into `output`.
+template <class Rule>
+__device__ inline bool packet_reduce_into(PacketCall& x, const PacketMessage& output,
+                                          const PacketMessage& own) {
+  if (!x.receive_factors()) return false;
+  for (std::size_t u = x.first_unit(); u < own.units(); u += x.unit_stride()) {
+    Unit result;
+    if (!x.reduce<Rule>(u, own.load(u), x.facts(), &result)) return false;
+    output.store(u, result);
+  }
+  return true;
+}
+
 template <class Rule>
 __device__ inline bool packet_all_reduce(PacketCall& x, const CollectiveParams& call) {
   const PacketMessage input = packet_input(call);
@@ -146,13 +159,7 @@ __device__ inline bool packet_all_reduce(PacketCall& x, const CollectiveParams& 
     if (peer != x.rank()) x.send_factor(peer);
   }
   x.refresh(input.units());
-  if (!x.receive_factors()) return false;
-  for (std::size_t u = x.first_unit(); u < input.units(); u += x.unit_stride()) {
-    Unit result;
-    if (!x.reduce<Rule>(u, input.load(u), x.facts(), &result)) return false;
-    output.store(u, result);
-  }
-  return true;
+  return packet_reduce_into<Rule>(x, output, input);
 }
 
 // Two hops: units go to the rank that owns their share, which combines them and sends the results
@@ -210,14 +217,7 @@ __device__ inline bool packet_reduce(PacketCall& x, const CollectiveParams& call
     x.send_factor(call.root);
     return true;
   }
-  if (!x.receive_factors()) return false;
-  const PacketMessage output = packet_output(call);
-  for (std::size_t u = x.first_unit(); u < input.units(); u += x.unit_stride()) {
-    Unit result;
-    if (!x.reduce<Rule>(u, input.load(u), x.facts(), &result)) return false;
-    output.store(u, result);
-  }
-  return true;
+  return packet_reduce_into<Rule>(x, packet_output(call), input);
 }
 
 template <class Rule>
@@ -231,15 +231,8 @@ __device__ inline bool packet_reduce_scatter(PacketCall& x, const CollectivePara
     x.send_factor(peer);
   }
   x.refresh(used);
-  if (!x.receive_factors()) return false;
-  const PacketMessage own = packet_part(call, x.rank());
-  const PacketMessage output = packet_message(call, call.output, call.parts[x.rank()].count);
-  for (std::size_t u = x.first_unit(); u < own.units(); u += x.unit_stride()) {
-    Unit result;
-    if (!x.reduce<Rule>(u, own.load(u), x.facts(), &result)) return false;
-    output.store(u, result);
-  }
-  return true;
+  return packet_reduce_into<Rule>(x, packet_message(call, call.output, call.parts[x.rank()].count),
+                                  packet_part(call, x.rank()));
 }
 
 }  // namespace symm

@@ -192,8 +192,8 @@ __device__ bool serve_lane(const GroupParams& group, const TransferParams& call,
   return true;
 }
 
-// The blocks behind those of the lanes copy this rank's share for itself.
-__device__ void copy_own_share(const TransferParams& call) {
+// The blocks behind those of the lanes copy what this rank sends to itself.
+__device__ void copy_own(const TransferParams& call) {
   const unsigned first = static_cast<unsigned>(call.group_count * kBlocksPerLane);
   const unsigned blocks = gridDim.x - first;
   const std::uint64_t even = align_up((call.own_bytes + blocks - 1) / blocks, kCacheLine);
@@ -215,7 +215,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
   if (blockIdx.x < static_cast<unsigned>(call.group_count * kBlocksPerLane)) {
     if (!serve_lane(group, call, wait)) return;
   } else {
-    copy_own_share(call);
+    copy_own(call);
   }
   if (!call.collective) return;
   __syncthreads();

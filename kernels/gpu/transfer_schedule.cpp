@@ -23,16 +23,14 @@ TransferSchedule::TransferSchedule(int rank, int world_size)
 
 void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
   entries_.clear();
+  own_.clear();
   std::fill(counts_.begin(), counts_.end(), 0);
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const TransferOp& op = ops[i];
     if (op.peer == rank_) {
-      if (op.is_send) {
-        params_.own_input = op.data;
-        params_.own_bytes = op.bytes;
-      } else {
-        params_.own_output = op.data;
-      }
+      if (!op.is_send) continue;
+      void* const output = ops[i + 1].data;
+      if (op.bytes > 0 && op.data != output) own_.push_back({op.data, output, op.bytes});
       continue;
     }
     const int group = lane_group_of(op, collective);
@@ -92,18 +90,20 @@ std::size_t TransferSchedule::fill(std::span<const TransferOp> ops, std::size_t 
 
 void TransferSchedule::plan(std::span<const TransferOp> ops, bool collective,
                             const std::function<void(const TransferParams&)>& launch) {
-  params_.own_input = nullptr;
-  params_.own_output = nullptr;
-  params_.own_bytes = 0;
   params_.collective = collective;
   list(ops, collective);
+  if (!collective && entries_.empty() && own_.empty()) return;
   std::size_t next = 0;
+  std::size_t next_own = 0;
   do {
     next = fill(ops, next);
-    params_.ends_call = next == entries_.size();
+    const OwnCopy own = next_own < own_.size() ? own_[next_own++] : OwnCopy{nullptr, nullptr, 0};
+    params_.own_input = own.input;
+    params_.own_output = own.output;
+    params_.own_bytes = own.bytes;
+    params_.ends_call = next == entries_.size() && next_own == own_.size();
     launch(params_);
-    params_.own_bytes = 0;
-  } while (next < entries_.size());
+  } while (!params_.ends_call);
 }
 
 }  // namespace symm

@@ -23,9 +23,10 @@ class TransferSchedule {
  public:
   TransferSchedule(int rank, int world_size);
 
-  // Calls `launch` for each launch that `ops` need; at least once for a collective. The own share
-  // of an all_to_all is the pair of ops whose peer is this rank. Reuses its memory: warm calls of
-  // no more messages than before allocate nothing.
+  // Calls `launch` for each launch that `ops` need; at least once for a collective. `ops` as
+  // GroupKernels::transfer. A launch carries one message of this rank to itself, which waits for
+  // nobody, so any launch will do. Reuses its memory: warm calls of no more messages than before
+  // allocate nothing.
   void plan(std::span<const TransferOp> ops, bool collective,
             const std::function<void(const TransferParams&)>& launch);
 
@@ -37,12 +38,19 @@ class TransferSchedule {
     int lane_group;
   };
 
+  struct OwnCopy {
+    const void* input;
+    void* output;
+    std::uint64_t bytes;
+  };
+
   void list(std::span<const TransferOp> ops, bool collective);
   std::size_t fill(std::span<const TransferOp> ops, std::size_t first);
 
   const int rank_;
   const int world_size_;
   std::vector<Entry> entries_;
+  std::vector<OwnCopy> own_;           // without those that move nothing
   std::vector<std::uint32_t> counts_;  // by peer, direction and lane group
   TransferParams params_{};
 };

@@ -58,8 +58,6 @@ CANNOT_PASS = {
     "test_ddp_logging_data_cpu": "torch calls the backend of every plugin 'custom' in DDP's log",
     "test_sparse_all_reduce_sum": "symm refuses sparse tensors",
     "test_ddp_profiling_execution_trace": "the test expects the name nccl in the profile",
-    "test_batch_isend_irecv_self_nccl": "symm refuses a message to oneself",
-    "test_batch_isend_irecv_nccl": "symm refuses a message to oneself",
 }
 
 # Hidden from unittest's own collection, which would run the base classes.

@@ -53,8 +53,10 @@ def cases(rank: int, world: int, count: int) -> dict:
         for work in works:
             work.wait()
 
-    def batch():
-        operations = [dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, out, left)]
+    to_oneself = [dist.P2POp(dist.isend, mine, rank), dist.P2POp(dist.irecv, parts_out[0], rank)]
+
+    def batch(*more):
+        operations = [dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, out, left), *more]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 
@@ -73,6 +75,7 @@ def cases(rank: int, world: int, count: int) -> dict:
         "all_to_all_single": (lambda: dist.all_to_all_single(whole_out, whole), 1),
         "isend and irecv": (exchange, 2),
         "batch_isend_irecv": (batch, 1),
+        "batch with oneself": (lambda: batch(*to_oneself), 1),
         "barrier": (dist.barrier, 0),  # meets the ranks on the host
     }
 

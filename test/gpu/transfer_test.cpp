@@ -86,6 +86,24 @@ TEST_P(TransferTest, BothDirectionsAtOnceAtManySizes) {
   }
 }
 
+// A launch carries one message to oneself: more of them than launches for the others, and fewer.
+TEST_P(TransferTest, MessagesToOneselfBesideOthers) {
+  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace});
+  for (const int others : {0, 1, 120}) {
+    std::vector<Sent> sent;
+    for (const std::size_t bytes : {3u << 20, 0u, 1u, 100'003u}) {
+      for (int rank = 0; rank < world(); ++rank) sent.push_back({rank, rank, 5, bytes});
+    }
+    for (int i = 0; i < others; ++i) {
+      for (int from = 0; from < world(); ++from) {
+        sent.push_back({from, (from + 1) % world(), 5, 20'000 + static_cast<std::size_t>(i)});
+      }
+    }
+    exchange(rig, sent, false);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_P(TransferTest, AllToAllOfUnevenShares) {
   DeviceRig rig(world(), {});
   for (int round = 0; round < 3; ++round) {

@@ -117,7 +117,7 @@ TEST_F(DeviceEngineTest, RefusesBadArgumentsBeforeAnythingIsPosted) {
     CollectiveArgs args = sum_args(data);
     args.op = ReduceOp::kBand;
     expect_error(error_of([&] { rank.launch(args); }), ErrorCode::kUnsupported, {"BAND"});
-    for (const int peer : {-1, 2, rank.number()}) {
+    for (const int peer : {-1, 2}) {
       const TransferOp op{data.data(), 16, 0, peer, true};
       expect_error(error_of([&] {
                      rank.engine().transfer({&op, 1}, FakeGpu::plain_stream(), {});
@@ -153,6 +153,69 @@ TEST_F(DeviceEngineTest, MessagesConnectTheTwoRanksAlone) {
     // A collective still finds everybody.
     rank.launch(CollectiveArgs{});
     EXPECT_NE(rank.kernels().peer(2), nullptr);
+  });
+}
+
+// Ends of messages to oneself are wherever the caller put them; the kernels get them in pairs,
+// behind the messages of others, which alone are counted and connected.
+TEST_F(DeviceEngineTest, MessagesToOneselfArePairedByTag) {
+  run_group(2, [](DeviceRank& rank) {
+    const int me = rank.number();
+    std::vector<std::byte> data(8);
+    std::byte* const d = data.data();
+    const TransferOp ops[] = {{d + 0, 1, 3, me, false},    {d + 1, 2, 5, me, true},
+                              {d + 2, 4, 3, 1 - me, true}, {d + 3, 1, 3, me, true},
+                              {d + 4, 0, 3, me, true},     {d + 5, 2, 5, me, false},
+                              {d + 6, 0, 3, me, false},    {d + 7, 4, 3, 1 - me, false}};
+    rank.engine().transfer(ops, FakeGpu::plain_stream(), {});
+    const auto& launches = rank.kernels().launches();
+    ASSERT_EQ(launches.size(), 1u);
+    std::vector<std::ptrdiff_t> order;
+    for (const TransferOp& op : launches[0].ops) {
+      order.push_back(static_cast<std::byte*>(op.data) - d);
+    }
+    EXPECT_EQ(order, (std::vector<std::ptrdiff_t>{2, 7, 3, 0, 1, 5, 4, 6}));
+    rank.communicator.drain_device();
+    EXPECT_FALSE(rank.communicator.failure().has_value());
+    rank.meet();
+  });
+}
+
+TEST_F(DeviceEngineTest, MessagesToOneselfNeedNobody) {
+  run_group(2, [](DeviceRank& rank) {
+    if (rank.number() == 1) {
+      rank.meet();
+      EXPECT_EQ(rank.communicator.device_engine_if_made(), nullptr);
+      return;
+    }
+    std::vector<std::byte> data(64);
+    const TransferOp ops[] = {{data.data(), 32, 1, 0, true}, {data.data() + 32, 32, 1, 0, false}};
+    rank.engine().transfer(ops, FakeGpu::captured_stream(), {});
+    EXPECT_EQ(rank.kernels().launches().size(), 1u);
+    EXPECT_EQ(rank.kernels().peer(1), nullptr);
+    rank.meet();
+  });
+}
+
+TEST_F(DeviceEngineTest, MessagesToOneselfThatCannotEndAreRefused) {
+  run_group(2, [](DeviceRank& rank) {
+    const int me = rank.number();
+    std::vector<std::byte> data(64);
+    const auto refused = [&](std::vector<TransferOp> ops) {
+      ops.insert(ops.begin(), {data.data(), 8, 9, 1 - me, true});
+      return error_of([&] { rank.engine().transfer(ops, FakeGpu::plain_stream(), {}); });
+    };
+    expect_error(refused({{data.data(), 16, 7, me, true}}), ErrorCode::kInvalidArgument,
+                 {"send to this rank itself", "tag 7", "16 bytes", "recv in the same batch"});
+    expect_error(refused({{data.data(), 16, 7, me, false}, {data.data(), 16, 8, me, true}}),
+                 ErrorCode::kInvalidArgument,
+                 {"recv from this rank itself", "tag 7", "16 bytes", "send in the same batch"});
+    const std::string self = "rank " + std::to_string(me);
+    expect_error(refused({{data.data(), 17, 7, me, false}, {data.data(), 16, 7, me, true}}),
+                 ErrorCode::kMismatch, {"tag 7", self + " sends 16 bytes", self + " receives 17"});
+    rank.launch(CollectiveArgs{});
+    EXPECT_EQ(rank.kernels().launches().size(), 1u);
+    EXPECT_FALSE(rank.communicator.failure().has_value());
   });
 }
 

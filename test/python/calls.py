@@ -232,6 +232,28 @@ def batch_isend_irecv(c: Call) -> None:
     c.check("from right", from_right, c.content(right, part=2))
 
 
+def batch_with_oneself(c: Call) -> None:
+    """Two tagged messages from every rank to every rank, itself included, in one batch; the recvs
+    stand in another order than the sends."""
+    operations, received = [], {}
+    tags = (c.salt * 8 + 1, c.salt * 8 + 2)
+    for peer in reversed(range(c.size)):
+        for part in (1, 0):
+            received[peer, part] = c.target(c.count + part)
+            operations.append(
+                dist.P2POp(dist.irecv, received[peer, part], c.ranks[peer], c.group, tags[part])
+            )
+    for peer in range(c.size):
+        for part in (0, 1):
+            message = c.source(c.content(c.me, c.count + part, 2 * peer + part))
+            operations.append(dist.P2POp(dist.isend, message, c.ranks[peer], c.group, tags[part]))
+    for work in dist.batch_isend_irecv(operations[::2] + operations[1::2]):
+        work.wait()
+    for (peer, part), tensor in received.items():
+        content = c.content(peer, c.count + part, 2 * c.me + part)
+        c.check(f"batch: part {part} from {peer}", tensor, content)
+
+
 def barrier(c: Call) -> None:
     """Nobody leaves before everybody has come."""
     # The key must be new for every call, and the same on every rank of the group.
@@ -367,7 +389,14 @@ MOVES = [
     all_to_all_single_uneven,
     coalescing_manager_all_gather,
 ]
-POINT_TO_POINT = [send_recv, isend_irecv_tags, recv_any_source, batch_isend_irecv]
+POINT_TO_POINT = [
+    send_recv,
+    isend_irecv_tags,
+    recv_any_source,
+    batch_isend_irecv,
+    batch_with_oneself,
+]
+NEEDS_A_PEER = {*POINT_TO_POINT} - {batch_with_oneself}
 OBJECTS = [all_gather_object, broadcast_object_list, gather_object, scatter_object_list]
 # torch.distributed itself refuses complex products in these, before any backend is asked.
 _NO_COMPLEX_PRODUCT = {
@@ -381,6 +410,7 @@ EVERY_CALL = [*REDUCTIONS, *MOVES, *POINT_TO_POINT, *OBJECTS, barrier]
 # What gloo has not got, does only for equal shares, or (any source) not with 0 elements.
 GLOO_LACKS = {
     recv_any_source,
+    batch_with_oneself,
     all_gather_uneven,
     all_to_all_uneven,
     reduce_scatter,

@@ -208,6 +208,36 @@ class Operations:
             lambda i: [content(left, 1, i, self.count), content(right, 2, i, self.count)],
         )
 
+    def batch_with_oneself(self):
+        """Two messages to this rank itself, received in the other order, beside a ring."""
+        right, left = (self.rank + 1) % WORLD_SIZE, (self.rank - 1) % WORLD_SIZE
+        first, second, to_right = buffer(self.count), buffer(self.count + 1), buffer(self.count)
+        got_first, got_second = buffer(self.count), buffer(self.count + 1)
+        from_left = buffer(self.count)
+
+        def call():
+            operations = [
+                dist.P2POp(dist.irecv, got_second, self.rank, self.group, 2),
+                dist.P2POp(dist.isend, first, self.rank, self.group, 1),
+                dist.P2POp(dist.isend, to_right, right, self.group, 1),
+                dist.P2POp(dist.isend, second, self.rank, self.group, 2),
+                dist.P2POp(dist.irecv, from_left, left, self.group, 1),
+                dist.P2POp(dist.irecv, got_first, self.rank, self.group, 1),
+            ]
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+
+        return Operation(
+            call,
+            [(first, 1), (second, 2), (to_right, 3)],
+            [got_first, got_second, from_left],
+            lambda i: [
+                content(self.rank, 1, i, self.count),
+                content(self.rank, 2, i, self.count + 1),
+                content(left, 3, i, self.count),
+            ],
+        )
+
     def send_recv(self):
         """Odd ranks send to the even rank before them."""
         t = buffer(self.count)

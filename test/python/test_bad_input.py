@@ -56,6 +56,15 @@ def reduce_with(op, dtype):
     return lambda: dist.reduce(zeros(4, dtype=dtype), 0, op=op)
 
 
+def batch_to_oneself(counts):
+    """Sends and recvs of so many elements, behind a send to the next rank."""
+    rank = dist.get_rank()
+    operations = [dist.P2POp(dist.isend, ones(4), (rank + 1) % WORLD_SIZE, tag=7)]
+    for call, of_call in zip((dist.isend, dist.irecv), counts, strict=True):
+        operations += [dist.P2POp(call, ones(count), rank, tag=7) for count in of_call]
+    dist.batch_isend_irecv(operations)
+
+
 Op = dist.ReduceOp
 
 # name: (call, patterns that the message must contain)
@@ -96,6 +105,26 @@ CASES = {
     "root negative": (lambda: dist.broadcast(ones(4), group_src=-4), ["-4"]),
     "reduce to a rank outside": (lambda: dist.reduce(ones(4), group_dst=3), ["3"]),
     "send to oneself": (lambda: dist.send(ones(4), dist.get_rank()), [""]),
+    "isend to oneself without a batch": (
+        lambda: dist.isend(ones(4), dist.get_rank()),
+        ["ValueError", "send.*dst", "got this one", "in one batch"],
+    ),
+    "irecv from oneself without a batch": (
+        lambda: dist.irecv(ones(4), dist.get_rank()),
+        ["ValueError", "recv.*src", "got this one", "in one batch"],
+    ),
+    "batch without the recv from oneself": (
+        lambda: batch_to_oneself(([4], [])),
+        ["ValueError", "rank", "send to this rank itself with tag 7", "16 bytes", "its recv in"],
+    ),
+    "batch without the send to oneself": (
+        lambda: batch_to_oneself(([4, 4], [4, 4, 5])),
+        ["ValueError", "recv from this rank itself with tag 7", "20 bytes", "its send in"],
+    ),
+    "batch with another size to oneself": (
+        lambda: batch_to_oneself(([4, 4], [4, 5])),
+        ["DistBackendError", "mismatch", "tag 7 differ in size", "sends 16.*receives 20"],
+    ),
     "send to a rank outside": (lambda: dist.send(ones(4), group_dst=9), ["9"]),
     "recv from a rank outside": (lambda: dist.recv(ones(4), group_src=9), ["9"]),
     "all_gather list too short": (

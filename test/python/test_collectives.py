@@ -108,7 +108,7 @@ def compare_with_the_model(rank, collective, shape):
 @pytest.mark.parametrize("collective", calls.EVERY_CALL, ids=lambda f: f.__name__)
 def test_matches_the_model(collective, shape):
     skip_what_the_backend_lacks(collective)
-    if collective in calls.POINT_TO_POINT and shape == "singleton":
+    if collective in calls.NEEDS_A_PEER and shape == "singleton":
         pytest.skip("a group of one has nobody to send to")
     results = run_ranks(compare_with_the_model, WORLD_SIZE, collective, shape, reuse=True)
     expect_no_mismatch(results)
@@ -160,7 +160,7 @@ def test_world_sizes(world_size):
                 continue
             if ON_CUDA and collective in calls.NOT_ON_CUDA:
                 continue
-            if world_size == 1 and collective in calls.POINT_TO_POINT:
+            if world_size == 1 and collective in calls.NEEDS_A_PEER:
                 continue
             parameters = [{"count": n, "async_op": n == 5} for n in (1027, 5)]
             rounds = 1 if crowded(world_size) else 2

@@ -229,6 +229,41 @@ def test_a_capture_that_lasts(mode):
     run(long_capture, mode)
 
 
+def captured_barrier(rank):
+    """In a group that has done nothing but a barrier that names the GPU."""
+    group = dist.new_group(list(range(WORLD_SIZE)))
+    store = dist.distributed_c10d._get_default_store()
+
+    def call():
+        dist.barrier(group=group, device_ids=[torch.cuda.current_device()])
+
+    call()
+    graph = captured(call)
+    problems = []
+    for late in range(WORLD_SIZE):
+        done = torch.cuda.Event()
+        if rank == late:
+            others = [r for r in range(WORLD_SIZE) if r != late]
+            store.wait([f"barrier of {late}/{other}" for other in others])
+        graph.replay()
+        done.record()
+        if rank != late:
+            deadline = time.monotonic() + 0.05
+            while time.monotonic() < deadline:
+                if done.query():
+                    problems.append(f"rank {rank} left before rank {late} had come")
+                    break
+            store.add(f"barrier of {late}/{rank}", 1)
+        done.synchronize()
+    del graph
+    dist.destroy_process_group(group)
+    return problems
+
+
+def test_a_barrier_of_a_new_group():
+    run(captured_barrier)
+
+
 def graph_outlives_group(rank):
     """A group may be destroyed while a graph of its calls exists; the graph is not replayed."""
     group = dist.new_group(list(range(WORLD_SIZE)))

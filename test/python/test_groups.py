@@ -1,5 +1,6 @@
 """Groups of any ranks, made in every way torch.distributed has, destroyed and made again."""
 
+import contextlib
 import os
 import tempfile
 import threading
@@ -166,6 +167,11 @@ def test_default_group_is_remade():
         assert all(r["descriptors"] < 64 for _, r in results), results
 
 
+def own_stream():
+    """Threads that share a stream share its order."""
+    return torch.cuda.stream(torch.cuda.Stream()) if ON_CUDA else contextlib.nullcontext()
+
+
 def test_two_groups_on_two_threads():
     """Opposite orders on the ranks: a deadlock if the groups shared an order."""
 
@@ -175,11 +181,12 @@ def test_two_groups_on_two_threads():
 
         def use(index):
             use_device(rank)  # a new thread begins with GPU 0
-            for repeat in range(10 if crowded(3) else 60):
-                what = f"group {index} call {repeat}"
-                problems[index] += check_sum(
-                    groups[index], [0, 1, 2], what, 1 + repeat * 331, repeat
-                )
+            with own_stream():
+                for repeat in range(10 if crowded(3) else 60):
+                    what = f"group {index} call {repeat}"
+                    problems[index] += check_sum(
+                        groups[index], [0, 1, 2], what, 1 + repeat * 331, repeat
+                    )
 
         threads = [threading.Thread(target=use, args=(i,)) for i in (0, 1)]
         for thread in threads if rank % 2 else reversed(threads):

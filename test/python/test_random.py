@@ -68,7 +68,7 @@ def carry_out(rank, world_size, groups, steps):
         collective = ANY_CALL[fields.pop("collective")]
         index = fields.pop("group")
         group, ranks = everybody if index < 0 else made[index]
-        if rank not in ranks or (len(ranks) == 1 and collective in calls.POINT_TO_POINT):
+        if rank not in ranks or (len(ranks) == 1 and collective in calls.NEEDS_A_PEER):
             continue
         if collective in calls.POINT_TO_POINT:
             fields["count"] = min(fields["count"], 70000)  # they keep many buffers at a time

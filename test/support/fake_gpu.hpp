@@ -93,7 +93,9 @@ class FakeKernels final : public GroupKernels {
       store_release(&page().entered, page().entered + 1);
       if (ends) store_release(&page().completed, page().entered);
     } else {
-      for (const TransferOp& op : launch.ops) count_message(op, ends);
+      for (const TransferOp& op : launch.ops) {
+        if (op.peer != config_.rank) count_message(op, ends);
+      }
     }
     launches_.push_back(std::move(launch));
   }

@@ -1,0 +1,96 @@
+// How batches of messages become launches: those of a rank to itself beside the others.
+#include "kernels/gpu/transfer_schedule.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace symm {
+namespace {
+
+constexpr int kRank = 1;
+constexpr int kWorld = 3;
+
+class TransferScheduleTest : public testing::Test {
+ protected:
+  void to_self(std::size_t from, std::size_t to, std::uint64_t bytes) {
+    ops_.push_back({&memory_[from], bytes, 0, kRank, true});
+    ops_.push_back({&memory_[to], bytes, 0, kRank, false});
+  }
+  void to_peer(int messages) {
+    for (int i = 0; i < messages; ++i) ops_.push_back({memory_.data(), 8, 0, 2, true});
+  }
+  const std::vector<TransferParams>& plan(bool collective = false) {
+    launches_.clear();
+    schedule_.plan(ops_, collective,
+                   [this](const TransferParams& params) { launches_.push_back(params); });
+    return launches_;
+  }
+  static int messages_of(const TransferParams& launch) {
+    int count = 0;
+    for (int g = 0; g < launch.group_count; ++g) count += launch.groups[g].count;
+    return count;
+  }
+  // (bytes, whether they go from memory_[from] to memory_[to]).
+  void expect_copy(const TransferParams& launch, std::size_t from, std::size_t to,
+                   std::uint64_t bytes) {
+    EXPECT_EQ(launch.own_input, &memory_[from]);
+    EXPECT_EQ(launch.own_output, &memory_[to]);
+    EXPECT_EQ(launch.own_bytes, bytes);
+  }
+
+  std::array<std::byte, 64> memory_{};
+  std::vector<TransferOp> ops_;
+  std::vector<TransferParams> launches_;
+  TransferSchedule schedule_{kRank, kWorld};
+};
+
+TEST_F(TransferScheduleTest, EachLaunchCarriesOneMessageToOneself) {
+  to_self(0, 1, 10);
+  to_peer(3);
+  to_self(2, 3, 20);
+  to_self(4, 5, 30);
+  const auto& launches = plan();
+  ASSERT_EQ(launches.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    expect_copy(launches[i], 2 * i, 2 * i + 1, 10 * (i + 1));
+    EXPECT_EQ(messages_of(launches[i]), i == 0 ? 3 : 0);
+    EXPECT_EQ(launches[i].ends_call, i == 2);
+    EXPECT_FALSE(launches[i].collective);
+  }
+}
+
+TEST_F(TransferScheduleTest, LaterLaunchesOfOthersCarryNothingOfTheFirst) {
+  to_peer(kMaxTransferItems + 1);
+  to_self(0, 1, 10);
+  const auto& launches = plan();
+  ASSERT_EQ(launches.size(), 2u);
+  expect_copy(launches[0], 0, 1, 10);
+  EXPECT_EQ(messages_of(launches[0]), kMaxTransferItems);
+  EXPECT_EQ(launches[1].own_bytes, 0u);
+  EXPECT_EQ(messages_of(launches[1]), 1);
+}
+
+TEST_F(TransferScheduleTest, WhatMovesNothingNeedsNoLaunch) {
+  to_self(0, 1, 0);
+  to_self(2, 2, 10);
+  EXPECT_TRUE(plan().empty());
+  to_self(3, 4, 5);
+  ASSERT_EQ(plan().size(), 1u);
+  expect_copy(launches_[0], 3, 4, 5);
+  EXPECT_EQ(launches_[0].group_count, 0);
+}
+
+TEST_F(TransferScheduleTest, ACollectiveIsLaunchedEvenIfNothingMoves) {
+  to_self(0, 0, 10);
+  ASSERT_EQ(plan(true).size(), 1u);
+  EXPECT_EQ(launches_[0].own_bytes, 0u);
+  EXPECT_TRUE(launches_[0].ends_call);
+  EXPECT_TRUE(launches_[0].collective);
+}
+
+}  // namespace
+}  // namespace symm
