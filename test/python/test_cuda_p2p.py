@@ -158,24 +158,34 @@ def test_a_batch_between_all_pairs():
     run(everybody_to_everybody)
 
 
-def beside_collectives(rank):
-    """Messages do not wait for collectives, nor collectives for messages."""
+def beside_collectives(rank, cold):
+    """Messages do not wait for collectives, nor collectives for messages. `cold`: of a group that
+    has not run any, which maps the peers' memory while the kernel of a recv runs."""
     right, left = neighbours(rank)
-    tensor = poisoned(50_000)
-    receiving = dist.irecv(tensor, left)
+    group = dist.new_group(list(range(WORLD_SIZE)))
+    # CUDA loads a kernel of torch when it is first launched, and may wait for running ones then.
     total = torch.full((1000,), rank + 1.0, device="cuda")
-    dist.all_reduce(total)
+    outgoing, tensor = message(rank, 1, 50_000).cuda(), poisoned(50_000)
+    if not cold:
+        dist.all_reduce(total, group=group)
+        total.fill_(rank + 1.0)
+    dist.barrier()
+    receiving = dist.irecv(tensor, left)
+    dist.all_reduce(total, group=group)
     summed = total.cpu()  # nobody has sent yet
-    sending = dist.isend(message(rank, 1, 50_000).cuda(), right)
+    sending = dist.isend(outgoing, right)
     sending.wait()
     receiving.wait()
+    torch.cuda.synchronize()
+    dist.destroy_process_group(group)
     expected = torch.full((1000,), WORLD_SIZE * (WORLD_SIZE + 1) / 2)
     problems = model.mismatch("all_reduce while a recv waits", summed, expected)
     return problems + model.mismatch("the message", tensor, message(left, 1, 50_000))
 
 
-def test_messages_beside_collectives():
-    run(beside_collectives)
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_messages_beside_collectives(cold):
+    run(beside_collectives, cold)
 
 
 @pytest.mark.skipif(GPUS == 1 and WORLD_SIZE > 2, reason="a ring of many ranks on one GPU")
