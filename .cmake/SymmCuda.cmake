@@ -108,7 +108,7 @@ add_library(
   ${_runtime_sources}
   # What it shares with libsymm, which it does not link.
   ${_shared_sources} kernels/core/error.cpp kernels/core/signal_pad.cpp
-  kernels/plan/multimem.cpp symm_mem/device/device_runtime.cpp
+  symm_mem/device/device_runtime.cpp
   symm_mem/device/memory_handle.cpp symm_mem/fork_guard.cpp symm_mem/multicast.cpp
   symm_mem/system_error.cpp)
 

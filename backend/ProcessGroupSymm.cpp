@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "symm_mem/c10d/c10d_store.hpp"
-#include "symm_mem/blocking_section.hpp"
-#include "symm_mem/c10d/errors.hpp"
 #include "backend/profiling.hpp"
+#include "symm_mem/blocking_section.hpp"
+#include "symm_mem/c10d/c10d_store.hpp"
+#include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
 
@@ -23,6 +23,7 @@ CommunicatorConfig config_of(const ProcessGroupSymmOptions& options, int rank, i
   config.algorithm = parse_algorithm(options.algorithm(), "the option algorithm");
   config.workspace_bytes = options.workspace_bytes();
   config.device_workspace_bytes = options.device_workspace_bytes();
+  config.deterministic = options.deterministic;
   config.high_priority = options.is_high_priority_stream;
   return config;
 }

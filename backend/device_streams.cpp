@@ -145,7 +145,15 @@ bool DeviceStreams::reached(const std::vector<c10::Event>& events) const {
 
 std::optional<Error> DeviceStreams::failure() const {
   const std::lock_guard lock(state_mutex_);
-  return closed_ ? closing_failure_ : communicator_->failure();
+  if (closed_) return closing_failure_;
+  if (engine_->gave_up()) {
+    try {
+      engine_->check();
+    } catch (const Error& error) {
+      return error;
+    }
+  }
+  return communicator_->failure();
 }
 
 void DeviceStreams::check() const {

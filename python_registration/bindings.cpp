@@ -13,12 +13,12 @@
 
 #include "backend/ProcessGroupSymm.hpp"
 #include "backend/device_streams.hpp"
-#include "symm_mem/blocking_section.hpp"
 #include "backend/engine/live_groups.hpp"
+#include "kernels/cpu/reduce_kernels.hpp"
+#include "symm_mem/blocking_section.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
-#include "kernels/cpu/reduce_kernels.hpp"
 #include "symm_mem/device/device_library.hpp"
 
 namespace {
@@ -43,13 +43,14 @@ void without_interpreter_lock(void (*body)(void*), void* context) {
 
 OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
                         std::int64_t workspace_bytes, std::int64_t device_workspace_bytes,
-                        bool is_high_priority_stream) {
+                        bool is_high_priority_stream, bool deterministic) {
   auto options = c10::make_intrusive<Options>(timeout);
   with_torch_errors([&] {
     options->set_algorithm(algorithm);
     options->set_workspace_bytes(workspace_bytes);
     options->set_device_workspace_bytes(device_workspace_bytes);
     options->is_high_priority_stream = is_high_priority_stream;
+    options->deterministic = deterministic;
     options->validate_timeout();
   });
   return options;
@@ -76,7 +77,7 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
            py::arg("workspace_bytes") = static_cast<std::int64_t>(Options::kDefaultWorkspaceBytes),
            py::arg("device_workspace_bytes") =
                static_cast<std::int64_t>(Options::kDefaultDeviceWorkspaceBytes),
-           py::arg("is_high_priority_stream") = false)
+           py::arg("is_high_priority_stream") = false, py::arg("deterministic") = true)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; }, &set_timeout,
           "How long an operation waits for its peers (datetime.timedelta).")
@@ -102,13 +103,17 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
           "4 MiB to 4 GiB. Must be the same on every rank.")
       .def_readwrite("is_high_priority_stream", &Options::is_high_priority_stream,
                      "Asynchronous operations on a GPU run on streams of high priority.")
+      .def_readwrite("deterministic", &Options::deterministic,
+                     "Reductions give the same bits by every method. False lets methods be named\n"
+                     "that cannot (\"multimem\"). Must be the same on every rank.")
       .def("__copy__", [](const Options& o) { return c10::make_intrusive<Options>(o); })
       .def("__deepcopy__",
            [](const Options& o, const py::dict&) { return c10::make_intrusive<Options>(o); })
       .def("__repr__", [](const Options& o) {
         return "Options(timeout=" + std::to_string(o.timeout.count()) + " ms, algorithm='" +
                o.algorithm() + "', workspace_bytes=" + std::to_string(o.workspace_bytes()) +
-               ", device_workspace_bytes=" + std::to_string(o.device_workspace_bytes()) + ")";
+               ", device_workspace_bytes=" + std::to_string(o.device_workspace_bytes()) +
+               ", deterministic=" + (o.deterministic ? "True" : "False") + ")";
       });
 }
 
@@ -192,8 +197,9 @@ PYBIND11_MODULE(_C, module) {
 
   module.def("contiguous_view", &symm::contiguous_view, py::arg("tensor"), py::arg("group_name"),
              "All ranks' copies of a symmetric tensor as one, [world_size, *shape]. Collective.");
-  module.def("is_symmetric", &symm::is_symmetric, py::arg("tensor"), py::arg("group_name"),
-             "Whether `tensor` stands in memory of SYMM, and has joined the group, if one is named.");
+  module.def(
+      "is_symmetric", &symm::is_symmetric, py::arg("tensor"), py::arg("group_name"),
+      "Whether `tensor` stands in memory of SYMM, and has joined the group, if one is named.");
   module.def("place_of", &symm::place_of, py::arg("tensor"),
              "(bytes from the start of its allocation, bytes of that), None for other memory.");
   module.def("tell", &symm::tell, py::arg("group_name"), py::arg("message"),

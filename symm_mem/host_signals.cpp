@@ -16,7 +16,8 @@ constexpr std::chrono::microseconds kSleep{50};
 
 }  // namespace
 
-// How one operation waits. `absent` looks at the slots and tells whether a rank is still waited for.
+// How one operation waits. `absent` looks at the slots and tells whether a rank is still waited
+// for.
 class HostSignals::Patience {
  public:
   Patience(PeerLink& link, std::string operation, const Timeout& timeout)
@@ -81,10 +82,9 @@ void HostSignals::barrier(int channel, const Timeout& timeout) {
   }
   for (int peer = 0; peer < link_.world_size(); ++peer) {
     if (peer == me) continue;
-    patience.until([&] { return try_take(slot(me, channel, peer)); },
-                   [&](int rank) {
-                     return rank >= peer && rank != me && !is_full(me, channel, rank);
-                   });
+    patience.until(
+        [&] { return try_take(slot(me, channel, peer)); },
+        [&](int rank) { return rank >= peer && rank != me && !is_full(me, channel, rank); });
   }
 }
 

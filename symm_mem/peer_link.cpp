@@ -62,8 +62,7 @@ class PeerLink::RoundSupervisor final : public WaitSupervisor {
 
   bool keep_waiting(int peer) override {
     timed_out_ = deadline_.passed();
-    return !timed_out_ && !link_.is_broken_.load(std::memory_order_relaxed) &&
-           !link_.hung_up(peer);
+    return !timed_out_ && !link_.is_broken_.load(std::memory_order_relaxed) && !link_.hung_up(peer);
   }
   bool timed_out() const { return timed_out_; }
 
@@ -185,10 +184,10 @@ PeerLink::Round PeerLink::agree(Purpose purpose, const Words& words, millisecond
       // What a rank did before it ended counts.
       if (has_reached(load_acquire(&page(peer).round.value), round)) continue;
       if (supervisor.timed_out()) {
-        throw Error(ErrorCode::kTimeout,
-                    prefix_ + purpose_name(static_cast<std::uint64_t>(purpose)) + ": " +
-                        names(absent(round)) + " did not come within " +
-                        std::to_string(timeout.count()) + " ms");
+        throw Error(ErrorCode::kTimeout, prefix_ +
+                                             purpose_name(static_cast<std::uint64_t>(purpose)) +
+                                             ": " + names(absent(round)) + " did not come within " +
+                                             std::to_string(timeout.count()) + " ms");
       }
       check_usable();
       throw Error(ErrorCode::kPeerLost, prefix_ +

@@ -41,7 +41,7 @@ struct PeerLinkConfig {
   std::string group_name;  // for messages
   int rank = 0;            // group rank
   int world_size = 1;
-  std::int64_t global_rank = 0;               // of this rank; for messages, and told to the peers
+  std::int64_t global_rank = 0;                // of this rank; for messages, and told to the peers
   std::chrono::milliseconds timeout{300'000};  // of set-up
 };
 

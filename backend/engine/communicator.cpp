@@ -63,7 +63,8 @@ class Communicator::Impl : public CallObserver {
  private:
   void set_up(KeyValueStore& store);
   void adopt_agreement();
-  void check_same(const char* name, std::uint64_t Agreement::*setting,
+  template <class Value>
+  void check_same(const char* name, Value Agreement::*setting,
                   const std::vector<Agreement>& proposals) const;
   void begin_call(const CallRecord& record, milliseconds timeout);
   template <class Make>
@@ -130,10 +131,11 @@ void Communicator::Impl::set_up(KeyValueStore& store) {
 }
 
 // The last proposal must say what the first does.
-void Communicator::Impl::check_same(const char* name, std::uint64_t Agreement::*setting,
+template <class Value>
+void Communicator::Impl::check_same(const char* name, Value Agreement::*setting,
                                     const std::vector<Agreement>& proposals) const {
-  const std::uint64_t expected = proposals.front().*setting;
-  const std::uint64_t found = proposals.back().*setting;
+  const Value expected = proposals.front().*setting;
+  const Value found = proposals.back().*setting;
   if (found == expected) return;
   throw Error(ErrorCode::kInvalidArgument,
               std::string(name) + ": expected the same on every rank of group \"" +
@@ -149,6 +151,7 @@ void Communicator::Impl::adopt_agreement() {
                                              : Agreement::decode(mesh_->peer(rank).payload));
     check_same("workspace_bytes", &Agreement::workspace_bytes, proposals);
     check_same("device_workspace_bytes", &Agreement::device_workspace_bytes, proposals);
+    check_same("deterministic", &Agreement::deterministic, proposals);
   }
   agreement_ = proposals.front();
 }

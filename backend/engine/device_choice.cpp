@@ -1,8 +1,8 @@
 // How a device carries out a call: the part of DeviceGroup that chooses.
 #include <algorithm>
 
-#include "backend/engine/call_record.hpp"
 #include "backend/engine/device_group.hpp"
+#include "kernels/plan/multimem.hpp"
 
 namespace symm {
 
@@ -37,6 +37,34 @@ CopyTarget copy_target(const CollectiveArgs& args) {
   }
 }
 
+// What multimem would read and write on all ranks at once; null where a kind has no such array, or
+// what it has is not one array of equal shares.
+struct MultimemTarget {
+  bool has_input = false;
+  bool has_output = false;
+  InputArray input;
+  InputArray output;
+};
+
+MultimemTarget multimem_target(const CollectiveArgs& args) {
+  const std::size_t size = dtype_bytes(args.dtype);
+  const InputArray input{args.input, args.count * size};
+  const InputArray output{args.output, args.count * size};
+  const auto shares = [size](std::span<const Part> parts) {
+    return is_even(parts) ? joined_parts(parts, size) : InputArray{};
+  };
+  switch (args.kind) {
+    case CollectiveKind::kAllReduce:
+      return {true, true, input, output};
+    case CollectiveKind::kReduceScatter:
+      return {true, false, shares(args.input_parts), {}};
+    case CollectiveKind::kAllGather:
+      return {false, true, {}, shares(args.output_parts)};
+    default:
+      return {false, true, {}, output};
+  }
+}
+
 }  // namespace
 
 Place DeviceGroup::Found::place() const {
@@ -56,6 +84,15 @@ std::optional<DeviceGroup::Found> DeviceGroup::find(const void* data, std::size_
   return std::nullopt;
 }
 
+std::optional<DeviceGroup::Found> DeviceGroup::find_promised(const InputArray& array) const {
+  if (array.data == nullptr || array.bytes == 0) return std::nullopt;
+  const std::optional<Found> found = find(array.data, array.bytes);
+  if (found && resources_->segments[static_cast<std::size_t>(found->number)].symmetric) {
+    return found;
+  }
+  return std::nullopt;
+}
+
 // Where copy engines are to write; nullopt where they are not used. A promise makes this the same
 // on every rank; where it is broken, the call's record says so.
 std::optional<DeviceGroup::Found> DeviceGroup::promised_output(const CollectiveArgs& args) const {
@@ -71,11 +108,8 @@ std::optional<DeviceGroup::Found> DeviceGroup::promised_output(const CollectiveA
       return std::nullopt;
     }
   }
-  if (target.output.data != nullptr && target.bytes_a_peer > 0) {
-    const std::optional<Found> found = find(target.output.data, target.output.bytes);
-    if (found && resources_->segments[static_cast<std::size_t>(found->number)].symmetric) {
-      return found;
-    }
+  if (target.bytes_a_peer > 0) {
+    if (const std::optional<Found> found = find_promised(target.output)) return found;
   }
   if (!forced || (target.bytes_a_peer == 0 && args.kind != CollectiveKind::kAllToAll)) {
     return std::nullopt;
@@ -87,15 +121,67 @@ std::optional<DeviceGroup::Found> DeviceGroup::promised_output(const CollectiveA
                   "another algorithm");
 }
 
+// Throws the reason where multimem cannot carry out the call. What decides is the same on every
+// rank: the call, the group's settings, the multicast object that all ranks agreed on, and by the
+// promise where the tensors stand. This rank's GPU speaks for all of them: a multicast object is
+// had by GPUs that have the instructions alone.
+DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const Plan& plan) const {
+  const std::string call =
+      std::string(collective_name(args.kind)) + " on rank " + std::to_string(rank()) + ": ";
+  const auto promised = [&](const InputArray& array, const char* what) {
+    const std::string needs = call + "the algorithm multimem needs ";
+    const std::optional<Found> found = find_promised(array);
+    if (!found) {
+      throw Error(ErrorCode::kUnsupported,
+                  needs + "an " + what +
+                      " that is one array with equal shares inside a segment registered with "
+                      "symmetric=True; register it, or choose another algorithm");
+    }
+    const Multicast& multicast =
+        resources_->segments[static_cast<std::size_t>(found->number)].segment->multicast();
+    if (!multicast.available()) {
+      throw Error(ErrorCode::kUnsupported,
+                  needs + "a segment with a multicast address, and that of the " + what +
+                      " has none: " + multicast.why_not());
+    }
+    return found;
+  };
+  const MultimemTarget target = multimem_target(args);
+  Choice choice;
+  choice.plan = plan;
+  if (target.has_input) choice.promised_input = promised(target.input, "input");
+  if (target.has_output) choice.promised_output = promised(target.output, "output");
+  MultimemFacts facts;
+  facts.kind = args.kind;
+  facts.dtype = args.dtype;
+  facts.op = args.op;
+  facts.bytes = args.count * dtype_bytes(args.dtype);
+  facts.has_multicast = true;
+  facts.architecture = runtime_.identity().architecture;
+  facts.input_offset = choice.promised_input ? choice.promised_input->offset : 0;
+  facts.output_offset = choice.promised_output ? choice.promised_output->offset : 0;
+  facts.same_bits = context_.agreement.deterministic;
+  if (const std::string refusal = multimem_refusal(facts); !refusal.empty()) {
+    throw Error(ErrorCode::kUnsupported, call + refusal);
+  }
+  return choice;
+}
+
 DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args) const {
   if (const std::optional<Found> output = promised_output(args)) {
-    return {{Algorithm::kCopyEngine, 0, 0}, std::nullopt, output};
+    return {{Algorithm::kCopyEngine, 0, 0}, std::nullopt, std::nullopt, output};
   }
   Choice choice;
   // A group of one has the methods of two ranks, without a peer.
-  choice.plan = context_.agreement.tables.gpu.select(args.kind, std::max(2, world_size()),
-                                                     plan_bytes(args, world_size()),
+  const int methods_of = std::max(2, world_size());
+  const std::uint64_t bytes = plan_bytes(args, world_size());
+  choice.plan = context_.agreement.tables.gpu.select(args.kind, methods_of, bytes,
                                                      context_.agreement.algorithm);
+  if (choice.plan.algorithm == Algorithm::kMultimem) {
+    if (world_size() > 1 && bytes > 0) return by_multimem(args, choice.plan);
+    // There is nothing to send, so any method will do.
+    choice.plan = PlanTable::built_in_gpu().select(args.kind, methods_of, bytes, Algorithm::kAuto);
+  }
   const InputArray input = input_array(args, rank(), choice.plan.algorithm);
   if (input.data != nullptr && input.bytes > 0) choice.input = find(input.data, input.bytes);
   return choice;

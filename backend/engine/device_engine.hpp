@@ -67,6 +67,9 @@ class DeviceEngine {
   // it went well if check() then returns. Calls no function of the device; a few loads.
   virtual void check() = 0;
 
+  // True once a kernel of this rank has given up; check() then throws. One load.
+  virtual bool gave_up() const = 0;
+
   // The lane group of a message (1 to kTagLanes): messages of one peer and direction whose lane
   // groups are equal must be put on streams in order.
   static int lane_group(std::int64_t tag) {

@@ -4,7 +4,6 @@
 #include <thread>
 #include <utility>
 
-#include "backend/engine/call_record.hpp"
 #include "backend/engine/validation.hpp"
 #include "kernels/core/atomics.hpp"
 #include "symm_mem/fork_guard.hpp"
@@ -29,6 +28,7 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime,
   resources_->peers = std::make_unique<DevicePeers>(context.mesh, context.health, runtime, device,
                                                     layout.total_bytes);
   shares_.reserve(2 * static_cast<std::size_t>(world_size()));
+  peer_inputs_.resize(static_cast<std::size_t>(world_size()));
   peer_outputs_.resize(static_cast<std::size_t>(world_size()));
   connected_ = world_size() == 1;
   if (world_size() > 1) resources_->peers->offer(*resources_->segment);
@@ -77,7 +77,10 @@ void DeviceGroup::check_usable() const {
                 "group \"" + context_.config.group_name +
                     "\" belongs to the parent process; a forked child must make its own");
   }
-  if (context_.health.failed()) throw Error(context_.health.failure());
+  // A kernel that gave up has let its stream go on: nothing may build on what it left.
+  if (context_.health.failed() || gave_up()) [[unlikely]] {
+    throw_failure();
+  }
 }
 
 void DeviceGroup::fail_group(ErrorCode code, const std::string& text) const {
@@ -145,8 +148,7 @@ void DeviceGroup::launch(const CollectiveArgs& args, StreamHandle stream, millis
   connect(limit(timeout), capturing, std::string(collective_name(args.kind)));
   if (capturing) board_.note_capture();
   CallRecord record = make_record(args, choice.plan, board_.next_sequence());
-  if (const std::optional<Found>& found =
-          choice.promised_output ? choice.promised_output : choice.input) {
+  if (const std::optional<Found>& found = choice.place()) {
     record.segment = static_cast<std::uint32_t>(found->number + 1);
     record.offset = found->offset;
   }
@@ -163,7 +165,9 @@ void DeviceGroup::launch(const CollectiveArgs& args, StreamHandle stream, millis
 void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
                       const LaunchOptions& options) {
   GroupKernels& kernels = *resources_->kernels;
-  if (choice.promised_output) {
+  if (choice.plan.algorithm == Algorithm::kMultimem) {
+    put_multimem(args, choice, options);
+  } else if (choice.promised_output) {
     const Found& output = *choice.promised_output;
     const Segment& segment = *resources_->segments[static_cast<std::size_t>(output.number)].segment;
     for (int r = 0; r < world_size(); ++r) {
@@ -175,6 +179,26 @@ void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
   } else {
     kernels.launch(args, choice.plan, choice.input ? choice.input->place() : 0, options);
   }
+}
+
+// `ranks` keeps the addresses while the call is put on a stream.
+MulticastMemory DeviceGroup::multicast_memory(const Found& found,
+                                              std::vector<std::byte*>& ranks) const {
+  const Segment& segment = *resources_->segments[static_cast<std::size_t>(found.number)].segment;
+  for (int r = 0; r < world_size(); ++r) {
+    ranks[static_cast<std::size_t>(r)] = segment.base(r) + found.offset;
+  }
+  return {segment.multicast().base() + found.offset, ranks, found.place()};
+}
+
+void DeviceGroup::put_multimem(const CollectiveArgs& args, const Choice& choice,
+                               const LaunchOptions& options) {
+  MultimemMemory memory;
+  if (choice.promised_input) memory.input = multicast_memory(*choice.promised_input, peer_inputs_);
+  if (choice.promised_output) {
+    memory.output = multicast_memory(*choice.promised_output, peer_outputs_);
+  }
+  resources_->kernels->launch_multimem(args, choice.plan, memory, options);
 }
 
 // Empty shares travel as well, so that counts are compared.
@@ -253,16 +277,25 @@ void DeviceGroup::transfer(std::span<const TransferOp> ops, StreamHandle stream,
 // so a report is there whenever something has gone wrong on this rank's device. Kernels of
 // different calls may have met and ended all the same: a peer's record was there before its kernel.
 void DeviceGroup::check() {
-  constexpr milliseconds kPutIntoWords{1'000};
   GroupHealth& health = context_.health;
   if (!health.failed()) [[likely]] {
     if (const std::optional<Error> error = board_.difference(true)) health.fail(*error);
-    const std::uint32_t& fault = board_.own_page().report.fault;
-    const bool quiet = load_acquire(&fault) == static_cast<std::uint32_t>(DeviceFault::kNone);
-    if (quiet && !health.failed()) [[likely]] {
+    if (!gave_up() && !health.failed()) [[likely]] {
       return;
     }
   }
+  throw_failure();
+}
+
+bool DeviceGroup::gave_up() const {
+  const std::uint32_t& fault = board_.own_page().report.fault;
+  return load_acquire(&fault) != static_cast<std::uint32_t>(DeviceFault::kNone);
+}
+
+// The watching thread puts a report into words.
+void DeviceGroup::throw_failure() const {
+  constexpr milliseconds kPutIntoWords{1'000};
+  const GroupHealth& health = context_.health;
   const Deadline deadline(kPutIntoWords);
   while (!health.failed() && !deadline.passed()) {
     std::this_thread::sleep_for(milliseconds(1));

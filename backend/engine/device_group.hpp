@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/engine/call_record.hpp"
 #include "backend/engine/device_calls.hpp"
 #include "backend/engine/device_engine.hpp"
 #include "backend/engine/device_messages.hpp"
@@ -47,6 +48,7 @@ class DeviceGroup final : public DeviceEngine {
   void transfer(std::span<const TransferOp> ops, StreamHandle stream,
                 std::chrono::milliseconds timeout) override;
   void check() override;
+  bool gave_up() const override;
   void connect_all(std::chrono::milliseconds timeout) override;
 
   // Segment `number` of the group in device memory, the same on every rank; null where that number
@@ -83,7 +85,14 @@ class DeviceGroup final : public DeviceEngine {
   struct Choice {
     Plan plan{};
     std::optional<Found> input;            // read in place
-    std::optional<Found> promised_output;  // copy engines write here
+    std::optional<Found> promised_input;   // multimem reads here, of every rank at once
+    std::optional<Found> promised_output;  // copy engines or multimem write here
+
+    // What the call's record names.
+    const std::optional<Found>& place() const {
+      if (promised_output) return promised_output;
+      return promised_input ? promised_input : input;
+    }
   };
 
   int rank() const { return context_.config.rank; }
@@ -96,14 +105,21 @@ class DeviceGroup final : public DeviceEngine {
   void connect(std::chrono::milliseconds timeout, bool capturing, const std::string& call);
   void connect_peer(int peer, std::chrono::milliseconds timeout, bool capturing,
                     const std::string& call);
+  // Of a group that has failed or whose kernel gave up, which is put into words first.
+  [[noreturn]] void throw_failure() const;
   // Makes the group failed, unless it is, and throws its failure.
   [[noreturn]] void fail_group(ErrorCode code, const std::string& text) const;
   void check_backlog();
 
   std::optional<Found> find(const void* data, std::size_t bytes) const;
+  // The same in a segment that was registered with the promise.
+  std::optional<Found> find_promised(const InputArray& array) const;
   std::optional<Found> promised_output(const CollectiveArgs& args) const;
+  Choice by_multimem(const CollectiveArgs& args, const Plan& plan) const;
   Choice choose(const CollectiveArgs& args) const;
   void put(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);
+  MulticastMemory multicast_memory(const Found& found, std::vector<std::byte*>& ranks) const;
+  void put_multimem(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);
   void put_all_to_all(const CollectiveArgs& args, const LaunchOptions& options);
   // The messages of this rank to itself among `ops`.
   SelfMessages check_transfer(std::span<const TransferOp> ops) const;
@@ -117,8 +133,10 @@ class DeviceGroup final : public DeviceEngine {
   mutable std::mutex mutex_;  // of all that follows but the watch
   std::unique_ptr<Resources> resources_;
   bool connected_ = false;
-  std::vector<TransferOp> shares_;        // of the call that is being put on a stream
-  std::vector<std::byte*> peer_outputs_;  // the same for copy engines
+  // Of the call that is being put on a stream: messages, and where all ranks' tensors stand.
+  std::vector<TransferOp> shares_;
+  std::vector<std::byte*> peer_inputs_;
+  std::vector<std::byte*> peer_outputs_;
   std::unique_ptr<DeviceWatch> watch_;
 };
 

@@ -28,6 +28,13 @@ Environment Environment::read() {
   if (const char* name = std::getenv("SYMM_ALGO"); name != nullptr) {
     environment.algorithm = parse_algorithm(name, "SYMM_ALGO");
   }
+  if (const char* value = std::getenv("SYMM_DETERMINISTIC"); value != nullptr) {
+    const std::string text = value;
+    if (text != "0" && text != "1") {
+      refuse("SYMM_DETERMINISTIC: expected 0 or 1, got '" + text + "'");
+    }
+    environment.deterministic = text == "1";
+  }
   if (const char* path = std::getenv("SYMM_TUNING_FILE"); path != nullptr) {
     environment.tables = PlanTables::from_file(path);
   }
@@ -72,6 +79,7 @@ Agreement Agreement::proposed_by(const CommunicatorConfig& config, const Environ
       .algorithm = config.algorithm != Algorithm::kAuto ? config.algorithm : environment.algorithm,
       .workspace_bytes = config.workspace_bytes,
       .device_workspace_bytes = config.device_workspace_bytes,
+      .deterministic = config.deterministic && environment.deterministic,
       .tables = environment.tables};
 }
 
@@ -80,6 +88,7 @@ std::vector<std::uint8_t> Agreement::encode() const {
   writer.integer(static_cast<std::uint32_t>(algorithm));
   writer.integer(workspace_bytes);
   writer.integer(device_workspace_bytes);
+  writer.integer(static_cast<std::uint32_t>(deterministic));
   const std::string text = tables == PlanTables{} ? "" : tables.to_json();
   if (text.size() > kMaxTableText) {
     refuse("tuning tables: expected at most " + std::to_string(kMaxTableText) +
@@ -94,13 +103,15 @@ Agreement Agreement::decode(std::span<const std::uint8_t> bytes) {
   const auto algorithm = reader.integer<std::uint32_t>();
   const auto workspace_bytes = reader.integer<std::uint64_t>();
   const auto device_workspace_bytes = reader.integer<std::uint64_t>();
+  const auto deterministic = reader.integer<std::uint32_t>();
   const std::string text = reader.text(kMaxTableText);
-  if (!reader.finished() || algorithm >= kAlgorithmCount) {
+  if (!reader.finished() || algorithm >= kAlgorithmCount || deterministic > 1) {
     throw Error(ErrorCode::kSecurity, "a rank's settings in the Store cannot be read");
   }
   return {.algorithm = static_cast<Algorithm>(algorithm),
           .workspace_bytes = workspace_bytes,
           .device_workspace_bytes = device_workspace_bytes,
+          .deterministic = deterministic != 0,
           .tables = text.empty() ? PlanTables{}
                                  : PlanTables::from_json(text, "the tuning tables of rank 0")};
 }

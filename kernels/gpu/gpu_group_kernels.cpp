@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "kernels/gpu/gpu_api.hpp"
 #include "kernels/gpu/gpu_check.hpp"
 #include "kernels/gpu/kernel_table.hpp"
+#include "kernels/gpu/multimem_params.hpp"
 #include "kernels/gpu/transfer_schedule.hpp"
 
 namespace symm {
@@ -19,6 +21,8 @@ namespace symm {
 namespace {
 
 constexpr unsigned kBlockThreads = 512;
+constexpr std::uint64_t kBlockBytes = kBlockThreads * 16;  // that a block takes at once
+static_assert(kMultimemThreads == kBlockThreads);
 
 constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
 
@@ -55,6 +59,7 @@ const ReduceKernels& reduce_kernels(const ReductionRule& rule) {
 // another stream's kernel waits for a peer: so everything is loaded now.
 void load_kernels() {
   const auto load = [](const void* kernel) {
+    if (kernel == nullptr) return;
     gpuFuncAttributes attributes;
     check_gpu(gpuFuncGetAttributes(&attributes, kernel), "loading a kernel");
   };
@@ -64,9 +69,15 @@ void load_kernels() {
   }
   for (const auto& of_dtype : reduce_table()) {
     for (const ReduceKernels& kernels : of_dtype) {
-      if (kernels.packets == nullptr) continue;
       load(kernels.packets);
       load(kernels.pipeline);
+    }
+  }
+  load(multimem_kernel(CollectiveKind::kAllGather, Dtype::kUInt8, ReduceOp::kSum));
+  for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
+    for (int op = 0; op < kReduceOpCount; ++op) {
+      load(multimem_kernel(CollectiveKind::kAllReduce, static_cast<Dtype>(dtype),
+                           static_cast<ReduceOp>(op)));
     }
   }
 }
@@ -90,6 +101,8 @@ class GpuGroupKernels final : public GroupKernels {
   void launch_copies(const CollectiveArgs& args, Place place,
                      std::span<std::byte* const> peer_outputs,
                      const LaunchOptions& options) override;
+  void launch_multimem(const CollectiveArgs& args, const Plan& plan, const MultimemMemory& memory,
+                       const LaunchOptions& options) override;
 
  private:
   void start_counters(std::byte* segment);
@@ -98,9 +111,9 @@ class GpuGroupKernels final : public GroupKernels {
   std::uint64_t packet_limit(const CollectiveParams& call) const;
   void launch_packets(const void* kernel, CollectiveParams& call, int channels,
                       const LaunchOptions& options);
-  template <class Params>
+  template <class Params, class... More>
   void start(const void* kernel, unsigned blocks, const Params& params,
-             const LaunchOptions& options);
+             const LaunchOptions& options, const More&... more);
 
   const GroupKernelsConfig config_;
   const int device_;
@@ -207,12 +220,12 @@ CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Pl
   return call;
 }
 
-template <class Params>
+template <class Params, class... More>
 void GpuGroupKernels::start(const void* kernel, unsigned blocks, const Params& params,
-                            const LaunchOptions& options) {
+                            const LaunchOptions& options, const More&... more) {
   const auto timeout = std::max<std::int64_t>(options.timeout.count(), 0);
   WaitParams wait{static_cast<std::uint64_t>(timeout), config_.poll_period};
-  void* arguments[] = {&group_, const_cast<Params*>(&params), &wait};
+  void* arguments[] = {&group_, const_cast<Params*>(&params), &wait, const_cast<More*>(&more)...};
   check_gpu(gpuLaunchKernel(kernel, dim3(blocks), dim3(kBlockThreads), arguments, 0,
                             static_cast<gpuStream_t>(options.stream)),
             "launching a kernel");
@@ -232,7 +245,6 @@ void GpuGroupKernels::launch_packets(const void* kernel, CollectiveParams& call,
   for (int r = 0; r < config_.world_size; ++r) largest = std::max(largest, call.parts[r].count);
   largest *= call.element_bytes;
   call.limit = packet_limit(call);
-  constexpr std::uint64_t kBlockBytes = kBlockThreads * 16;
   for (call.begin = 0;; call.begin += call.limit) {
     const std::uint64_t bytes = std::min(call.limit, largest - std::min(call.begin, largest));
     const std::uint64_t blocks = std::clamp<std::uint64_t>((bytes + kBlockBytes - 1) / kBlockBytes,
@@ -286,6 +298,29 @@ void GpuGroupKernels::launch_copies(const CollectiveArgs& args, Place place,
               static_cast<gpuStream_t>(options.stream));
   gate.ends_call = true;
   start(copy_gate_kernel(), 1, gate, options);
+}
+
+void GpuGroupKernels::launch_multimem(const CollectiveArgs& args, const Plan& plan,
+                                      const MultimemMemory& memory, const LaunchOptions& options) {
+  const void* const kernel = multimem_kernel(args.kind, args.dtype, args.op);
+  if (kernel == nullptr) {
+    throw Error(ErrorCode::kUnsupported, "multimem: this device library has no such kernel");
+  }
+  const DeviceGuard guard(device_);
+  const bool has_output = memory.output.multicast != nullptr;
+  CollectiveParams call =
+      params_of(args, plan, has_output ? memory.output.place : memory.input.place);
+  call.factor = std::bit_cast<double>(has_output ? memory.input.place : Place{0});
+  MultimemParams params{};
+  params.input_multicast = memory.input.multicast;
+  params.output_multicast = memory.output.multicast;
+  std::copy(memory.input.ranks.begin(), memory.input.ranks.end(), params.inputs);
+  std::copy(memory.output.ranks.begin(), memory.output.ranks.end(), params.outputs);
+  const std::uint64_t bytes = call.count * call.element_bytes;
+  const std::uint64_t most = static_cast<std::uint64_t>(std::clamp(plan.channels, 1, kMaxChannels));
+  const std::uint64_t blocks =
+      std::clamp<std::uint64_t>((bytes + kBlockBytes - 1) / kBlockBytes, 1, most);
+  start(kernel, static_cast<unsigned>(blocks), call, options, params);
 }
 
 }  // namespace

@@ -9,8 +9,6 @@
 #include "kernels/core/atomics.hpp"
 #include "kernels/gpu/gpu_api.hpp"
 #include "kernels/gpu/gpu_check.hpp"
-#include "kernels/gpu/multimem_params.hpp"
-#include "kernels/plan/multimem.hpp"
 
 namespace symm {
 
@@ -22,28 +20,15 @@ const char* operation_name(SignalOperation operation) {
       return "put_signal";
     case SignalOperation::kWaitSignal:
       return "wait_signal";
-    case SignalOperation::kMultimem:
-      return "multimem";
     default:
       return "barrier";
   }
 }
 
 // As load_kernels() of the group's kernels: a first launch must not synchronise the device.
-void load_kernels() {
-  const auto load = [](const void* kernel) {
-    if (kernel == nullptr) return;
-    gpuFuncAttributes attributes;
-    check_gpu(gpuFuncGetAttributes(&attributes, kernel), "loading a kernel");
-  };
-  load(signal_kernel());
-  load(multimem_kernel(CollectiveKind::kAllGather, Dtype::kUInt8, ReduceOp::kSum));
-  for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
-    for (int op = 0; op < kReduceOpCount; ++op) {
-      load(multimem_kernel(CollectiveKind::kAllReduce, static_cast<Dtype>(dtype),
-                           static_cast<ReduceOp>(op)));
-    }
-  }
+void load_kernel() {
+  gpuFuncAttributes attributes;
+  check_gpu(gpuFuncGetAttributes(&attributes, signal_kernel()), "loading a kernel");
 }
 
 // A page of host memory that a device reads and writes.
@@ -74,13 +59,12 @@ class MappedPage {
 
 class GpuSignalKernels final : public SignalKernels {
  public:
-  GpuSignalKernels(const SignalKernelsConfig& config, int device_index, int architecture,
+  GpuSignalKernels(const SignalKernelsConfig& config, int device_index,
                    std::shared_ptr<SignalState> state)
       : config_(config),
         device_(device_index),
-        architecture_(architecture),
         resources_(std::make_unique<Resources>(std::move(state))) {
-    load_kernels();
+    load_kernel();
   }
   ~GpuSignalKernels() override;
 
@@ -98,9 +82,6 @@ class GpuSignalKernels final : public SignalKernels {
   void wait_signal(const SignalPads& pads, int source, const SignalOptions& options) override {
     launch(SignalOperation::kWaitSignal, pads, source, options);
   }
-
-  void multimem(const MultimemCall& call, const SignalPads& pads,
-                const SignalOptions& options) override;
 
   void abort(const Error& reason) noexcept override {
     const std::lock_guard lock(mutex_);
@@ -120,7 +101,6 @@ class GpuSignalKernels final : public SignalKernels {
 
   void validate(SignalOperation operation, const SignalPads& pads, int peer,
                 const SignalOptions& options) const;
-  void validate(const MultimemCall& call) const;
   SignalParams params_of(SignalOperation operation, const SignalPads& pads, int peer,
                          const SignalOptions& options) const;
   void launch(SignalOperation operation, const SignalPads& pads, int peer,
@@ -131,7 +111,6 @@ class GpuSignalKernels final : public SignalKernels {
 
   const SignalKernelsConfig config_;
   const int device_;
-  const int architecture_;
   std::unique_ptr<Resources> resources_;
   mutable std::mutex mutex_;
   std::optional<Error> abort_reason_;
@@ -167,46 +146,6 @@ void GpuSignalKernels::validate(SignalOperation operation, const SignalPads& pad
     throw Error(ErrorCode::kInvalidArgument, std::string(name) +
                                                  ": the time-out must not be negative, got " +
                                                  std::to_string(options.timeout.count()) + " ns");
-  }
-}
-
-// What the kernels need; that it is the same on every rank is the caller's promise.
-void GpuSignalKernels::validate(const MultimemCall& call) const {
-  const auto misplaced = [](const void* address) {
-    return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(address)) % 16;
-  };
-  const bool reduces =
-      call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduceScatter;
-  const bool scatters = call.kind == CollectiveKind::kReduceScatter;
-  MultimemFacts facts;
-  facts.kind = call.kind;
-  facts.dtype = call.dtype;
-  facts.op = call.op;
-  facts.world_size = config_.world_size;
-  facts.bytes = call.bytes;
-  facts.has_multicast = (!reduces || call.input.multicast != nullptr) &&
-                        (scatters || call.output.multicast != nullptr);
-  facts.architecture = architecture_;
-  facts.input_offset = misplaced(reduces ? call.input.multicast : call.local_input);
-  facts.output_offset = misplaced(scatters ? call.local_output : call.output.multicast);
-  facts.same_bits = false;
-  if (const std::string refusal = multimem_refusal(facts); !refusal.empty()) {
-    throw Error(ErrorCode::kUnsupported, refusal);
-  }
-  check_signal_rank("multimem: root", config_.world_size, call.root);
-  const auto world = static_cast<std::size_t>(config_.world_size);
-  if ((reduces && call.input.ranks.size() != world) ||
-      (!scatters && call.output.ranks.size() != world)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "multimem: expected the memory of " + std::to_string(world) + " ranks, got " +
-                    std::to_string(call.input.ranks.size()) + " inputs and " +
-                    std::to_string(call.output.ranks.size()) + " outputs");
-  }
-  // Blocks that wait for peers must all be resident.
-  if (call.blocks < 1 || call.blocks > kMaxChannels) {
-    throw Error(ErrorCode::kInvalidArgument, "multimem: blocks must be in [1, " +
-                                                 std::to_string(kMaxChannels) + "], got " +
-                                                 std::to_string(call.blocks));
   }
 }
 
@@ -246,33 +185,6 @@ void GpuSignalKernels::launch(SignalOperation operation, const SignalPads& pads,
   start(signal_kernel(), 1, threads, arguments, options.stream);
 }
 
-void GpuSignalKernels::multimem(const MultimemCall& call, const SignalPads& pads,
-                                const SignalOptions& options) {
-  validate(call);
-  validate(SignalOperation::kMultimem, pads, 0, options);
-  SignalOptions last = options;
-  last.channel += call.blocks - 1;
-  validate(SignalOperation::kMultimem, pads, 0, last);
-  check();
-  const void* const kernel = multimem_kernel(call.kind, call.dtype, call.op);
-  if (kernel == nullptr) {
-    throw Error(ErrorCode::kUnsupported, "multimem: this device library has no such kernels");
-  }
-  SignalParams signals = params_of(SignalOperation::kMultimem, pads, 0, options);
-  MultimemParams params{};
-  params.kind = call.kind;
-  params.root = call.root;
-  params.bytes = call.bytes;
-  params.input_multicast = call.input.multicast;
-  params.output_multicast = call.output.multicast;
-  params.input = call.local_input;
-  params.output = call.local_output;
-  std::copy(call.input.ranks.begin(), call.input.ranks.end(), params.inputs);
-  std::copy(call.output.ranks.begin(), call.output.ranks.end(), params.outputs);
-  void* arguments[] = {&signals, &params};
-  start(kernel, static_cast<unsigned>(call.blocks), kMultimemThreads, arguments, options.stream);
-}
-
 void GpuSignalKernels::check() const {
   const SignalPage::Report& report = resources_->page->report;
   const auto fault = static_cast<DeviceFault>(load_acquire(&report.fault));
@@ -293,7 +205,7 @@ std::string GpuSignalKernels::timeout_message(const SignalPage::Report& report) 
 }  // namespace
 
 std::unique_ptr<SignalKernels> make_gpu_signal_kernels(const SignalKernelsConfig& config,
-                                                       int device_index, int architecture,
+                                                       int device_index,
                                                        std::shared_ptr<SignalState> state) {
   if (config.world_size < 1 || config.world_size > kMaxDeviceRanks) {
     throw Error(ErrorCode::kInvalidArgument, "signal kernels: expected a group of 1 to " +
@@ -301,7 +213,7 @@ std::unique_ptr<SignalKernels> make_gpu_signal_kernels(const SignalKernelsConfig
                                                  std::to_string(config.world_size));
   }
   const DeviceGuard guard(device_index);
-  return std::make_unique<GpuSignalKernels>(config, device_index, architecture, std::move(state));
+  return std::make_unique<GpuSignalKernels>(config, device_index, std::move(state));
 }
 
 }  // namespace symm

@@ -9,21 +9,15 @@
 namespace symm {
 
 // For `device_index` of this process, whose context is the calling thread's when the object is used
-// and destroyed too, or is made so; `architecture` as in GpuIdentity. `state` is zero-filled memory
+// and destroyed too, or is made so. `state` is zero-filled memory
 // of that device, and stays the object's. Loads every kernel, so that a launch never has to. Throws
 // Error(kInvalidArgument) where there are more ranks than kMaxDeviceRanks, Error(kSystem) with the
 // runtime's words.
 std::unique_ptr<SignalKernels> make_gpu_signal_kernels(const SignalKernelsConfig& config,
-                                                       int device_index, int architecture,
+                                                       int device_index,
                                                        std::shared_ptr<SignalState> state);
 
 // signal.cu; its only parameter is SignalParams.
 const void* signal_kernel();
-
-// multimem.cu; parameters are SignalParams, whose channel is that of block 0, and MultimemParams.
-// Null where there is none.
-const void* multimem_kernel(CollectiveKind kind, Dtype dtype, ReduceOp op);
-
-inline constexpr int kMultimemThreads = 512;
 
 }  // namespace symm

@@ -52,6 +52,21 @@ struct TransferOp {
   bool is_send = false;
 };
 
+// A piece of symmetric memory that all ranks have at the same place: its multicast address, and by
+// rank the address of the same place in the memory of that rank, [world_size].
+struct MulticastMemory {
+  std::byte* multicast = nullptr;
+  std::span<std::byte* const> ranks;
+  Place place = 0;
+};
+
+// What a multimem call reads or writes by multicast addresses: the input for reductions, the output
+// for all but reduce_scatter; what is not named is left out. all_reduce may have one for both.
+struct MultimemMemory {
+  MulticastMemory input;
+  MulticastMemory output;
+};
+
 class GroupKernels {
  public:
   virtual ~GroupKernels() = default;
@@ -80,6 +95,12 @@ class GroupKernels {
   virtual void launch_copies(const CollectiveArgs& args, Place place,
                              std::span<std::byte* const> peer_outputs,
                              const LaunchOptions& options) = 0;
+
+  // A call that multimem_refusal() (kernels/plan/multimem.hpp) lets pass, in one kernel, in which
+  // the ranks compare the places. Throws as launch(), and Error(kUnsupported) where the library has
+  // no such kernel. Never run on hardware.
+  virtual void launch_multimem(const CollectiveArgs& args, const Plan& plan,
+                               const MultimemMemory& memory, const LaunchOptions& options) = 0;
 };
 
 }  // namespace symm

@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "kernels/core/collective.hpp"
 #include "kernels/core/dtype.hpp"
 #include "kernels/core/reduce_op.hpp"
 
@@ -60,5 +61,8 @@ const void* move_packet_kernel();
 const void* move_pipeline_kernel();
 const void* copy_gate_kernel();
 const void* transfer_kernel();
+
+// multimem.cu; takes MultimemParams after what the others take. Null where there is none.
+const void* multimem_kernel(CollectiveKind kind, Dtype dtype, ReduceOp op);
 
 }  // namespace symm

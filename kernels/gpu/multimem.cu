@@ -4,16 +4,18 @@
 //
 // NOTE [Multimem]
 // A load from the multicast address of an input asks the NVLink switch for the sum of all ranks'
-// words; a store to the multicast address of an output reaches every rank. Each block meets the
-// blocks of its number on the other ranks before it touches data and before it ends, on a signal
-// channel of its own: first, every rank's stream has come here, so inputs are written and outputs
-// free; last, every rank's block has ended, so that once all blocks of a launch have ended, nothing
-// of it is under way anywhere. The same memory is known by two addresses, which is what the proxy
-// fences are for.
-#include "kernels/gpu/block_reduce.cuh"
-#include "kernels/gpu/gpu_signal_kernels.hpp"
+// words; a store to the multicast address of an output reaches every rank. A block is a channel
+// (NOTE [Channels] in block_executor.cuh) that publishes one step, without data, before it touches
+// memory, and says that it is done with the step afterwards. Once it has heard both of every peer,
+// first, every rank's stream has come here, so inputs are written and outputs free; last, every
+// rank's block has ended, so that once all blocks of a launch have ended, nothing of it is under
+// way anywhere. With the step the ranks announce where their tensors stand, and a rank touches
+// memory only where all say the same. The same memory is known by two addresses, which is what the
+// proxy fences are for.
+#include "kernels/gpu/block_executor.cuh"
+#include "kernels/gpu/call_end.cuh"
+#include "kernels/gpu/kernel_table.hpp"
 #include "kernels/gpu/multimem_params.hpp"
-#include "kernels/gpu/signal.cuh"
 
 namespace symm {
 
@@ -69,16 +71,22 @@ __device__ void push(std::byte* address, const Unit& unit) {
 
 __device__ void order_both_addresses() { asm volatile("fence.proxy.alias;" ::: "memory"); }
 
-// By the whole block; false when the kernel must end.
-__device__ bool meet(const SignalParams& signals) {
-  order_both_addresses();
-  release_before_barrier();
-  __syncthreads();
-  release_after_barrier();
-  const bool met = signal_barrier(signals, signals.channel + static_cast<int>(blockIdx.x));
-  if (__syncthreads_and(met) == 0) return false;
-  order_both_addresses();
-  return true;
+// False where a peer's tensors stand elsewhere than this rank's. By the whole block, once every
+// peer has announced.
+__device__ bool same_places(const GroupParams& group, const CollectiveParams& call,
+                            const ChannelState& state, Waiter& waiter) {
+  const int peer = static_cast<int>(threadIdx.x);
+  bool ok = true;
+  if (peer < group.world_size && peer != group.rank) {
+    const auto theirs = __builtin_bit_cast(std::uint64_t, state.factor[peer]);
+    const auto mine = __builtin_bit_cast(std::uint64_t, call.factor);
+    if (state.place[peer] != call.place) {
+      ok = waiter.fail(DeviceFault::kBrokenPromise, peer, state.place[peer], call.place);
+    } else if (theirs != mine) {
+      ok = waiter.fail(DeviceFault::kBrokenPromise, peer, theirs, mine);
+    }
+  }
+  return __syncthreads_and(ok) != 0;
 }
 
 // Calls store(i, load(i)) for the units [begin, end), by all threads of the grid.
@@ -100,101 +108,130 @@ __device__ void for_units(std::uint64_t begin, std::uint64_t end, const Load& lo
 // One thread of the launch does what needs doing once.
 __device__ bool is_first_thread() { return blockIdx.x == 0 && threadIdx.x == 0; }
 
-__device__ void store_everywhere(const SignalParams& signals, const MultimemParams& call,
+__device__ std::uint64_t bytes_of(const CollectiveParams& call) {
+  return call.count * call.element_bytes;
+}
+
+__device__ void store_everywhere(const GroupParams& group, const MultimemParams& memory,
                                  std::uint64_t offset, const Unit& unit, std::uint64_t bytes) {
-  for (int rank = 0; rank < signals.world_size; ++rank) {
-    store_unit(call.outputs[rank] + offset, unit, bytes);
+  for (int rank = 0; rank < group.world_size; ++rank) {
+    store_unit(memory.outputs[rank] + offset, unit, bytes);
   }
 }
 
 template <Dtype dtype, ReduceOp op>
-__device__ void all_reduce_units(const SignalParams& signals, const MultimemParams& call) {
-  const auto world = static_cast<std::uint64_t>(signals.world_size);
-  const auto rank = static_cast<std::uint64_t>(signals.rank);
-  const std::uint64_t units = call.bytes / kUnitBytes;
+__device__ void all_reduce_units(const GroupParams& group, const CollectiveParams& call,
+                                 const MultimemParams& memory) {
+  const auto world = static_cast<std::uint64_t>(group.world_size);
+  const auto rank = static_cast<std::uint64_t>(group.rank);
+  const std::uint64_t units = bytes_of(call) / kUnitBytes;
   for_units(
       units * rank / world, units * (rank + 1) / world,
-      [&](std::uint64_t i) { return pull<dtype, op>(call.input_multicast + i * kUnitBytes); },
+      [&](std::uint64_t i) { return pull<dtype, op>(memory.input_multicast + i * kUnitBytes); },
       [&](std::uint64_t i, const Unit& unit) {
-        push(call.output_multicast + i * kUnitBytes, unit);
+        push(memory.output_multicast + i * kUnitBytes, unit);
       });
-  const std::uint64_t rest = call.bytes % kUnitBytes;
-  if (rest == 0 || signals.rank != signals.world_size - 1 || !is_first_thread()) return;
+  const std::uint64_t rest = bytes_of(call) % kUnitBytes;
+  if (rest == 0 || group.rank != group.world_size - 1 || !is_first_thread()) return;
   const std::uint64_t offset = units * kUnitBytes;
-  const ReduceFacts facts{nullptr, false, 0, signals.world_size};
+  const ReduceFacts facts{nullptr, false, 0, group.world_size};
   UnitSum<ElementRule<dtype, op>> sum;
-  for (int r = 0; r < signals.world_size; ++r) {
-    sum.add(load_unit(call.inputs[r] + offset, rest), facts, r);
+  for (int r = 0; r < group.world_size; ++r) {
+    sum.add(load_unit(memory.inputs[r] + offset, rest), facts, r);
   }
-  store_everywhere(signals, call, offset, sum.finish(facts), rest);
+  store_everywhere(group, memory, offset, sum.finish(facts), rest);
 }
 
+// The output is ordinary memory, at any address.
 template <Dtype dtype, ReduceOp op>
-__device__ void reduce_scatter_units(const SignalParams& signals, const MultimemParams& call) {
+__device__ void reduce_scatter_units(const GroupParams& group, const CollectiveParams& call,
+                                     const MultimemParams& memory) {
+  const std::uint64_t bytes = bytes_of(call);
   const std::byte* const share =
-      call.input_multicast + call.bytes * static_cast<std::uint64_t>(signals.rank);
+      memory.input_multicast + bytes * static_cast<std::uint64_t>(group.rank);
+  auto* const output = static_cast<std::byte*>(call.output);
   for_units(
-      0, call.bytes / kUnitBytes,
+      0, bytes / kUnitBytes,
       [&](std::uint64_t i) { return pull<dtype, op>(share + i * kUnitBytes); },
       [&](std::uint64_t i, const Unit& unit) {
-        *reinterpret_cast<Unit*>(call.output + i * kUnitBytes) = unit;
+        store_unit(output + i * kUnitBytes, unit, kUnitBytes);
       });
 }
 
-// This rank's input to `offset` of every rank's output.
-__device__ void push_units(const SignalParams& signals, const MultimemParams& call,
-                           std::uint64_t offset) {
-  const std::uint64_t units = call.bytes / kUnitBytes;
+// This rank's input, which is ordinary memory at any address, to `offset` of every rank's output.
+__device__ void push_units(const GroupParams& group, const CollectiveParams& call,
+                           const MultimemParams& memory, std::uint64_t offset) {
+  const auto* const input = static_cast<const std::byte*>(call.input);
+  const std::uint64_t units = bytes_of(call) / kUnitBytes;
   for_units(
-      0, units,
-      [&](std::uint64_t i) { return *reinterpret_cast<const Unit*>(call.input + i * kUnitBytes); },
+      0, units, [&](std::uint64_t i) { return load_unit(input + i * kUnitBytes, kUnitBytes); },
       [&](std::uint64_t i, const Unit& unit) {
-        push(call.output_multicast + offset + i * kUnitBytes, unit);
+        push(memory.output_multicast + offset + i * kUnitBytes, unit);
       });
-  const std::uint64_t rest = call.bytes % kUnitBytes;
+  const std::uint64_t rest = bytes_of(call) % kUnitBytes;
   if (rest == 0 || !is_first_thread()) return;
-  store_everywhere(signals, call, offset + units * kUnitBytes,
-                   load_unit(call.input + units * kUnitBytes, rest), rest);
+  store_everywhere(group, memory, offset + units * kUnitBytes,
+                   load_unit(input + units * kUnitBytes, rest), rest);
 }
 
 #endif
 
-// `body` between the two meetings of the ranks, unless a kernel of the object has given up.
+// `body` between the two meetings of the ranks.
 template <class Body>
-__device__ void between_meetings([[maybe_unused]] const SignalParams& signals,
+__device__ void between_meetings([[maybe_unused]] const GroupParams& group,
+                                 [[maybe_unused]] const CollectiveParams& call,
+                                 [[maybe_unused]] const WaitParams& wait,
                                  [[maybe_unused]] const Body& body) {
 #if SYMM_MULTIMEM
-  if (__syncthreads_and(!SignalThread(signals).is_dead()) == 0) return;
-  if (!meet(signals)) return;
+  __shared__ ChannelState state;
+  if (!begin_collective(group)) return;
+  Waiter waiter(group, wait, collective_number(group), false);
+  BlockExecutor<NoReducer> channel(group, call, waiter, state);
+  if (!channel.begin()) return;
+  order_both_addresses();
+  channel.publish(0);
+  if (!channel.await_all(0) || !same_places(group, call, state, waiter)) return;
+  order_both_addresses();
   body();
-  meet(signals);
+  order_both_addresses();
+  channel.read_done(0);
+  // A place was announced, so this waits until every peer is done with the step.
+  if (!channel.end()) return;
+  order_both_addresses();
+  if (threadIdx.x == 0 && is_last_block(&local_state(group).channel_ticket)) {
+    end_collective(group, call.ends_call);
+  }
 #endif
 }
 
 template <Dtype dtype, ReduceOp op>
 __global__ void SYMM_LAUNCH_BOUNDS(kMultimemThreads, 1)
-    multimem_reduce(const SYMM_GRID_CONSTANT SignalParams signals,
-                    const SYMM_GRID_CONSTANT MultimemParams call) {
-  between_meetings(signals, [&] {
+    multimem_reduce(const SYMM_GRID_CONSTANT GroupParams group,
+                    const SYMM_GRID_CONSTANT CollectiveParams call,
+                    const SYMM_GRID_CONSTANT WaitParams wait,
+                    const SYMM_GRID_CONSTANT MultimemParams memory) {
+  between_meetings(group, call, wait, [&] {
 #if SYMM_MULTIMEM
     if (call.kind == CollectiveKind::kAllReduce) {
-      all_reduce_units<dtype, op>(signals, call);
+      all_reduce_units<dtype, op>(group, call, memory);
     } else {
-      reduce_scatter_units<dtype, op>(signals, call);
+      reduce_scatter_units<dtype, op>(group, call, memory);
     }
 #endif
   });
 }
 
 __global__ void SYMM_LAUNCH_BOUNDS(kMultimemThreads, 1)
-    multimem_move(const SYMM_GRID_CONSTANT SignalParams signals,
-                  const SYMM_GRID_CONSTANT MultimemParams call) {
-  between_meetings(signals, [&] {
+    multimem_move(const SYMM_GRID_CONSTANT GroupParams group,
+                  const SYMM_GRID_CONSTANT CollectiveParams call,
+                  const SYMM_GRID_CONSTANT WaitParams wait,
+                  const SYMM_GRID_CONSTANT MultimemParams memory) {
+  between_meetings(group, call, wait, [&] {
 #if SYMM_MULTIMEM
     if (call.kind == CollectiveKind::kAllGather) {
-      push_units(signals, call, call.bytes * static_cast<std::uint64_t>(signals.rank));
-    } else if (signals.rank == call.root) {
-      push_units(signals, call, 0);
+      push_units(group, call, memory, bytes_of(call) * static_cast<std::uint64_t>(group.rank));
+    } else if (group.rank == call.root) {
+      push_units(group, call, memory, 0);
     }
 #endif
   });

@@ -1,22 +1,23 @@
-// What a multimem kernel is given. Plain data; pointers are device addresses of this process.
+// What a multimem kernel (NOTE [Multimem] in multimem.cu) is given besides a collective's other
+// parameters. Plain data; pointers are device addresses of this process.
+//
+// CollectiveParams::place is then the place of the output, for reduce_scatter of the input, and
+// `factor` the bits of the input's place for all_reduce, which has two: so every rank announces
+// both.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
-#include "kernels/core/collective.hpp"
-#include "kernels/gpu/signal_params.hpp"
+#include "kernels/gpu/device_layout.hpp"
 
 namespace symm {
 
+// Threads of a block.
+inline constexpr int kMultimemThreads = 512;
+
 struct MultimemParams {
-  CollectiveKind kind;
-  std::int32_t root;
-  std::uint64_t bytes;  // of the message or of one share
   const std::byte* input_multicast;
   std::byte* output_multicast;
-  const std::byte* input;  // this rank's own, for all_gather and broadcast
-  std::byte* output;       // this rank's own, for reduce_scatter
   // By rank, the memory behind the multicast addresses: for the end of a message that does not fill
   // 16 bytes.
   const std::byte* inputs[kMaxDeviceRanks];

@@ -22,8 +22,6 @@ __global__ void SYMM_LAUNCH_BOUNDS(kMaxDeviceRanks, 1)
     case SignalOperation::kWaitSignal:
       if (threadIdx.x == 0) thread.take(params.peer, params.channel);
       return;
-    case SignalOperation::kMultimem:  // kernels of its own
-      return;
   }
 }
 

@@ -21,7 +21,6 @@
 
 #include "kernels/core/error.hpp"
 #include "kernels/gpu/group_kernels.hpp"
-#include "kernels/gpu/multimem_call.hpp"
 
 namespace symm {
 
@@ -64,13 +63,6 @@ class SignalKernels {
 
   // One signal that `source` has put.
   virtual void wait_signal(const SignalPads& pads, int source, const SignalOptions& options) = 0;
-
-  // A collective of the group on multicast addresses, between two barriers on each of the channels
-  // [options.channel, options.channel + call.blocks). The caller has waived results that are the
-  // same bits by every algorithm. Also throws Error(kUnsupported) with the words of
-  // multimem_refusal() (kernels/plan/multimem.hpp). Never run on hardware.
-  virtual void multimem(const MultimemCall& call, const SignalPads& pads,
-                        const SignalOptions& options) = 0;
 
   // Makes kernels that wait leave, and check() throw `reason`; the first reason counts. Any thread.
   virtual void abort(const Error& reason) noexcept = 0;

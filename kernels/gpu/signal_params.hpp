@@ -12,7 +12,7 @@
 
 namespace symm {
 
-enum class SignalOperation : std::uint32_t { kBarrier, kPutSignal, kWaitSignal, kMultimem };
+enum class SignalOperation : std::uint32_t { kBarrier, kPutSignal, kWaitSignal };
 
 // Stands in this rank's host memory, mapped by its GPU. The host writes `abort`, the GPU the rest.
 struct alignas(4096) SignalPage {

@@ -17,12 +17,13 @@ enum class Algorithm : std::uint8_t {
   kPacket,         // GPU: one hop, data and flag in one word
   kPacketTwoShot,  // GPU: all_reduce, shares by packets to their owner and results to all
   kCopyEngine,     // GPU: copy engines between two gates; only for promised symmetric memory
+  kMultimem,       // GPU: multicast addresses; only for promised symmetric memory that has one
 };
-inline constexpr int kAlgorithmCount = 8;
+inline constexpr int kAlgorithmCount = 9;
 
 inline constexpr std::array<std::string_view, kAlgorithmCount> kAlgorithmNames = {
-    "auto",      "one_shot", "two_shot",        "ring",
-    "pipelined", "packet",   "packet_two_shot", "copy_engine"};
+    "auto",   "one_shot",        "two_shot",    "ring",    "pipelined",
+    "packet", "packet_two_shot", "copy_engine", "multimem"};
 
 constexpr std::string_view algorithm_name(Algorithm algorithm) {
   return kAlgorithmNames[static_cast<std::size_t>(algorithm)];

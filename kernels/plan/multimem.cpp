@@ -4,13 +4,7 @@ namespace symm {
 
 namespace {
 
-constexpr int kLeastArchitecture = 90;
 constexpr std::uint64_t kUnit = 16;  // bytes of one access
-
-// From what others have published for H100 switches, not measured: below, packets are faster; with
-// two ranks a peer's memory can be read directly and the switch saves nothing.
-constexpr std::uint64_t kLeastPreferredBytes = 16 * 1024;
-constexpr int kLeastPreferredWorld = 3;
 
 bool reduces(CollectiveKind kind) {
   return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
@@ -43,8 +37,8 @@ std::string reduction_problem(const MultimemFacts& facts) {
            std::string(reduce_op_name(facts.op)) + " of " + std::string(dtype_name(facts.dtype));
   }
   if (facts.same_bits) {
-    return "the switch adds in an order of its own; the call must waive results that are the same "
-           "bits by every algorithm";
+    return "the switch adds in an order of its own, so the same bits by every algorithm must be "
+           "waived, by the option deterministic=False or SYMM_DETERMINISTIC=0 on every rank";
   }
   return {};
 }
@@ -53,7 +47,7 @@ std::string problem(const MultimemFacts& facts) {
   if (!reduces(facts.kind) && !moves(facts.kind)) {
     return "it has all_reduce, reduce_scatter, all_gather and broadcast";
   }
-  if (facts.architecture < kLeastArchitecture) {
+  if (facts.architecture < kMultimemArchitecture) {
     return "every GPU must have compute capability 9.0 or more, one has " +
            std::to_string(facts.architecture / 10) + "." + std::to_string(facts.architecture % 10);
   }
@@ -77,14 +71,6 @@ std::string multimem_refusal(const MultimemFacts& facts) {
   const std::string text = problem(facts);
   if (text.empty()) return {};
   return "multimem cannot carry out this " + std::string(collective_name(facts.kind)) + ": " + text;
-}
-
-bool prefers_multimem(const MultimemFacts& facts) {
-  const auto world = static_cast<std::uint64_t>(facts.world_size);
-  // The whole message, of which all_gather and reduce_scatter are given a share.
-  const std::uint64_t bytes = has_shares(facts.kind) ? facts.bytes * world : facts.bytes;
-  return facts.world_size >= kLeastPreferredWorld && bytes >= kLeastPreferredBytes &&
-         multimem_refusal(facts).empty();
 }
 
 }  // namespace symm

@@ -1,5 +1,6 @@
-// Whether a collective is carried out by multimem: loads that add on their way through the NVLink
-// switch, and stores that reach every GPU, both on the multicast address of symmetric memory.
+// Whether a collective can be carried out by multimem: loads that add on their way through the
+// NVLink switch, and stores that reach every GPU, both on the multicast address of symmetric
+// memory.
 //
 // Never run on hardware: the kernels are compiled, and the decisions here are tested. NOTE [What
 // may decide] in plan.hpp holds: every fact must be one that all ranks share, so offsets count (of
@@ -13,18 +14,22 @@
 
 namespace symm {
 
+// The least compute capability that has the instructions: 9.0.
+inline constexpr int kMultimemArchitecture = 90;
+
 struct MultimemFacts {
   CollectiveKind kind = CollectiveKind::kBarrier;
   Dtype dtype = Dtype::kUInt8;
   ReduceOp op = ReduceOp::kSum;
-  int world_size = 1;
   std::uint64_t bytes = 0;  // of the message or of one share, which all ranks have alike
   // Every rank has a multicast address of the symmetric memory: of the input for reductions, of the
   // output for all but reduce_scatter.
   bool has_multicast = false;
-  int architecture = 0;             // the least of all ranks' GPUs; 90 for compute capability 9.0
-  std::uint64_t input_offset = 0;   // in bytes, from an address that is a multiple of 16
-  std::uint64_t output_offset = 0;  // the same
+  int architecture = 0;  // the least of all ranks' GPUs; 90 for compute capability 9.0
+  // In symmetric memory, in bytes from an address that is a multiple of 16; 0 for ordinary memory,
+  // which may stand anywhere.
+  std::uint64_t input_offset = 0;
+  std::uint64_t output_offset = 0;
   // The caller insists on the bits that every other algorithm gives. The switch adds in an order of
   // its own, so reductions need this waived; moving data is exact in any case. MIN and MAX promise
   // nothing about NaN.
@@ -34,9 +39,5 @@ struct MultimemFacts {
 // One sentence that says why multimem cannot carry out the call and what it would take; empty where
 // it can. For a caller who asked for it by name.
 std::string multimem_refusal(const MultimemFacts& facts);
-
-// True where multimem can carry out the call and is expected to be the best choice. For a caller
-// who left the choice open.
-bool prefers_multimem(const MultimemFacts& facts);
 
 }  // namespace symm

@@ -122,14 +122,17 @@ bool gpu_has(CollectiveKind kind, Algorithm algorithm) {
   switch (kind) {
     case CollectiveKind::kAllReduce:
       return algorithm == kPacket || algorithm == kPacketTwoShot || algorithm == kOneShot ||
-             algorithm == kTwoShot || algorithm == kRing;
+             algorithm == kTwoShot || algorithm == kRing || algorithm == kMultimem;
     case CollectiveKind::kReduce:
       return algorithm == kPacket || algorithm == kOneShot || algorithm == kTwoShot;
     case CollectiveKind::kBarrier:
       return algorithm == kPacket || algorithm == kOneShot;
     case CollectiveKind::kAllGather:
     case CollectiveKind::kBroadcast:
-      return algorithm == kPacket || algorithm == kPipelined || algorithm == kCopyEngine;
+      return algorithm == kPacket || algorithm == kPipelined || algorithm == kCopyEngine ||
+             algorithm == kMultimem;
+    case CollectiveKind::kReduceScatter:
+      return algorithm == kPacket || algorithm == kPipelined || algorithm == kMultimem;
     case CollectiveKind::kAllToAll:
       return algorithm == kPipelined || algorithm == kCopyEngine;
     default:
@@ -186,8 +189,10 @@ Plan default_plan(Algorithm algorithm, PlanTarget target) {
   if (target == PlanTarget::kHost) {
     return {algorithm, algorithm == Algorithm::kOneShot ? kSmallSlotBytes : 256 * 1024, 0};
   }
-  const bool by_packets = algorithm == Algorithm::kPacket || algorithm == Algorithm::kPacketTwoShot;
-  return {algorithm, 64 * 1024, by_packets ? 16 : kMaxChannels};
+  const bool few_blocks = algorithm == Algorithm::kPacket ||
+                          algorithm == Algorithm::kPacketTwoShot ||
+                          algorithm == Algorithm::kMultimem;
+  return {algorithm, 64 * 1024, few_blocks ? 16 : kMaxChannels};
 }
 
 }  // namespace

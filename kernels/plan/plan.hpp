@@ -66,6 +66,12 @@ std::uint64_t staged_bytes(CollectiveKind kind, int world_size, std::uint64_t la
 // They need the peers' addresses on the host, which only a promise of the caller makes a shared
 // fact, so no row names them: whoever holds such a promise takes them for shares of
 // copy_engine_bytes() and more, and the call's record tells the peers.
+//
+// NOTE [Choosing multimem]
+// It needs promised symmetric memory that has a multicast address, and for reductions that the
+// ranks waived the same bits. It has never been run on hardware, so no row of the compiled table
+// names it: it is taken where a caller, an option or a row of a tuning file does, and a call that
+// it cannot carry out is then refused with the reason (multimem.hpp).
 class PlanTable {
  public:
   // The compiled tables (plan_table.cpp, plan_table_gpu.cpp).

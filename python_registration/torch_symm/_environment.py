@@ -17,6 +17,14 @@ def flag(name: str) -> bool:
     return value == "1"
 
 
+def deterministic(name: str) -> bool:
+    """False for "0", True for "1" or unset; raises ValueError for anything else."""
+    value = os.environ.get(name, "1")
+    if value not in ("0", "1"):
+        raise ValueError(f"{name} must be 0 or 1, but is {value!r}")
+    return value == "1"
+
+
 def backend_name(name: str) -> str:
     """The name of a backend other than symm, in lower case, or "" where it is unset."""
     value = os.environ.get(name, "").lower()
@@ -52,6 +60,7 @@ def handle_type(name: str) -> str:
 
 
 CHECKS = {
+    "SYMM_DETERMINISTIC": deterministic,
     "SYMM_DEFAULT": flag,
     "SYMM_DISABLE_MULTICAST": flag,
     "SYMM_HANDLE_TYPE": handle_type,

@@ -49,9 +49,9 @@ def install() -> None:
 
 def load() -> None:
     """Loads the compiled module. The import of torch's module succeeds in any case."""
-    from torch_symm import _registration
-
     try:
+        from torch_symm import _registration
+
         _registration.load()
     except Exception as error:
         print(f"torch_symm: symmetric memory is not available: {error}", file=sys.stderr)

@@ -107,6 +107,8 @@ def load() -> ModuleType:
     if problem:
         raise ImportError(problem)
     module = importlib.import_module("torch_symm._C")
+    # Before _operators, which imports it: its import comes back here (_memory_hook.py).
+    importlib.import_module("torch.distributed._symmetric_memory")
     importlib.import_module("torch_symm._operators").register()
     return module
 

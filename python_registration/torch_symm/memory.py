@@ -107,13 +107,18 @@ def is_symmetric(tensor: torch.Tensor, group: Any = None) -> bool:
 
     Raises:
         ValueError: this rank is not in `group`, or the group was destroyed.
+        NotImplementedError: a group is named, but the tensor's provider keeps no record of groups.
     """
     from torch_symm._registration import load
 
     name = None if group is None else _groups.resolve(group, "is_symmetric").group_name
     if load().is_symmetric(tensor, name):
         return True
-    return name is None and provider.current().name != "native" and _torch_knows(tensor)
+    if provider.current().name == "native" or not _torch_knows(tensor):
+        return False
+    if name is not None:
+        provider.require("groups_known", "record of the groups of its memory", "is_symmetric")
+    return True
 
 
 def as_symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:

@@ -30,6 +30,7 @@ class Provider:
     signals: bool  # put_signal, wait_signal
     barrier: bool
     views: bool  # contiguous views over all ranks
+    groups_known: bool  # can be asked which groups have mapped a tensor's memory
 
     def problem(self) -> str:
         """Why it cannot be used in this process, or ""."""
@@ -53,10 +54,10 @@ class Provider:
 KNOWN = {
     p.name: p
     for p in (
-        Provider("native", "SYMM", ("cpu", "cuda"), True, True, True, True),
-        Provider("cuda", "CUDA", ("cuda",), True, True, True, False),
-        Provider("nccl", "NCCL", ("cuda",), False, True, False, False),
-        Provider("nvshmem", "NVSHMEM", ("cuda",), False, False, False, False),
+        Provider("native", "SYMM", ("cpu", "cuda"), True, True, True, True, True),
+        Provider("cuda", "CUDA", ("cuda",), True, True, True, False, False),
+        Provider("nccl", "NCCL", ("cuda",), False, True, False, False, False),
+        Provider("nvshmem", "NVSHMEM", ("cuda",), False, False, False, False, False),
     )
 }
 assert tuple(KNOWN) == _environment.MEMORY_PROVIDERS
@@ -225,14 +226,18 @@ def _select(provider: Provider, caller: str) -> None:
     """Makes torch's symmetric memory come from `provider`; raises where it does not."""
     import torch.distributed._symmetric_memory as symm_mem
 
+    from torch_symm._registration import load
+
     if problem := provider.problem():
         usable = [name for name, reason in providers().items() if not reason]
         raise RuntimeError(
             f"{caller}: the memory provider {provider.name!r} cannot be used here: {problem}; "
             f"usable: {', '.join(usable) or 'none'}"
         )
-    if provider.name == "native" and _gpu_problem():
-        return  # what is left is memory of the CPU, which no other provider has
+    if provider.name == "native":
+        load()
+        if _gpu_problem():
+            return  # what is left is memory of the CPU, which no other provider has
     before = _selected_in_torch()
     try:
         symm_mem.set_backend(provider.torch_name)

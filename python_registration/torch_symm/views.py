@@ -114,8 +114,7 @@ def _sharded_mesh_dimension(tensor: Any) -> int:
 def _joined(view: torch.Tensor) -> torch.Tensor:
     """`view` with its first two dimensions as one, where strides can say it."""
     ranks, rows = view.shape[:2]
-    if rows == 1:
-        return view.select(1, 0)
-    if ranks == 1 or view.numel() == 0 or view.stride(0) == rows * view.stride(1):
+    without_gap = view.stride(0) == rows * view.stride(1)
+    if rows == 1 or ranks == 1 or without_gap or view.numel() == 0:
         return view.flatten(0, 1)
     return view

@@ -26,10 +26,8 @@ std::shared_ptr<LocalSegment> allocate_segment(c10::Device device, std::size_t b
   std::shared_ptr<LocalSegment> segment = allocate_on_local_heap(device_runtime(device), bytes);
   if (device.is_cpu()) return segment;
   LocalSegment* const raw = segment.get();
-  return std::shared_ptr<LocalSegment>(
-      raw, [owned = DeviceOwned(device, std::move(segment))](LocalSegment*) mutable {
-        owned.let_go();
-      });
+  return std::shared_ptr<LocalSegment>(raw, [owned = DeviceOwned(device, std::move(segment))](
+                                                LocalSegment*) mutable { owned.let_go(); });
 }
 
 SharedAllocation::Layout layout_of(std::size_t bytes) {
@@ -62,16 +60,19 @@ Registry& registry() {
 
 std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
+// What a rank says of its allocation, in the words of a round.
+enum Word : std::size_t { kId, kBytes, kPadBytes, kDevice, kPadIsFree, kCaptured };
+
 // Every rank's words, so all ranks throw the same.
 void check_same(const PeerLink& peers, const std::vector<PeerLink::Words>& all, std::size_t word,
                 const char* what) {
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank][word] == all[0][word]) continue;
-    throw Error(ErrorCode::kMismatch,
-                peers.prefix() + "rendezvous: expected the same " + what + " on every rank, got " +
-                    std::to_string(all[0][word]) + " on " + peers.rank_name(0) + " and " +
-                    std::to_string(all[rank][word]) + " on " +
-                    peers.rank_name(static_cast<int>(rank)));
+    throw Error(ErrorCode::kMismatch, peers.prefix() + "rendezvous: expected the same " + what +
+                                          " on every rank, got " + std::to_string(all[0][word]) +
+                                          " on " + peers.rank_name(0) + " and " +
+                                          std::to_string(all[rank][word]) + " on " +
+                                          peers.rank_name(static_cast<int>(rank)));
   }
 }
 
@@ -118,13 +119,12 @@ SharedAllocation::~SharedAllocation() {
     std::shared_ptr<Segment> buffers, pads;
     at::Tensor tables, ranks;
   };
-  auto held = std::make_shared<Held>(Held{std::move(buffers_), std::move(pads_), std::move(tables_), std::move(ranks_)});
+  auto held = std::make_shared<Held>(
+      Held{std::move(buffers_), std::move(pads_), std::move(tables_), std::move(ranks_)});
   DeviceOwned(device_, std::move(held), fork_generation_).let_go();
 }
 
-void** SharedAllocation::buffer_table() const {
-  return static_cast<void**>(tables_.data_ptr());
-}
+void** SharedAllocation::buffer_table() const { return static_cast<void**>(tables_.data_ptr()); }
 
 void** SharedAllocation::pad_table() const { return buffer_table() + buffers_->world_size(); }
 
@@ -192,22 +192,33 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
   const auto order = peers.hold();
   forget_destroyed_groups();
   const std::shared_ptr<SharedAllocation> before = shared_over(*link);
-  const PeerLink::Words mine = {before ? before->id() : 0,
-                                layout_.buffer_bytes,
-                                layout_.pad_bytes,
-                                static_cast<std::uint64_t>(device_.type()),
-                                built_in_pad_is_free(*link)};
+  PeerLink::Words mine{};
+  mine[kId] = before ? before->id() : 0;
+  mine[kBytes] = layout_.buffer_bytes;
+  mine[kPadBytes] = layout_.pad_bytes;
+  mine[kDevice] = static_cast<std::uint64_t>(device_.type());
+  mine[kPadIsFree] = built_in_pad_is_free(*link);
+  mine[kCaptured] = !device_.is_cpu() && is_captured(device_);
   const auto round = peers.agree(PeerLink::Purpose::kRendezvous, mine, timeout);
   bool all_have_it = before != nullptr;
   bool built_in_pad = true;
+  bool captured = false;
   for (const PeerLink::Words& theirs : round.words) {
-    all_have_it = all_have_it && theirs[0] == mine[0];
-    built_in_pad = built_in_pad && theirs[4] != 0;
+    all_have_it = all_have_it && theirs[kId] == mine[kId];
+    built_in_pad = built_in_pad && theirs[kPadIsFree] != 0;
+    captured = captured || theirs[kCaptured] != 0;
   }
   if (all_have_it) return before;
-  check_same(peers, round.words, 3, "kind of device");
-  check_same(peers, round.words, 1, "number of bytes");
-  check_same(peers, round.words, 2, "size of signal pads");
+  if (captured) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        peers.prefix() +
+            "rendezvous: memory cannot join a group while a graph is captured; call it once "
+            "before capture");
+  }
+  check_same(peers, round.words, kDevice, "kind of device");
+  check_same(peers, round.words, kBytes, "number of bytes");
+  check_same(peers, round.words, kPadBytes, "size of signal pads");
   std::shared_ptr<SharedAllocation> made = make(link, round.number, built_in_pad);
   Membership replaced;
   const std::lock_guard lock(mutex_);
@@ -224,6 +235,9 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
 std::shared_ptr<SharedAllocation> Allocation::make(const std::shared_ptr<GroupLink>& link,
                                                    std::uint64_t id, bool built_in_pad) {
   const std::chrono::milliseconds timeout = link->timeout(device_.type());
+  // Another thread may be capturing.
+  std::optional<RelaxedCapture> relaxed;
+  if (!device_.is_cpu()) relaxed.emplace(gpu_runtime(device_));
   SharedAllocation::Layout layout = layout_;
   if (built_in_pad) clear_built_in_pad();
   std::shared_ptr<Segment> buffers = link->peers().share(segment_, timeout);

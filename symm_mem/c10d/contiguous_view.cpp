@@ -109,9 +109,9 @@ void check_agreement(const PeerLink& peers, const std::vector<PeerLink::Words>& 
     const auto problem = static_cast<Problem>(all[rank][kProblem]);
     if (problem == Problem::kNone) continue;
     if (static_cast<int>(rank) == peers.rank()) continue;  // has its own, plainer error
-    throw Error(ErrorCode::kMismatch, peers.prefix() + "contiguous_view: " +
-                                          peers.rank_name(static_cast<int>(rank)) +
-                                          " passed a wrong " + problem_text(problem));
+    throw Error(ErrorCode::kMismatch,
+                peers.prefix() + "contiguous_view: " + peers.rank_name(static_cast<int>(rank)) +
+                    " passed a wrong " + problem_text(problem));
   }
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (std::equal(all[0].begin() + kOffset, all[0].end(), all[rank].begin() + kOffset)) continue;
@@ -119,8 +119,8 @@ void check_agreement(const PeerLink& peers, const std::vector<PeerLink::Words>& 
                 peers.prefix() +
                     "contiguous_view: expected the same shape, dtype and offset on every rank, "
                     "got " +
-                    describe(all[0]) + " on " + peers.rank_name(0) + " and " +
-                    describe(all[rank]) + " on " + peers.rank_name(static_cast<int>(rank)));
+                    describe(all[0]) + " on " + peers.rank_name(0) + " and " + describe(all[rank]) +
+                    " on " + peers.rank_name(static_cast<int>(rank)));
   }
 }
 
@@ -133,15 +133,16 @@ std::shared_ptr<SharedAllocation> agree(const at::Tensor& tensor, const Input& i
   std::shared_ptr<SharedAllocation> known;
   if (input.allocation) known = input.allocation->shared_over(*link);
   const auto words = words_of(tensor, input, known ? known->id() : 0);
-  const auto round = peers.agree(PeerLink::Purpose::kView, words,
-                                 link->timeout(tensor.device().type()));
+  const auto round =
+      peers.agree(PeerLink::Purpose::kView, words, link->timeout(tensor.device().type()));
   if (input.problem != Problem::kNone) {
     throw Error(ErrorCode::kInvalidArgument,
                 peers.prefix() + "contiguous_view: " + problem_text(input.problem));
   }
   check_agreement(peers, round.words);
-  const bool all_know = known && std::all_of(round.words.begin(), round.words.end(),
-                                             [&](const auto& theirs) { return theirs[kId] == words[kId]; });
+  const bool all_know =
+      known && std::all_of(round.words.begin(), round.words.end(),
+                           [&](const auto& theirs) { return theirs[kId] == words[kId]; });
   return all_know ? known : input.allocation->share(group_name);
 }
 
@@ -199,7 +200,8 @@ std::vector<std::string> tell(const std::string& group_name, const std::string& 
       const std::shared_ptr<GroupLink> link = link_of_group(group_name);
       const auto* bytes = reinterpret_cast<const std::uint8_t*>(message.data());
       std::vector<std::string> messages;
-      for (const auto& one : link->peers().tell({bytes, message.size()}, link->timeout(c10::kCPU))) {
+      for (const auto& one :
+           link->peers().tell({bytes, message.size()}, link->timeout(c10::kCPU))) {
         messages.emplace_back(one.begin(), one.end());
       }
       return messages;

@@ -22,8 +22,8 @@ DeviceSignals::DeviceSignals(GpuRuntime& runtime, PeerLink& link)
     : link_(link),
       runtime_(runtime),
       fork_generation_(fork_generation()),
-      kernels_(runtime.make_signal_kernels(
-          {.rank = link.rank(), .world_size = link.world_size()})) {
+      kernels_(
+          runtime.make_signal_kernels({.rank = link.rank(), .world_size = link.world_size()})) {
   if (link.world_size() > 1) thread_ = std::make_unique<std::thread>([this] { watch(); });
 }
 

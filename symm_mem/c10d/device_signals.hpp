@@ -1,8 +1,8 @@
 // The signals of one group on one GPU, and the thread that ends them when a rank is gone.
 //
 // Kernels that wait for a peer cannot see that its process has ended. A thread looks at the group's
-// connections every few milliseconds, calls no function of the device, and makes such kernels leave;
-// the next operation then raises which ranks are gone. Thread safe.
+// connections every few milliseconds, calls no function of the device, and makes such kernels
+// leave; the next operation then raises which ranks are gone. Thread safe.
 #pragma once
 
 #include <condition_variable>

@@ -96,29 +96,36 @@ std::int64_t global_rank_of(c10d::ProcessGroup& group) {
   return static_cast<std::int64_t>(options->global_ranks_in_group[rank]);
 }
 
+bool usable(const GroupLink& link) {
+  try {
+    link.check_usable();
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Null where there is none, or where it has failed: then another one is to be made.
 std::shared_ptr<GroupLink> find_link(const c10d::ProcessGroup* group) {
-  Links& links = all_links();
-  std::vector<std::shared_ptr<GroupLink>> gone;  // let go of outside the lock
   std::shared_ptr<GroupLink> found;
-  const std::lock_guard lock(links.mutex);
-  for (std::size_t i = 0; i < links.links.size();) {
-    std::shared_ptr<GroupLink>& link = links.links[i];
-    bool usable = true;
-    try {
-      link->check_usable();
-    } catch (const Error&) {
-      usable = false;
-    }
-    if (usable) {
+  {
+    const std::lock_guard lock(all_links().mutex);
+    for (const std::shared_ptr<GroupLink>& link : all_links().links) {
       if (link->belongs_to(group)) found = link;
-      ++i;
-      continue;
     }
+  }
+  return found && usable(*found) ? found : nullptr;
+}
+
+void drop_unusable_links() {
+  std::vector<std::shared_ptr<GroupLink>> gone;  // let go of outside the lock
+  const std::lock_guard lock(all_links().mutex);
+  std::erase_if(all_links().links, [&](std::shared_ptr<GroupLink>& link) {
+    if (usable(*link)) return false;
     link->peers().close("the group '" + link->name() + "' has been destroyed");
     gone.push_back(std::move(link));
-    links.links.erase(links.links.begin() + static_cast<std::ptrdiff_t>(i));
-  }
-  return found;
+    return true;
+  });
 }
 
 std::shared_ptr<GroupLink> connect(const GroupPtr& group, const std::string& name) {
@@ -133,7 +140,8 @@ std::shared_ptr<GroupLink> connect(const GroupPtr& group, const std::string& nam
 
 std::vector<std::uint64_t> parse_ids(std::span<const std::uint8_t> bytes, int rank) {
   ByteReader reader(bytes);
-  std::vector<std::uint64_t> ids(std::min<std::size_t>(reader.integer<std::uint32_t>(), kMaxFreedIds));
+  std::vector<std::uint64_t> ids(
+      std::min<std::size_t>(reader.integer<std::uint32_t>(), kMaxFreedIds));
   for (std::uint64_t& id : ids) id = reader.integer<std::uint64_t>();
   if (!reader.finished()) {
     throw Error(ErrorCode::kSecurity,
@@ -229,6 +237,7 @@ std::shared_ptr<GroupLink> link_of_group(const std::string& name) {
   if (auto found = find_link(group.get())) return found;
   const Connecting connecting(group.get());
   if (auto found = find_link(group.get())) return found;
+  drop_unusable_links();
   std::shared_ptr<GroupLink> link = connect(group, name);
   const std::lock_guard lock(all_links().mutex);
   all_links().links.push_back(link);

@@ -3,9 +3,9 @@
 // NOTE [Links of groups]
 // A link belongs to a ProcessGroup object, not to its name: a group that is destroyed and made
 // again under the same name gets a new one. It is made by the group's first rendezvous. torch does
-// not tell when a group of another backend is destroyed; its link is dropped at the next rendezvous
-// of any group, and its handles ask the registry of groups each time they are used. A backend of
-// this library tells (SegmentUser), so that peers see its end at once.
+// not tell when a group of another backend is destroyed; its link is dropped when the next one is
+// made, and its handles ask the registry of groups each time they are used. A backend of this
+// library tells (SegmentUser), so that peers see its end at once.
 //
 // Thread safe. What is collective says so, blocks, and must be called without Python's interpreter
 // lock.

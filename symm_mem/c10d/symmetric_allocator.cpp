@@ -60,7 +60,8 @@ c10::intrusive_ptr<SymmetricMemory> SymmetricAllocator::rendezvous(
   return with_torch_errors([&] {
     const std::string& group = group_of(*allocation, group_name);
     return blocking_call([&] {
-      const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(ptr) - allocation->base());
+      const auto offset =
+          static_cast<std::size_t>(static_cast<std::byte*>(ptr) - allocation->base());
       return allocation->handle(allocation->share(group), offset);
     });
   });

@@ -6,10 +6,10 @@
 // barrier(). Thread safe, where each thread that signals has a channel of its own.
 //
 // NOTE [Signals of handles]
-// On the host barrier(), put_signal() and wait_signal() return when they are done. On a GPU they are
-// operations on the current stream, which may be captured; a wait that has failed is raised by the
-// next operation of the group there. A time-out of 0 is that of the group. Rank and channel out of
-// range raise ValueError, other failures DistBackendError that names the ranks.
+// On the host barrier(), put_signal() and wait_signal() return when they are done. On a GPU they
+// are operations on the current stream, which may be captured; a wait that has failed is raised by
+// the next operation of the group there. A time-out of 0 is that of the group. Rank and channel out
+// of range raise ValueError, other failures DistBackendError that names the ranks.
 //
 // Once the group has been destroyed, or its connections have failed, everything but sizes and ranks
 // raises DistBackendError.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/core/error.hpp"
+#include "kernels/plan/multimem.hpp"
 #include "symm_mem/device/gpu_handles.hpp"
 #include "symm_mem/device/gpu_memory.hpp"
 #include "symm_mem/multicast.hpp"
@@ -83,6 +84,13 @@ std::string GpuMulticast::problem() {
   }
   const GpuColdScope scope(device_);
   if (device_.attribute(gpuAttributeMulticast) == 0) return device_.label() + " has no multicast";
+  // The addresses are of no use without the instructions, and a call that uses them must be
+  // possible on every rank or on none.
+  const int architecture = device_.identity().architecture;
+  if (architecture < kMultimemArchitecture) {
+    return device_.label() + " has compute capability " + std::to_string(architecture / 10) + "." +
+           std::to_string(architecture % 10) + ", and multimem instructions need 9.0";
+  }
   return "";
 }
 

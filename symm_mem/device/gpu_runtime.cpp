@@ -146,8 +146,7 @@ class VmmRuntime final : public GpuRuntime {
     const std::shared_ptr<Mapping> memory = map(allocate(sizeof(SignalState)));
     const GpuColdScope scope(device_);
     auto* const state = reinterpret_cast<SignalState*>(memory->base());
-    const GpuIdentity& gpu = device_.identity();
-    return make_gpu_signal_kernels(config, gpu.index, gpu.architecture, {memory, state});
+    return make_gpu_signal_kernels(config, device_.identity().index, {memory, state});
   }
 
  private:

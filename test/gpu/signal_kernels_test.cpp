@@ -311,24 +311,5 @@ TEST_F(SignalFailuresTest, WrongArgumentsAreRefusedAndHarmNothing) {
   rig.expect_at_rest();
 }
 
-// The kernels themselves are never run.
-TEST_F(SignalFailuresTest, MultimemIsRefusedBeforeALaunch) {
-  SignalRig rig(*runtime_, 2);
-  MultimemCall call;
-  call.bytes = 4096;
-  const auto refused = [&](ErrorCode code, const std::vector<std::string>& words) {
-    expect_error(error_of([&] { rig.kernels(0).multimem(call, rig.pads(), rig.options(0, 0)); }),
-                 code, words);
-  };
-  const bool has_instructions = runtime_->identity().architecture >= 90;
-  refused(ErrorCode::kUnsupported, {"multimem cannot carry out this all_reduce",
-                                    has_instructions ? "multicast address" : "compute capability"});
-  call.op = ReduceOp::kProduct;
-  call.kind = CollectiveKind::kReduceScatter;
-  refused(ErrorCode::kUnsupported, {"multimem cannot carry out this reduce_scatter"});
-  EXPECT_EQ(rig.pad(0), zeros());
-  EXPECT_EQ(rig.pad(1), zeros());
-}
-
 }  // namespace
 }  // namespace symm::test

@@ -113,6 +113,21 @@ TEST_F(GpuMulticastTest, EveryRankHasTheObject) {
   }
 }
 
+// A segment with a multicast address is one that multimem kernels of every rank can use.
+TEST_F(GpuMulticastTest, NeedsTheInstructionsOnEveryRank) {
+  constexpr int kOld = 5;  // that no other test uses: a device is asked once in a process
+  state().old_devices = 1u << kOld;
+  state().multicast_devices = 0x3f;
+  use_devices(6);
+  const int creates = state().multicast_creates;
+  expect_none(meet({0, kOld, 1}, granule()),
+              {"rank 1: ", "compute capability 8.0", "multimem instructions need 9.0"});
+  EXPECT_EQ(state().multicast_creates, creates);
+  for (const auto& segment : meet({0, 1}, granule())) {
+    EXPECT_TRUE(segment->multicast().available());
+  }
+}
+
 TEST_F(GpuMulticastTest, GoesByFabricHandlesWhereTheMemoryDoes) {
   state().fabric_offered = state().fabric_permitted = 1;
   state().posix_offered = 0;

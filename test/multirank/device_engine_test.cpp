@@ -16,6 +16,7 @@ using test::DeviceRank;
 using test::error_of;
 using test::expect_error;
 using test::FakeGpu;
+using test::register_segment;
 using test::sum_args;
 
 class DeviceEngineTest : public test::DeviceRanksTest {};
@@ -253,11 +254,6 @@ TEST_F(DeviceEngineTest, AllToAllSendsEmptyAndOwnSharesAsWell) {
       EXPECT_EQ(ops[2 * i + 1].bytes, out_parts[i].count * 4);
     }
   });
-}
-
-// A segment of `bytes` on the rank's GPU, made known to the group.
-std::shared_ptr<Segment> register_segment(DeviceRank& rank, std::size_t bytes, bool symmetric) {
-  return rank.communicator.rendezvous(LocalSegment::allocate(rank.gpu, bytes), {}, symmetric);
 }
 
 // all_gather of `count` bytes a rank into `output`.

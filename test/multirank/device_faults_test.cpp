@@ -150,6 +150,24 @@ TEST_F(DeviceFaultsTest, EveryReportOfAKernelBecomesAnError) {
   }
 }
 
+// The stream of a kernel that gave up goes on, so a program may make its next call before the
+// watching thread has looked.
+TEST_F(DeviceFaultsTest, TheNextCallAfterAKernelGaveUpIsNotLaunched) {
+  gpus_[0].hold_kernels = true;
+  run_group(2, [](DeviceRank& rank) {
+    rank.launch(CollectiveArgs{});
+    if (rank.number() == 0) {
+      const std::size_t before = rank.kernels().launches().size();
+      rank.kernels().give_up(DeviceFault::kTimeout, 1, 1);
+      EXPECT_TRUE(rank.engine().gave_up());
+      expect_error(error_of([&] { rank.launch(CollectiveArgs{}); }), ErrorCode::kTimeout,
+                   {"device seq 1", "Timed out", "rank 1"});
+      EXPECT_EQ(rank.kernels().launches().size(), before);
+    }
+    rank.meet();
+  });
+}
+
 TEST_F(DeviceFaultsTest, APeerThatLeavesDuringACallIsNamed) {
   for (int i = 0; i < 3; ++i) gpus_[i].hold_kernels = true;
   run_group(3, [](DeviceRank& rank) {

@@ -9,7 +9,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch._C._distributed_c10d import _SymmetricMemory
 
 import model
-from harness import device_of_rank, synchronize
+from harness import DEVICE, device_of_rank, synchronize
 
 WORLD_SIZES = [2, 3, 4, 8]
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -89,3 +89,34 @@ def signal_pad_size(size: int):
         yield
     finally:
         symm_mem.set_signal_pad_size(before)
+
+
+def filled(*shape, dtype=torch.float32, salt=0):
+    """In symmetric memory, with this global rank's pattern."""
+    import torch_symm
+
+    use_symm()
+    tensor = torch_symm.empty(shape, dtype=dtype, device=DEVICE)
+    tensor.copy_(pattern(tensor.numel(), dist.get_rank(), salt, dtype).view(shape))
+    return tensor
+
+
+def meet(group=None):
+    synchronize()
+    dist.barrier(group)
+
+
+def wrong_slices(view, ranks, shape, dtype=torch.float32, salt=0, what="", part=slice(None)):
+    """Slice r must be `part` of the pattern of the global rank `ranks[r]`."""
+    problems = []
+    if tuple(view.shape) != (len(ranks), *shape) or view.dtype != dtype:
+        return [f"{what}: {view.dtype}{list(view.shape)}"]
+    for peer, global_rank in enumerate(ranks):
+        count = 1
+        for extent in shape:
+            count *= extent
+        length = count if part == slice(None) else part.stop
+        expected = pattern(length, global_rank, salt, dtype)[part]
+        label = f"{what} slice {peer} of rank {dist.get_rank()}'s view"
+        problems += model.mismatch(label, view[peer].flatten(), expected)
+    return problems

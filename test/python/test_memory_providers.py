@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 import model
-from harness import DEVICE, ON_CUDA, expect_no_mismatch, run_ranks, synchronize
-from symmetric import message_of, pattern
+from harness import DEVICE, ON_CUDA, expect_no_mismatch, run_ranks
+from symmetric import meet, message_of, pattern
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -43,11 +43,6 @@ def chosen(rank, body, name, *args):
 
     torch_symm.memory_provider(name)
     return body(rank, name, *args)
-
-
-def meet(group=None):
-    synchronize()
-    dist.barrier(group)
 
 
 # -- What every provider does --------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """torch_symm's allocation functions, is_symmetric, as_symmetric and mem_pool."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -10,8 +11,8 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 import model
-from harness import DEVICE, device_of_rank, expect_no_mismatch, run_ranks, synchronize
-from symmetric import message_of, pattern
+from harness import DEVICE, device_of_rank, expect_no_mismatch, run_ranks
+from symmetric import meet, message_of, pattern
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -20,11 +21,6 @@ ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
 def check(body, world_size, *args, **options):
     expect_no_mismatch(run_ranks(body, world_size, *args, reuse=True, **options))
-
-
-def meet(group=None):
-    synchronize()
-    dist.barrier(group)
 
 
 # -- Allocation ----------------------------------------------------------------------------------
@@ -366,6 +362,28 @@ assert {"empty", "contiguous_view", "SymmetricTensor", "memory_provider"} <= nam
 torch_symm.memory_provider()
 assert "torch_symm._C" not in sys.modules, "the compiled module was loaded"
 """
+
+
+ALONE = """
+import torch_symm
+assert torch_symm.zeros(3, device="cpu").tolist() == [0.0] * 3
+"""
+AFTER_A_GROUP = """
+import torch.distributed as dist
+dist.init_process_group("symm", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("autoload", "program"),
+    [("0", ALONE), ("1", ALONE), ("1", AFTER_A_GROUP + ALONE)],
+    ids=["without the hook of import torch", "with it", "after a group"],
+)
+def test_allocation_needs_nothing_before_it(autoload, program):
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_importing_the_package_is_cheap():

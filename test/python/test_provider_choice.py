@@ -233,3 +233,22 @@ def test_the_library_for_gpus_is_missing(registry, monkeypatch):
     with provider.allocating(CPU, "empty"):
         pass
     assert registry.calls == []  # what torch has on GPUs is left alone
+
+
+def test_who_has_mapped_memory_of_another_provider_is_not_guessed(registry, monkeypatch):
+    import torch.distributed._symmetric_memory as symm_mem
+
+    from torch_symm import _groups, _registration, memory, provider
+
+    provider.memory_provider("cuda")
+    compiled = types.SimpleNamespace(is_symmetric=lambda tensor, name: False)
+    monkeypatch.setattr(_registration, "load", lambda: compiled)
+    group = types.SimpleNamespace(group_name="some group")
+    monkeypatch.setattr(_groups, "resolve", lambda given, caller: group)
+    known = torch.empty(1)
+    monkeypatch.setattr(symm_mem, "is_symm_mem_tensor", lambda tensor: tensor is known)
+    assert memory.is_symmetric(known)
+    assert not memory.is_symmetric(torch.empty(1))
+    assert not memory.is_symmetric(torch.empty(1), "some group")
+    with pytest.raises(NotImplementedError, match=r"'cuda' has no record .* native can"):
+        memory.is_symmetric(known, "some group")

@@ -52,8 +52,8 @@ def shapes_and_dtypes(rank):
                 expected = (shape, dtype, device_of_rank(), True)
                 if got != expected:
                     problems.append(f"{got} for {expected}")
-                if tensor.storage().data_ptr() % 128:
-                    problems.append(f"{shape} {dtype} stands at {tensor.storage().data_ptr():x}")
+                if tensor.untyped_storage().data_ptr() % 128:
+                    problems.append(f"{shape} {dtype} does not start at a multiple of 128 bytes")
                 if HAS_CHECK and not symm_mem.is_symm_mem_tensor(tensor):
                     problems.append(f"{shape} {dtype} is not known as symmetric memory")
     if allocate(3).dtype != torch.get_default_dtype():
@@ -246,6 +246,42 @@ def allocate_and_free(rank, cycles):
 
 def test_memory_is_given_back():
     check(allocate_and_free, 3, 12 if crowded(3) else 60)
+
+
+def footprint():
+    """Descriptors, mapped areas, KiB of address space and of memory."""
+    status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+    sizes = [int(status[name].split()[0]) for name in ("VmSize", "VmRSS")]
+    return descriptors(), mapped_areas(), *sizes
+
+
+def ten_thousand_cycles(rank):
+    """Allocated, shared, viewed, freed; the footprint after 1,000 cycles and after 10,000."""
+    import torch_symm
+
+    use_symm()
+    footprints = []
+    for cycle in range(10_001):
+        tensor = torch_symm.empty(50_000, device="cpu")
+        handle = symm_mem.rendezvous(tensor, dist.group.WORLD)
+        view = torch_symm.contiguous_view(tensor)
+        tensor[7] = cycle
+        handle.barrier()
+        assert view[1 - rank, 7] == cycle
+        handle.barrier()
+        del tensor, handle, view
+        if cycle in (1000, 10_000):
+            footprints.append(footprint())
+    return footprints
+
+
+@pytest.mark.cpu("test_memory_is_given_back does as much as a GPU's pool allows")
+def test_ten_thousand_cycles_leave_nothing():
+    for early, late in run_ranks(ten_thousand_cycles, 2, time_limit=80):
+        assert late[0] <= early[0], f"{early[0]} descriptors became {late[0]}"
+        assert late[1] <= early[1] + 4, f"{early[1]} mapped areas became {late[1]}"
+        assert late[2] <= early[2] + 1024, f"{early[2]} KiB of address space became {late[2]}"
+        assert late[3] <= early[3] + 1024, f"{early[3]} KiB of memory became {late[3]}"
 
 
 # -- Selection -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include <barrier>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -63,15 +64,26 @@ inline CommunicatorConfig device_config(int rank, int world, Algorithm algorithm
   return config;
 }
 
+// A segment of `bytes` on the rank's GPU, made known to the group.
+inline std::shared_ptr<Segment> register_segment(DeviceRank& rank, std::size_t bytes,
+                                                 bool symmetric) {
+  return rank.communicator.rendezvous(LocalSegment::allocate(rank.gpu, bytes), {}, symmetric);
+}
+
 class DeviceRanksTest : public ::testing::Test {
  protected:
+  // What a test changes of every rank's settings.
+  std::function<void(CommunicatorConfig&)> adjust_ = [](CommunicatorConfig&) {};
+
   std::vector<std::optional<Error>> errors_in_group(int world,
                                                     const std::function<void(DeviceRank&)>& body,
                                                     Algorithm algorithm = Algorithm::kAuto) {
     MemoryStore store;
     std::barrier<> meeting(world);
     return errors_of_ranks(world, [&](int rank) {
-      const auto communicator = Communicator::create(store, device_config(rank, world, algorithm));
+      CommunicatorConfig config = device_config(rank, world, algorithm);
+      adjust_(config);
+      const auto communicator = Communicator::create(store, config);
       DeviceRank one(*communicator, gpus_[rank], meeting);
       try {
         body(one);

@@ -21,8 +21,18 @@
 #include "kernels/core/error.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/device_runtime.hpp"
+#include "test/support/fake_multicast.hpp"
 
 namespace symm::test {
+
+// Memory that a launch was given with a multicast address.
+struct FakeMulticastMemory {
+  std::byte* multicast = nullptr;
+  std::vector<std::byte*> ranks{};
+  Place place = 0;
+
+  bool operator==(const FakeMulticastMemory&) const = default;
+};
 
 // What one launch was given.
 struct FakeLaunch {
@@ -34,6 +44,9 @@ struct FakeLaunch {
   std::vector<std::byte*> peer_outputs{};
   std::vector<TransferOp> ops{};
   std::chrono::nanoseconds timeout{0};
+  bool multimem = false;
+  FakeMulticastMemory input{};
+  FakeMulticastMemory output{};
 };
 
 class FakeKernels final : public GroupKernels {
@@ -64,6 +77,20 @@ class FakeKernels final : public GroupKernels {
     launch.peer_outputs.assign(peer_outputs.begin(), peer_outputs.end());
     launch.timeout = options.timeout;
     begin(std::move(launch));
+  }
+
+  void launch_multimem(const CollectiveArgs& args, const Plan& plan, const MultimemMemory& memory,
+                       const LaunchOptions& options) override {
+    const auto kept = [](const MulticastMemory& given) {
+      return FakeMulticastMemory{
+          given.multicast, {given.ranks.begin(), given.ranks.end()}, given.place};
+    };
+    begin({.kind = args.kind,
+           .plan = plan,
+           .timeout = options.timeout,
+           .multimem = true,
+           .input = kept(memory.input),
+           .output = kept(memory.output)});
   }
 
   const std::vector<FakeLaunch>& launches() const { return launches_; }
@@ -117,11 +144,12 @@ class FakeKernels final : public GroupKernels {
 
 class FakeGpu final : public GpuRuntime {
  public:
-  explicit FakeGpu(int index) {
+  explicit FakeGpu(int index) : multicast_(index) {
     identity_.name = "Fake GPU";
     identity_.index = index;
     identity_.uuid.fill(static_cast<std::uint8_t>(0xa0 + index));
     identity_.multiprocessors = 4;
+    identity_.architecture = 90;
   }
 
   // A stream that is being captured, and one that is not.
@@ -141,7 +169,10 @@ class FakeGpu final : public GpuRuntime {
   // Those of the group that was last made on this GPU, while it lives.
   FakeKernels& kernels() const { return *kernels_; }
 
+  FakeMulticast& fake_multicast() { return multicast_; }
+
   DeviceKind kind() const override { return DeviceKind::kCuda; }
+  MulticastDevice* multicast() override { return &multicast_; }
   std::size_t granularity() const override { return host_runtime().granularity(); }
   std::shared_ptr<PhysicalMemory> allocate(std::size_t bytes) override {
     if (refuse_allocation) throw Error(ErrorCode::kSystem, "out of fake memory");
@@ -199,6 +230,7 @@ class FakeGpu final : public GpuRuntime {
 
  private:
   GpuIdentity identity_;
+  FakeMulticast multicast_;
   std::vector<FileDescriptor> fabric_;  // that fabric handles name
   FakeKernels* kernels_ = nullptr;
 };

@@ -122,13 +122,21 @@ INSTANTIATE_TEST_SUITE_P(Targets, PlanOfTargetTest,
 TEST(Plan, MethodsOfTheTargets) {
   EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kHost), "one_shot, two_shot, ring");
   EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kGpu),
-            "one_shot, two_shot, ring, packet, packet_two_shot");
-  EXPECT_EQ(algorithm_list(kReduceScatter, PlanTarget::kGpu), "pipelined, packet");
-  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu), "pipelined, packet, copy_engine");
+            "one_shot, two_shot, ring, packet, packet_two_shot, multimem");
+  EXPECT_EQ(algorithm_list(kReduceScatter, PlanTarget::kGpu), "pipelined, packet, multimem");
+  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu),
+            "pipelined, packet, copy_engine, multimem");
+  EXPECT_EQ(algorithm_list(kBroadcast, PlanTarget::kGpu),
+            "pipelined, packet, copy_engine, multimem");
+  EXPECT_EQ(algorithm_list(kReduce, PlanTarget::kGpu), "one_shot, two_shot, packet");
   EXPECT_EQ(algorithm_list(kAllToAll, PlanTarget::kGpu), "pipelined, copy_engine");
   EXPECT_EQ(algorithm_list(kBarrier, PlanTarget::kGpu), "one_shot, packet");
   EXPECT_EQ(parse_algorithm("packet_two_shot", "x"), kPacketTwoShot);
   EXPECT_EQ(parse_algorithm("copy_engine", "x"), kCopyEngine);
+  EXPECT_EQ(parse_algorithm("multimem", "x"), kMultimem);
+  for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
+    EXPECT_FALSE(has_algorithm(static_cast<CollectiveKind>(kind), kMultimem, PlanTarget::kHost));
+  }
 }
 
 TEST(Plan, LimitsOfTheGpuTable) {
@@ -155,6 +163,25 @@ TEST(Plan, CopyEnginesAreNoRow) {
   }
   expect_error(error_of([&] { PlanTable(PlanTarget::kGpu, rows); }), ErrorCode::kInvalidArgument,
                {"all_gather", "copy_engine_bytes"});
+}
+
+// Named, and never chosen by itself: it has not been run on hardware.
+TEST(Plan, MultimemIsARowOfATuningFileAlone) {
+  std::vector<PlanRow> rows = PlanTable::built_in_gpu().rows();
+  for (const PlanRow& row : rows) EXPECT_NE(row.algorithm, kMultimem);
+  for (PlanRow& row : rows) {
+    if (row.kind == kAllGather && row.max_bytes == kAll) row.algorithm = kMultimem;
+  }
+  const PlanTable table(PlanTarget::kGpu, rows);
+  EXPECT_EQ(table.select(kAllGather, 4, 1 << 20, kAuto).algorithm, kMultimem);
+  EXPECT_EQ(table.select(kAllGather, 4, 1 << 10, kAuto).algorithm, kPacket);
+  EXPECT_EQ(PlanTable::built_in_gpu().select(kAllReduce, 4, 1 << 20, kMultimem),
+            (Plan{kMultimem, 65536, 16}));
+  for (PlanRow& row : rows) {
+    if (row.kind == kScatter) row.algorithm = kMultimem;
+  }
+  expect_error(error_of([&] { PlanTable(PlanTarget::kGpu, rows); }), ErrorCode::kInvalidArgument,
+               {"scatter", "multimem does not carry out", "pipelined, packet"});
 }
 
 TEST(PlanTables, ComeBackFromJson) {
