@@ -37,6 +37,7 @@
 #include "backend/ProcessGroupSymmOptions.hpp"
 #include "backend/WorkSymm.hpp"
 #include "backend/collective_call.hpp"
+#include "backend/configured_call.hpp"
 #include "backend/device_launcher.hpp"
 #include "backend/engine/group_engine.hpp"
 #include "backend/engine/point_to_point.hpp"
@@ -142,6 +143,18 @@ class ProcessGroupSymm final : public c10d::Backend, public SegmentUser {
   // of this memory together (Communicator::rendezvous). ValueError where the tensor was not
   // allocated by allocate_symmetric().
   void rendezvous(const at::Tensor& tensor, bool symmetric = false);
+
+  // A collective with a plan and stages of its own (torch_symm.ccl). Collective; every rank must
+  // give the same request and op, and stages or none. ValueError for what check_request() refuses.
+  WorkPtr run_configured(const ConfiguredCall& given, bool async_op);
+
+  // Whether collectives would find `tensor`, on a GPU, in memory that has joined this group. Local.
+  bool device_knows(const at::Tensor& tensor) const;
+
+  // A barrier as an operation of the current stream where `device` is a GPU (capturable), as
+  // barrier() on the host. nullopt: the GPU that the group uses or is bound to on this rank, the
+  // host where there is none.
+  WorkPtr device_barrier(std::optional<at::Device> device);
 
   // Memory of PyTorch's symmetric-memory API that has joined this group is read in place as well.
   void segment_joined(std::shared_ptr<Segment> segment) override;

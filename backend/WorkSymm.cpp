@@ -165,7 +165,9 @@ TensorVector outputs_of(const CallBatch& calls) {
 void run_on_host(const CollectiveCall& call, Communicator& communicator,
                  std::chrono::milliseconds timeout) {
   if (call.after) call.after->wait(timeout);
-  communicator.run(call.args, timeout);
+  copy_tensors(call.copies_before);
+  communicator.run(call.args, timeout, call.request);
+  copy_tensors(call.copies_after);
 }
 
 CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const char* title,

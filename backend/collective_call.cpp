@@ -1,5 +1,7 @@
 #include "backend/collective_call.hpp"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <string>
@@ -287,6 +289,12 @@ CollectiveCall CallBuilder::build() {
   call_.args.input_parts = call_.input_parts;
   call_.args.output_parts = call_.output_parts;
   return std::move(call_);
+}
+
+void copy_tensors(const std::vector<TensorCopy>& copies) {
+  if (copies.empty()) return;
+  const at::NoGradGuard no_grad;
+  for (const TensorCopy& copy : copies) copy.to.copy_(copy.from, /*non_blocking=*/true);
 }
 
 }  // namespace symm

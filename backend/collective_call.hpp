@@ -12,10 +12,17 @@
 
 #include "backend/tensor_checks.hpp"
 #include "kernels/core/collective.hpp"
+#include "kernels/plan/plan_request.hpp"
 
 namespace symm {
 
 class DevicePoint;
+
+// A copy between contiguous tensors of one device, shape and dtype.
+struct TensorCopy {
+  at::Tensor to;
+  at::Tensor from;
+};
 
 // One collective, ready to run, with everything that its pointers lead to. Movable: the parts live
 // on the heap, so the spans in `args` stay right.
@@ -28,7 +35,13 @@ struct CollectiveCall {
   std::vector<Part> output_parts;
   c10::SmallVector<at::Tensor, 2> outputs;  // what the caller gets; the value of the future
   c10::SmallVector<at::Tensor, 2> inputs;   // kept alive until the call is done
+  PlanRequest request;                      // a plan of the call's own
+  std::vector<TensorCopy> copies_before;    // part of the call, where it runs: into stages
+  std::vector<TensorCopy> copies_after;     // the same: out of them
 };
+
+// On the host at once, on a GPU on the current stream.
+void copy_tensors(const std::vector<TensorCopy>& copies);
 
 // The calls that one c10d operation stands for; more than one for the coalesced forms.
 using CallBatch = c10::SmallVector<CollectiveCall, 1>;

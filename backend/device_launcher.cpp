@@ -1,6 +1,7 @@
 #include "backend/device_launcher.hpp"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 
 #include <string>
 #include <utility>
@@ -45,7 +46,16 @@ void DeviceLauncher::put(const c10::Stream& stream, const CallBatch& calls, mill
   streams_->order(current, stream);
   streams_->extend(last_collective_, stream, capture, current);
   void* const handle = stream.native_handle();
-  for (const CollectiveCall& call : calls) engine_->launch(call.args, handle, timeout);
+  for (const CollectiveCall& call : calls) {
+    if (call.copies_before.empty() && call.copies_after.empty()) [[likely]] {
+      engine_->launch(call.args, handle, timeout, call.request);
+      continue;
+    }
+    const c10::StreamGuard guard(stream);
+    copy_tensors(call.copies_before);
+    engine_->launch(call.args, handle, timeout, call.request);
+    copy_tensors(call.copies_after);
+  }
 }
 
 void DeviceLauncher::collectives(DeviceWork& work, const CallBatch& calls, milliseconds timeout,

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "backend/ProcessGroupSymm.hpp"
-#include "symm_mem/c10d/errors.hpp"
 #include "backend/profiling.hpp"
+#include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
 

@@ -15,6 +15,7 @@
 #include "backend/device_streams.hpp"
 #include "backend/engine/live_groups.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
+#include "python_registration/bindings.hpp"
 #include "symm_mem/blocking_section.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
@@ -183,6 +184,7 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed");
   symm::set_blocking_hook(&without_interpreter_lock);
   bind_process_group(module);
+  symm::bind_configured_calls(module);
   symm::register_symmetric_memory();
 
   module.def(

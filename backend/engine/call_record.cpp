@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "kernels/cpu/host_collectives.hpp"
+#include "kernels/plan/placement.hpp"
 
 namespace symm {
 
@@ -36,19 +37,24 @@ InputArray joined_parts(std::span<const Part> parts, std::size_t element_bytes) 
 InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm) {
   const std::size_t size = dtype_bytes(args.dtype);
   const std::size_t bytes = args.count * size;
-  // Packets leave from the input at once, and a ring passes sums on.
-  if (algorithm != Algorithm::kOneShot && algorithm != Algorithm::kTwoShot &&
-      algorithm != Algorithm::kPipelined) {
-    return {};
+  switch (remote_access(args.kind, algorithm)) {
+    case RemoteAccess::kNone:
+    case RemoteAccess::kWritesOutput:
+    case RemoteAccess::kNeedsInput:
+    case RemoteAccess::kNeedsBoth:
+      return {};
+    case RemoteAccess::kReadsInputApart:
+      if (args.input == args.output) return {};
+      break;
+    case RemoteAccess::kReadsInputInPlace:
+      if (args.input != args.output) return {};
+      break;
+    case RemoteAccess::kReadsInput:
+      break;
   }
   switch (args.kind) {
     case CollectiveKind::kAllReduce:
-      // Results of a two-shot stay where the input was; a one-shot would overwrite what is read.
-      if (algorithm == Algorithm::kTwoShot && args.input == args.output) return {args.input, bytes};
-      if (algorithm == Algorithm::kOneShot && args.input != args.output) return {args.input, bytes};
-      return {};
     case CollectiveKind::kReduce:
-      return {args.input, bytes};
     case CollectiveKind::kAllGather:
     case CollectiveKind::kGather:
       return {args.input, bytes};
@@ -125,6 +131,7 @@ CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64
   }
   record.algorithm = static_cast<std::uint8_t>(plan.algorithm);
   record.chunk_bytes = static_cast<std::uint32_t>(plan.chunk_bytes);
+  record.channels = static_cast<std::uint32_t>(plan.channels);
   record.factor = args.factor;
   return record;
 }
@@ -132,7 +139,22 @@ CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64
 bool same_call(const CallRecord& a, const CallRecord& b) {
   return a.sequence == b.sequence && a.kind == b.kind && a.dtype == b.dtype && a.op == b.op &&
          a.root == b.root && a.count == b.count && a.counts_hash == b.counts_hash &&
-         a.layout == b.layout && a.algorithm == b.algorithm && a.chunk_bytes == b.chunk_bytes;
+         a.layout == b.layout && a.algorithm == b.algorithm && a.chunk_bytes == b.chunk_bytes &&
+         a.channels == b.channels;
+}
+
+std::string describe_difference(const CallRecord& a, const CallRecord& b) {
+  const auto with = [](const char* what, std::uint32_t mine, std::uint32_t theirs) {
+    if (mine == theirs) return std::string();
+    return std::string(" with ") + what + " " + std::to_string(mine) + " and " +
+           std::to_string(theirs);
+  };
+  std::string text;
+  if (a.layout != b.layout) text += " with another memory layout";
+  if (a.counts_hash != b.counts_hash) text += " with other counts of the ranks";
+  if (a.kind != b.kind || a.algorithm != b.algorithm) return text;
+  return text + with("chunk_bytes", a.chunk_bytes, b.chunk_bytes) +
+         with("channels", a.channels, b.channels);
 }
 
 }  // namespace symm

@@ -40,6 +40,10 @@ inline constexpr std::size_t kSymmetricRendezvousCount = 2;
 // may differ.
 bool same_call(const CallRecord& a, const CallRecord& b);
 
+// What two calls that do not belong together differ in, as far as describe_call() does not say it:
+// " with chunk_bytes 65536 and 16384", or nothing.
+std::string describe_difference(const CallRecord& a, const CallRecord& b);
+
 // "all_reduce(float32, SUM, count 4, one_shot)".
 std::string describe_call(const CallRecord& record);
 

@@ -43,7 +43,8 @@ class Communicator::Impl : public CallObserver {
   Impl(KeyValueStore& store, CommunicatorConfig config);
   ~Impl() override = default;
 
-  void run(const CollectiveArgs& args, milliseconds timeout);
+  void run(const CollectiveArgs& args, milliseconds timeout, const PlanRequest& request);
+  Plan plan(const CollectiveArgs& args, const PlanRequest& request, PlanTarget target) const;
   std::shared_ptr<Segment> rendezvous(std::shared_ptr<LocalSegment> local, milliseconds timeout,
                                       bool symmetric);
   void add_segment(std::shared_ptr<Segment> segment, milliseconds timeout);
@@ -193,11 +194,11 @@ bool Communicator::Impl::verify_record(int peer, std::uint64_t sequence) {
   const CallRecord& mine = own_record(sequence);
   const CallRecord& theirs = memory_->control(peer).calls[sequence % kCallRing];
   if (same_call(mine, theirs)) return true;
-  std::string message = health_->prefix() + "different calls at seq " + std::to_string(sequence) +
-                        ": " + health_->rank_name(config_.rank) + " called " + describe_call(mine) +
-                        ", " + health_->rank_name(peer) + " called " + describe_call(theirs);
-  if (mine.layout != theirs.layout) message += " with another memory layout";
-  health_->fail(Error(ErrorCode::kMismatch, message));
+  const std::string message = health_->prefix() + "different calls at seq " +
+                              std::to_string(sequence) + ": " + health_->rank_name(config_.rank) +
+                              " called " + describe_call(mine) + ", " + health_->rank_name(peer) +
+                              " called " + describe_call(theirs);
+  health_->fail(Error(ErrorCode::kMismatch, message + describe_difference(mine, theirs)));
   return false;
 }
 
@@ -262,8 +263,20 @@ void Communicator::Impl::run_call(const CallRecord& record, milliseconds timeout
   store_release(&memory_->control(config_.rank).progress.completed, record.sequence);
 }
 
-void Communicator::Impl::run(const CollectiveArgs& args, milliseconds timeout) {
+// A group of one has the methods of two ranks, without a peer.
+Plan Communicator::Impl::plan(const CollectiveArgs& args, const PlanRequest& request,
+                              PlanTarget target) const {
+  validate_request(args.kind, request, target, agreement_, config_.world_size);
+  const PlanTable& table =
+      target == PlanTarget::kHost ? agreement_.tables.host : agreement_.tables.gpu;
+  return table.select(args.kind, std::max(2, config_.world_size),
+                      plan_bytes(args, config_.world_size), agreement_.algorithm, request);
+}
+
+void Communicator::Impl::run(const CollectiveArgs& args, milliseconds timeout,
+                             const PlanRequest& request) {
   validate_collective(args, config_.rank, config_.world_size);
+  const Plan plan = this->plan(args, request, PlanTarget::kHost);
   const ReduceKernels* kernels =
       reduces(args.kind) ? &reduce_kernels(args.dtype, args.op, selected_isa()) : nullptr;
   const std::lock_guard lock(call_mutex_);
@@ -273,8 +286,6 @@ void Communicator::Impl::run(const CollectiveArgs& args, milliseconds timeout) {
     run_alone(args, kernels);
     return;
   }
-  const Plan plan = agreement_.tables.host.select(
-      args.kind, config_.world_size, plan_bytes(args, config_.world_size), agreement_.algorithm);
   CallRecord record = make_record(args, plan, next_sequence());
   const InputArray input = input_array(args, config_.rank, plan.algorithm);
   if (input.data != nullptr && input.bytes > 0) {
@@ -368,8 +379,15 @@ int Communicator::rank() const { return impl_->config().rank; }
 int Communicator::world_size() const { return impl_->config().world_size; }
 const CommunicatorConfig& Communicator::config() const { return impl_->config(); }
 
-void Communicator::run(const CollectiveArgs& args, milliseconds timeout) {
-  impl_->run(args, timeout);
+void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
+                       const PlanRequest& request) {
+  impl_->run(args, timeout, request);
+}
+
+Plan Communicator::plan(const CollectiveArgs& args, const PlanRequest& request,
+                        PlanTarget target) const {
+  impl_->check_usable();
+  return impl_->plan(args, request, target);
 }
 
 void Communicator::validate(const CollectiveArgs& args) const {

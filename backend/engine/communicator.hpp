@@ -24,6 +24,7 @@
 #include "kernels/core/collective.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/plan/algorithm.hpp"
+#include "kernels/plan/plan.hpp"
 #include "symm_mem/segment.hpp"
 #include "symm_mem/store.hpp"
 
@@ -58,8 +59,14 @@ class Communicator {
   const CommunicatorConfig& config() const;
 
   // Carries out one collective and returns when this rank's buffers may be used again.
-  // Collective. Not reentrant. timeout <= 0 means the group's default. Blocks; throws Error.
-  void run(const CollectiveArgs& args, std::chrono::milliseconds timeout = {});
+  // Collective. Not reentrant. timeout <= 0 means the group's default. `request`: a plan of this
+  // call's own, the same on every rank. Blocks; throws Error.
+  void run(const CollectiveArgs& args, std::chrono::milliseconds timeout = {},
+           const PlanRequest& request = {});
+
+  // How `args` would be carried out, copy engines of promised memory left out. Throws
+  // Error(kInvalidArgument) as check_request(). Local, cheap; counts of `args` must be there.
+  Plan plan(const CollectiveArgs& args, const PlanRequest& request, PlanTarget target) const;
 
   // Throws what run() would throw for `args` without communicating: kInvalidArgument or
   // kUnsupported with the argument's name. Local, cheap.

@@ -82,9 +82,7 @@ std::optional<Error> DeviceCallBoard::difference(bool wait) {
                             std::to_string(verified + 1) + ": " + health_.rank_name(rank_) +
                             " called " + describe_call(*mine) + ", " + health_.rank_name(peer) +
                             " called " + describe_call(*other);
-      if (mine->layout != other->layout) message += " with another memory layout";
-      if (mine->counts_hash != other->counts_hash) message += " with other counts of the ranks";
-      return Error(ErrorCode::kMismatch, message);
+      return Error(ErrorCode::kMismatch, message + describe_difference(*mine, *other));
     }
   }
   return std::nullopt;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "backend/engine/device_group.hpp"
+#include "backend/engine/validation.hpp"
 #include "kernels/plan/multimem.hpp"
 
 namespace symm {
@@ -17,6 +18,7 @@ bool is_even(std::span<const Part> parts) {
 struct CopyTarget {
   InputArray output;
   std::uint64_t bytes_a_peer = 0;
+  bool even = true;  // shares of an all_to_all
 };
 
 CopyTarget copy_target(const CollectiveArgs& args) {
@@ -30,7 +32,7 @@ CopyTarget copy_target(const CollectiveArgs& args) {
       return {joined_parts(args.output_parts, size), largest * size};
     }
     case CollectiveKind::kAllToAll:
-      if (!is_even(args.input_parts) || !is_even(args.output_parts)) return {};
+      if (!is_even(args.input_parts) || !is_even(args.output_parts)) return {{}, 0, false};
       return {joined_parts(args.output_parts, size), args.output_parts[0].count * size};
     default:
       return {};
@@ -65,6 +67,12 @@ MultimemTarget multimem_target(const CollectiveArgs& args) {
   }
 }
 
+// What such a segment must be, and the fix.
+std::string promised_segment(bool call_promises) {
+  return call_promises ? "a segment of the group; share its memory with the group"
+                       : "a segment registered with symmetric=True; register it";
+}
+
 }  // namespace
 
 Place DeviceGroup::Found::place() const {
@@ -84,10 +92,12 @@ std::optional<DeviceGroup::Found> DeviceGroup::find(const void* data, std::size_
   return std::nullopt;
 }
 
-std::optional<DeviceGroup::Found> DeviceGroup::find_promised(const InputArray& array) const {
+std::optional<DeviceGroup::Found> DeviceGroup::find_promised(const InputArray& array,
+                                                             bool call_promises) const {
   if (array.data == nullptr || array.bytes == 0) return std::nullopt;
   const std::optional<Found> found = find(array.data, array.bytes);
-  if (found && resources_->segments[static_cast<std::size_t>(found->number)].symmetric) {
+  if (found &&
+      (call_promises || resources_->segments[static_cast<std::size_t>(found->number)].symmetric)) {
     return found;
   }
   return std::nullopt;
@@ -95,47 +105,57 @@ std::optional<DeviceGroup::Found> DeviceGroup::find_promised(const InputArray& a
 
 // Where copy engines are to write; nullopt where they are not used. A promise makes this the same
 // on every rank; where it is broken, the call's record says so.
-std::optional<DeviceGroup::Found> DeviceGroup::promised_output(const CollectiveArgs& args) const {
+std::optional<DeviceGroup::Found> DeviceGroup::promised_output(const CollectiveArgs& args,
+                                                               const PlanRequest& request) const {
   const Agreement& agreement = context_.agreement;
   const bool possible = has_algorithm(args.kind, Algorithm::kCopyEngine, PlanTarget::kGpu);
-  const bool forced = agreement.algorithm == Algorithm::kCopyEngine;
+  const bool requested = request.algorithm == Algorithm::kCopyEngine;
+  const Algorithm named =
+      request.algorithm != Algorithm::kAuto ? request.algorithm : agreement.algorithm;
+  const bool forced = named == Algorithm::kCopyEngine;
   if (!possible || world_size() == 1) return std::nullopt;
   const CopyTarget target = copy_target(args);
   if (!forced) {
-    const bool other_forced = agreement.algorithm != Algorithm::kAuto &&
-                              has_algorithm(args.kind, agreement.algorithm, PlanTarget::kGpu);
+    const bool other_forced =
+        named != Algorithm::kAuto && has_algorithm(args.kind, named, PlanTarget::kGpu);
     if (other_forced || target.bytes_a_peer < agreement.tables.gpu.copy_engine_bytes()) {
       return std::nullopt;
     }
   }
   if (target.bytes_a_peer > 0) {
-    if (const std::optional<Found> found = find_promised(target.output)) return found;
+    if (const std::optional<Found> found = find_promised(target.output, requested)) return found;
   }
-  if (!forced || (target.bytes_a_peer == 0 && args.kind != CollectiveKind::kAllToAll)) {
-    return std::nullopt;
-  }
+  // A rank whose row of an all_to_all is empty may have peers whose rows are not.
+  const bool row_may_be_uneven =
+      args.kind == CollectiveKind::kAllToAll && !(requested && target.even);
+  if (!forced || (target.bytes_a_peer == 0 && !row_may_be_uneven)) return std::nullopt;
   throw Error(ErrorCode::kUnsupported,
               std::string(collective_name(args.kind)) + " on rank " + std::to_string(rank()) +
                   ": the algorithm copy_engine needs an output that is one array with equal "
-                  "shares inside a segment registered with symmetric=True; register it, or choose "
-                  "another algorithm");
+                  "shares inside " +
+                  promised_segment(requested) + ", or choose another algorithm");
+}
+
+bool DeviceGroup::knows(const void* data, std::size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  return find(data, bytes).has_value();
 }
 
 // Throws the reason where multimem cannot carry out the call. What decides is the same on every
 // rank: the call, the group's settings, the multicast object that all ranks agreed on, and by the
 // promise where the tensors stand. This rank's GPU speaks for all of them: a multicast object is
 // had by GPUs that have the instructions alone.
-DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const Plan& plan) const {
+DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const Plan& plan,
+                                             bool call_promises) const {
   const std::string call =
       std::string(collective_name(args.kind)) + " on rank " + std::to_string(rank()) + ": ";
   const auto promised = [&](const InputArray& array, const char* what) {
     const std::string needs = call + "the algorithm multimem needs ";
-    const std::optional<Found> found = find_promised(array);
+    const std::optional<Found> found = find_promised(array, call_promises);
     if (!found) {
       throw Error(ErrorCode::kUnsupported,
-                  needs + "an " + what +
-                      " that is one array with equal shares inside a segment registered with "
-                      "symmetric=True; register it, or choose another algorithm");
+                  needs + "an " + what + " that is one array with equal shares inside " +
+                      promised_segment(call_promises) + ", or choose another algorithm");
     }
     const Multicast& multicast =
         resources_->segments[static_cast<std::size_t>(found->number)].segment->multicast();
@@ -167,8 +187,10 @@ DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const P
   return choice;
 }
 
-DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args) const {
-  if (const std::optional<Found> output = promised_output(args)) {
+DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args,
+                                        const PlanRequest& request) const {
+  validate_request(args.kind, request, PlanTarget::kGpu, context_.agreement, world_size());
+  if (const std::optional<Found> output = promised_output(args, request)) {
     return {{Algorithm::kCopyEngine, 0, 0}, std::nullopt, std::nullopt, output};
   }
   Choice choice;
@@ -176,9 +198,11 @@ DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args) const {
   const int methods_of = std::max(2, world_size());
   const std::uint64_t bytes = plan_bytes(args, world_size());
   choice.plan = context_.agreement.tables.gpu.select(args.kind, methods_of, bytes,
-                                                     context_.agreement.algorithm);
+                                                     context_.agreement.algorithm, request);
   if (choice.plan.algorithm == Algorithm::kMultimem) {
-    if (world_size() > 1 && bytes > 0) return by_multimem(args, choice.plan);
+    if (world_size() > 1 && bytes > 0) {
+      return by_multimem(args, choice.plan, request.algorithm == Algorithm::kMultimem);
+    }
     // There is nothing to send, so any method will do.
     choice.plan = PlanTable::built_in_gpu().select(args.kind, methods_of, bytes, Algorithm::kAuto);
   }

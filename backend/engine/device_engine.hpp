@@ -26,6 +26,7 @@
 
 #include "kernels/core/collective.hpp"
 #include "kernels/gpu/group_kernels.hpp"
+#include "kernels/plan/plan_request.hpp"
 #include "symm_mem/device/device_runtime.hpp"
 
 namespace symm {
@@ -52,9 +53,17 @@ class DeviceEngine {
   // warm call neither allocates nor waits. Calls on different streams must have been ordered by the
   // caller (one group's kernels share counters). Throws Error: kInvalidArgument or kUnsupported
   // before anything is launched; kUnsupported "call once before capture" for a cold call on a
-  // captured stream; the group's failure.
+  // captured stream; the group's failure. `request`: a plan of this call's own, the same on every
+  // rank; one for copy engines is the promise that every rank's output stands at the same place of
+  // one segment of the group.
   virtual void launch(const CollectiveArgs& args, StreamHandle stream,
-                      std::chrono::milliseconds timeout) = 0;
+                      std::chrono::milliseconds timeout, const PlanRequest& request) = 0;
+  void launch(const CollectiveArgs& args, StreamHandle stream, std::chrono::milliseconds timeout) {
+    launch(args, stream, timeout, {});
+  }
+
+  // Whether [data, data + bytes) stands in a segment that the group knows and kernels can find.
+  virtual bool knows(const void* data, std::size_t bytes) const = 0;
 
   // Puts messages on `stream` that progress together. Messages of one peer, direction and tag match
   // in the order in which they were given; those of this rank to itself need both ends among `ops`

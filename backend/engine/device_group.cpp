@@ -139,11 +139,12 @@ void DeviceGroup::check_backlog() {
   }
 }
 
-void DeviceGroup::launch(const CollectiveArgs& args, StreamHandle stream, milliseconds timeout) {
+void DeviceGroup::launch(const CollectiveArgs& args, StreamHandle stream, milliseconds timeout,
+                         const PlanRequest& request) {
   const std::lock_guard lock(mutex_);
   check_usable();
   validate_collective(args, rank(), world_size());
-  const Choice choice = choose(args);
+  const Choice choice = choose(args, request);
   const bool capturing = runtime_.is_capturing(stream);
   connect(limit(timeout), capturing, std::string(collective_name(args.kind)));
   if (capturing) board_.note_capture();

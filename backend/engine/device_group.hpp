@@ -43,8 +43,10 @@ class DeviceGroup final : public DeviceEngine {
 
   DeviceId device() const override { return device_; }
   GpuRuntime& runtime() const override { return runtime_; }
-  void launch(const CollectiveArgs& args, StreamHandle stream,
-              std::chrono::milliseconds timeout) override;
+  using DeviceEngine::launch;
+  void launch(const CollectiveArgs& args, StreamHandle stream, std::chrono::milliseconds timeout,
+              const PlanRequest& request) override;
+  bool knows(const void* data, std::size_t bytes) const override;
   void transfer(std::span<const TransferOp> ops, StreamHandle stream,
                 std::chrono::milliseconds timeout) override;
   void check() override;
@@ -112,11 +114,13 @@ class DeviceGroup final : public DeviceEngine {
   void check_backlog();
 
   std::optional<Found> find(const void* data, std::size_t bytes) const;
-  // The same in a segment that was registered with the promise.
-  std::optional<Found> find_promised(const InputArray& array) const;
-  std::optional<Found> promised_output(const CollectiveArgs& args) const;
-  Choice by_multimem(const CollectiveArgs& args, const Plan& plan) const;
-  Choice choose(const CollectiveArgs& args) const;
+  // The same for a call by a method that all ranks must find their tensors for: in a segment that
+  // was registered with the promise, or in any where the call itself is the promise.
+  std::optional<Found> find_promised(const InputArray& array, bool call_promises) const;
+  std::optional<Found> promised_output(const CollectiveArgs& args,
+                                       const PlanRequest& request) const;
+  Choice by_multimem(const CollectiveArgs& args, const Plan& plan, bool call_promises) const;
+  Choice choose(const CollectiveArgs& args, const PlanRequest& request) const;
   void put(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);
   MulticastMemory multicast_memory(const Found& found, std::vector<std::byte*>& ranks) const;
   void put_multimem(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);

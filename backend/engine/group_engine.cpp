@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "symm_mem/blocking_section.hpp"
 #include "backend/engine/live_groups.hpp"
+#include "symm_mem/blocking_section.hpp"
 #include "symm_mem/fork_guard.hpp"
 
 namespace symm {

@@ -2,8 +2,10 @@
 
 #include <string>
 
+#include "kernels/core/control_region.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/cpu/host_collectives.hpp"
+#include "kernels/gpu/device_layout.hpp"
 
 namespace symm {
 
@@ -128,6 +130,19 @@ void validate_collective(const CollectiveArgs& args, int rank, int world_size) {
     case CollectiveKind::kBarrier:
       break;
   }
+}
+
+void validate_request(CollectiveKind kind, const PlanRequest& request, PlanTarget target,
+                      const Agreement& agreement, int world_size) {
+  if (request.empty()) [[likely]]
+    return;
+  std::size_t slot = agreement.workspace_bytes / kSlots;
+  if (target == PlanTarget::kGpu) {
+    slot = DeviceLayout::of(world_size, agreement.device_workspace_bytes).slot_bytes;
+  } else if (request.algorithm == Algorithm::kOneShot) {
+    slot = kSmallSlotBytes;
+  }
+  check_request(kind, request, target, slot);
 }
 
 }  // namespace symm

@@ -45,10 +45,10 @@ void check_row(PlanTarget target, const PlanRow& row) {
     refuse(row_name(row) +
            ": expected 2 <= min_world <= max_world <= " + std::to_string(kMaxRanks));
   }
-  constexpr std::size_t kLeast = 16 * 1024;
-  if (row.chunk_bytes < kLeast || row.chunk_bytes % kCacheLine != 0) {
+  if (row.chunk_bytes < kLeastChunkBytes || row.chunk_bytes % kCacheLine != 0) {
     refuse(row_name(row) + ": chunk_bytes must be a multiple of " + std::to_string(kCacheLine) +
-           " and at least " + std::to_string(kLeast) + ", got " + std::to_string(row.chunk_bytes));
+           " and at least " + std::to_string(kLeastChunkBytes) + ", got " +
+           std::to_string(row.chunk_bytes));
   }
 }
 
@@ -211,6 +211,15 @@ Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged
   if (overrides && same_method == nullptr) return default_plan(forced, target_);
   const PlanRow& row = overrides ? *same_method : *chosen;
   return {row.algorithm, row.chunk_bytes, row.channels};
+}
+
+Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced,
+                       const PlanRequest& request) const {
+  const bool names_one = request.algorithm != Algorithm::kAuto;
+  Plan plan = select(kind, world_size, staged, names_one ? request.algorithm : forced);
+  if (request.chunk_bytes != 0) plan.chunk_bytes = request.chunk_bytes;
+  if (request.channels != 0) plan.channels = request.channels;
+  return plan;
 }
 
 }  // namespace symm

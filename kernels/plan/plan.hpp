@@ -14,6 +14,7 @@
 
 #include "kernels/core/collective.hpp"
 #include "kernels/plan/algorithm.hpp"
+#include "kernels/plan/plan_request.hpp"
 
 namespace symm {
 
@@ -94,6 +95,10 @@ class PlanTable {
   // it, except kCopyEngine (NOTE [Copy engines]). Local, thread safe, allocates nothing.
   // world_size >= 2.
   Plan select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced) const;
+  // The same for a call that asks for a plan of its own, which comes before `forced`. `request` has
+  // passed check_request().
+  Plan select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced,
+              const PlanRequest& request) const;
 
  private:
   PlanTarget target_;

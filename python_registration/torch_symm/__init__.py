@@ -13,6 +13,8 @@ and for memory that all ranks of a group can read and write: `empty`, `zeros`, `
 `contiguous_view` gives all ranks' tensors as one, `SymmetricTensor` the way to each peer's, and
 `memory_provider` says who makes the memory.
 
+`ccl` has collectives that choose their algorithm call by call and say where tensors may stand.
+
 Importing it is cheap: the compiled module is loaded when it is first needed, by the first process
 group or by the first use of a name below.
 """
@@ -23,6 +25,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch_symm import ccl
     from torch_symm._build_info import VERSION as __version__
     from torch_symm._C import ProcessGroupSymm
     from torch_symm.memory import (
@@ -62,6 +65,7 @@ __all__ = [
     "ProcessGroupSymm",
     "SymmetricTensor",
     "as_symmetric",
+    "ccl",
     "contiguous_view",
     "empty",
     "full",
@@ -86,6 +90,8 @@ def __getattr__(name: str) -> Any:
 
         process_group = load().ProcessGroupSymm
         return process_group if name == "ProcessGroupSymm" else process_group.Options
+    if name == "ccl":
+        return importlib.import_module("torch_symm.ccl")
     if name in _MODULES:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,123 @@
+#include "backend/configured_call.hpp"
+
+#include <string>
+
+#include "backend/engine/call_record.hpp"
+#include "symm_mem/c10d/tensor_properties.hpp"
+
+namespace symm {
+
+namespace {
+
+const at::Tensor& given_tensor(const TensorChecks& checks, const std::optional<at::Tensor>& tensor,
+                               const char* name) {
+  if (!tensor) checks.fail(ErrorCode::kInvalidArgument, {name}, "expected a tensor, got None");
+  return *tensor;
+}
+
+// Where the bytes of `tensor` go in a stage, as a tensor of its dtype.
+at::Tensor place_in(const at::Tensor& stage, const at::Tensor& tensor, const char* name) {
+  const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+  if (stage.scalar_type() != at::kByte || stage.device() != tensor.device() ||
+      !stage.is_contiguous() || stage.numel() < bytes) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string("workspace: expected ") + std::to_string(bytes) + " bytes for the " +
+                    name + " on " + tensor.device().str() + ", got " +
+                    std::to_string(stage.nbytes()) + " on " + stage.device().str());
+  }
+  return stage.flatten().narrow(0, 0, bytes).view(tensor.scalar_type()).view(tensor.sizes());
+}
+
+void move_parts(std::vector<Part>& parts, const void* from, void* to) {
+  for (Part& part : parts) {
+    const auto offset = static_cast<std::byte*>(part.data) - static_cast<const std::byte*>(from);
+    if (part.count > 0) part.data = static_cast<std::byte*>(to) + offset;
+  }
+}
+
+}  // namespace
+
+CollectiveCall build_configured_call(CallBuilder builder, const ConfiguredCall& given) {
+  const TensorChecks& checks = builder.checks();
+  const auto input = [&]() -> const at::Tensor& {
+    return given_tensor(checks, given.input, "input");
+  };
+  const auto output = [&]() -> const at::Tensor& {
+    return given_tensor(checks, given.output, "output");
+  };
+  const auto same_shape = [&] {
+    if (input().sizes() == output().sizes()) return;
+    checks.fail(ErrorCode::kInvalidArgument, {"output"},
+                "expected the shape of input, " + printed(input().sizes()) + ", got " +
+                    printed(output().sizes()));
+  };
+  switch (given.kind) {
+    case CollectiveKind::kAllReduce:
+      builder.reduce(given.op).input(input(), {"input"}).output(output(), {"output"});
+      same_shape();
+      break;
+    case CollectiveKind::kReduce:
+      builder.root(given.root, "dst").reduce(given.op).input(input(), {"input"});
+      if (given.root != checks.rank()) break;
+      builder.output(output(), {"output"});
+      same_shape();
+      break;
+    case CollectiveKind::kBroadcast:
+      builder.root(given.root, "src").output(output(), {"output"});
+      if (given.root != checks.rank()) break;
+      builder.input(input(), {"input"});
+      same_shape();
+      break;
+    case CollectiveKind::kAllGather:
+      builder.input(input(), {"input"}).output_shares(output(), {"output"});
+      break;
+    case CollectiveKind::kReduceScatter:
+      builder.reduce(given.op).output(output(), {"output"}).input_shares(input(), {"input"});
+      break;
+    case CollectiveKind::kAllToAll:
+      builder.input_rows(input(), given.input_splits, "input", "input_split_sizes")
+          .output_rows(output(), given.output_splits, "output", "output_split_sizes");
+      break;
+    default:
+      throw Error(ErrorCode::kUnsupported,
+                  std::string(collective_name(given.kind)) + " cannot be configured");
+  }
+  return builder.build();
+}
+
+void stage_input(CollectiveCall& call, const at::Tensor& stage) {
+  const at::Tensor source = call.inputs.back();
+  const at::Tensor place = place_in(stage, source, "input");
+  if (call.args.input != nullptr) call.args.input = place.const_data_ptr();
+  move_parts(call.input_parts, source.const_data_ptr(), place.mutable_data_ptr());
+  call.copies_before.push_back({place, source});
+  call.inputs.push_back(place);
+}
+
+void stage_output(CollectiveCall& call, const at::Tensor& stage) {
+  const at::Tensor& target = call.outputs.back();
+  const at::Tensor place = place_in(stage, target, "output");
+  if (call.args.output != nullptr) call.args.output = place.mutable_data_ptr();
+  move_parts(call.output_parts, target.const_data_ptr(), place.mutable_data_ptr());
+  call.copies_after.push_back({target, place});
+  call.inputs.push_back(place);
+}
+
+bool peers_read_input(const CollectiveCall& call, int rank, Algorithm algorithm) {
+  if (call.inputs.empty()) return false;
+  switch (remote_access(call.args.kind, algorithm)) {
+    case RemoteAccess::kNeedsInput:
+    case RemoteAccess::kNeedsBoth:
+      return true;
+    case RemoteAccess::kReadsInput:
+    case RemoteAccess::kReadsInputApart: {
+      CollectiveArgs apart = call.args;  // as it will be once the input stands in a stage
+      apart.output = nullptr;
+      return input_array(apart, rank, algorithm).data != nullptr;
+    }
+    default:
+      return false;
+  }
+}
+
+}  // namespace symm

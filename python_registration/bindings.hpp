@@ -1,0 +1,11 @@
+// The parts of the module torch_symm._C that have a file of their own.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace symm {
+
+// What torch_symm.ccl is made of. ProcessGroupSymm must have been bound.
+void bind_configured_calls(pybind11::module_& module);
+
+}  // namespace symm
