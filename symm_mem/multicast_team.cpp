@@ -199,7 +199,7 @@ std::string multicast_obstacle(std::span<const MulticastStanding> standings) {
 }
 
 Multicast Multicast::agree(const MeshRound& round, std::span<const MulticastStanding> standings,
-                           DeviceRuntime& runtime, std::shared_ptr<PhysicalMemory> memory,
+                           DeviceRuntime& runtime, const std::shared_ptr<PhysicalMemory>& memory,
                            HandleKind kind) {
   std::string obstacle = multicast_obstacle(standings);
   if (!obstacle.empty()) return Multicast(std::move(obstacle));

@@ -56,7 +56,7 @@ class Multicast {
   // `standings` and `kind`. Makes nothing and exchanges nothing where multicast_obstacle() is not
   // empty. Throws Error only where an exchange does.
   static Multicast agree(const MeshRound& round, std::span<const MulticastStanding> standings,
-                         DeviceRuntime& runtime, std::shared_ptr<PhysicalMemory> memory,
+                         DeviceRuntime& runtime, const std::shared_ptr<PhysicalMemory>& memory,
                          HandleKind kind);
 
   bool available() const { return base_ != nullptr; }

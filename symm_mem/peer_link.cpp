@@ -235,6 +235,7 @@ std::vector<std::vector<std::uint8_t>> PeerLink::tell(std::span<const std::uint8
                           [this] { return is_broken_.load(std::memory_order_relaxed); });
   });
   std::vector<std::vector<std::uint8_t>> messages;
+  messages.reserve(received.size());
   for (PeerMesh::Received& one : received) messages.push_back(std::move(one.message));
   messages[static_cast<std::size_t>(rank())].assign(message.begin(), message.end());
   return messages;

@@ -78,11 +78,9 @@ class SymmetricTensor:
         self._check(rank, "remote")
         if rank == self.rank:
             return self.local
-        offset = 0
-        if self.local.numel():
-            offset = self.local.data_ptr() - self.handle.buffer_ptrs[self.rank]
         shape, dtype = self.local.shape, self.local.dtype
-        return self.handle.get_buffer(rank, shape, dtype, offset // self.local.element_size())
+        elements = self._offset() // self.local.element_size()
+        return self.handle.get_buffer(rank, shape, dtype, elements)
 
     def signal_pad(self, rank: int) -> torch.Tensor:
         """The signal pad of `rank` as uint32. Leave it zero. Local."""
@@ -121,11 +119,17 @@ class SymmetricTensor:
                 f"SymmetricTensor.multicast_pointer: the memory provider {self.provider!r} has "
                 f"made no multicast object for this memory on {self.local.device}"
             )
-        return pointer
+        return pointer + self._offset()
 
     def contiguous_view(self) -> torch.Tensor:
         """All ranks' tensors as one, `torch_symm.contiguous_view`. Collective."""
         return views.contiguous_view(self.local, self.group)
+
+    def _offset(self) -> int:
+        """Bytes from the start of the allocation; an empty tensor has no address."""
+        if not self.local.numel():
+            return 0
+        return self.local.data_ptr() - self.handle.buffer_ptrs[self.rank]
 
     def _check(self, rank: int, caller: str) -> None:
         if not 0 <= rank < self.world_size:

@@ -13,6 +13,7 @@
 #include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
+#include "symm_mem/c10d/tensor_properties.hpp"
 
 namespace symm {
 namespace {
@@ -53,16 +54,22 @@ Input examine(const at::Tensor& tensor) {
   return input;
 }
 
-std::string shape_text(at::IntArrayRef sizes) {
-  std::string text;
-  for (const std::int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + text + "]";
+// `given` says what came: its dtype, shape and, where they are known, strides.
+std::string problem_text(Problem problem, const std::string& given) {
+  return problem == Problem::kNotSymmetric
+             ? "tensor: expected one in symmetric memory of SYMM, got " + given +
+                   " in other memory; allocate it by torch_symm.empty, or pass what "
+                   "torch_symm.as_symmetric returns"
+             : "tensor: expected a contiguous one, got " + given +
+                   ", which has gaps or permuted dimensions; copy it into one of torch_symm.empty";
 }
 
-std::string problem_text(Problem problem) {
-  return problem == Problem::kNotSymmetric
-             ? "tensor: expected one in symmetric memory of SYMM, got one in other memory"
-             : "tensor: expected a contiguous one, got one with gaps or permuted dimensions";
+// What this rank has given.
+std::string describe(const at::Tensor& tensor, Problem problem) {
+  std::string text =
+      std::string(c10::toString(tensor.scalar_type())) + " " + printed(tensor.sizes());
+  if (problem == Problem::kNotContiguous) text += " with strides " + printed(tensor.strides());
+  return text;
 }
 
 std::uint64_t hash_of(at::IntArrayRef sizes) {
@@ -87,20 +94,24 @@ PeerLink::Words words_of(const at::Tensor& tensor, const Input& input, std::uint
   return words;
 }
 
-// "float32 [2, 3] at byte 64".
+// "Float [2, 3]".
 std::string describe(const PeerLink::Words& words) {
   std::vector<std::int64_t> sizes(std::min<std::size_t>(words[kDims], kNamedSizes));
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     sizes[i] = static_cast<std::int64_t>(words[kFirstSize + i]);
   }
-  std::string shape = shape_text(sizes);
-  if (words[kDims] > kNamedSizes) {
-    shape += " of " + std::to_string(words[kDims]) + " dimensions";
-  }
   const std::uint64_t last = static_cast<std::uint64_t>(c10::ScalarType::NumOptions);
   const auto dtype = static_cast<c10::ScalarType>(std::min(words[kDtype], last));
-  return std::string(c10::toString(dtype)) + " " + shape + " at byte " +
-         std::to_string(words[kOffset]);
+  std::string text = std::string(c10::toString(dtype)) + " " + printed(sizes);
+  if (words[kDims] > kNamedSizes) {
+    text += " of " + std::to_string(words[kDims]) + " dimensions";
+  }
+  return text;
+}
+
+// "Float [2, 3] at byte 64".
+std::string describe_place(const PeerLink::Words& words) {
+  return describe(words) + " at byte " + std::to_string(words[kOffset]);
 }
 
 // All ranks have the same words, so all throw or none.
@@ -111,7 +122,7 @@ void check_agreement(const PeerLink& peers, const std::vector<PeerLink::Words>& 
     if (static_cast<int>(rank) == peers.rank()) continue;  // has its own, plainer error
     throw Error(ErrorCode::kMismatch,
                 peers.prefix() + "contiguous_view: " + peers.rank_name(static_cast<int>(rank)) +
-                    " passed a wrong " + problem_text(problem));
+                    " passed a wrong " + problem_text(problem, describe(all[rank])));
   }
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (std::equal(all[0].begin() + kOffset, all[0].end(), all[rank].begin() + kOffset)) continue;
@@ -119,8 +130,8 @@ void check_agreement(const PeerLink& peers, const std::vector<PeerLink::Words>& 
                 peers.prefix() +
                     "contiguous_view: expected the same shape, dtype and offset on every rank, "
                     "got " +
-                    describe(all[0]) + " on " + peers.rank_name(0) + " and " + describe(all[rank]) +
-                    " on " + peers.rank_name(static_cast<int>(rank)));
+                    describe_place(all[0]) + " on " + peers.rank_name(0) + " and " +
+                    describe_place(all[rank]) + " on " + peers.rank_name(static_cast<int>(rank)));
   }
 }
 
@@ -137,7 +148,8 @@ std::shared_ptr<SharedAllocation> agree(const at::Tensor& tensor, const Input& i
       peers.agree(PeerLink::Purpose::kView, words, link->timeout(tensor.device().type()));
   if (input.problem != Problem::kNone) {
     throw Error(ErrorCode::kInvalidArgument,
-                peers.prefix() + "contiguous_view: " + problem_text(input.problem));
+                peers.prefix() + "contiguous_view: " +
+                    problem_text(input.problem, describe(tensor, input.problem)));
   }
   check_agreement(peers, round.words);
   const bool all_know =

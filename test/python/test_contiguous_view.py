@@ -268,9 +268,9 @@ def bad_inputs(rank):
     others = dist.new_group([0, 1])
     plain = torch.ones(6, 8, device=DEVICE)
     cases = [
-        (plain, None, ["symmetric memory"]),
-        (tensor.t(), None, ["contiguous"]),
-        (tensor[:, ::2], None, ["contiguous"]),
+        (plain, None, ["symmetric memory", "[6, 8]", "torch_symm.empty"]),
+        (tensor.t(), None, ["contiguous", "[8, 6]", "[1, 8]", "torch_symm.empty"]),
+        (tensor[:, ::2], None, ["contiguous", "[6, 4]", "[8, 2]", "torch_symm.empty"]),
         (tensor, 3.5, ["group", "float"]),
         (tensor, "no such group", ["group", "no such group"]),
     ]
@@ -322,8 +322,8 @@ def ranks_differ(rank, what):
         ("dimensions", ["4", "5", "20"]),
         ("dtype", ["loat", "nt"]),
         ("place", ["4", "0"]),
-        ("memory", ["symmetric"]),
-        ("layout", ["contiguous"]),
+        ("memory", ["symmetric", "[20]", "torch_symm.empty"]),
+        ("layout", ["contiguous", "[10, 10]", "torch_symm.empty"]),
     ],
 )
 def test_what_differs_between_ranks_is_said_on_every_rank(what, words):

@@ -1,5 +1,7 @@
 """One suite over every provider of symmetric memory that the machine has."""
 
+import types
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -258,6 +260,21 @@ def where_multicast_is(rank, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_multicast_pointer_is_never_null(name):
     check(where_multicast_is, 2, name)
+
+
+def test_a_multicast_pointer_is_that_of_the_tensor():
+    """Not of its allocation, where torch's handles have theirs."""
+    from torch_symm import SymmetricTensor
+
+    whole = torch.empty(10)
+    shared = SymmetricTensor.__new__(SymmetricTensor)
+    shared.local = whole[3:7]
+    shared.handle = types.SimpleNamespace(
+        rank=1, multicast_ptr=4096, buffer_ptrs=[0, whole.data_ptr()]
+    )
+    assert shared.multicast_pointer() == 4096 + 12
+    shared.local = whole[3:3]
+    assert shared.multicast_pointer() == 4096
 
 
 def on_the_cpu(rank, name):

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -187,5 +188,5 @@ def test_torch_facing_headers_compile_alone(tmp_path):
     assert torch is not None, "torch is not installed"
     include = f"{torch.submodule_search_locations[0]}/include"
     flags = [f"-isystem{include}", f"-isystem{include}/torch/csrc/api/include"]
-    flags += ["-DUSE_DISTRIBUTED", "-DUSE_C10D"]
+    flags += ["-DUSE_DISTRIBUTED", "-DUSE_C10D", f"-isystem{sysconfig.get_path('include')}"]
     compile_all_alone([path for path in HEADERS if is_torch_facing(path)], flags, tmp_path)
