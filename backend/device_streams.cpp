@@ -13,10 +13,6 @@ namespace symm {
 
 namespace {
 
-// High: CUDA gives streams of another priority hardware queues of their own, so that a message that
-// waits for its peer does not hold up the program's streams.
-constexpr bool kMessagePriority = true;
-
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
@@ -49,9 +45,10 @@ DeviceStreams::DeviceStreams(at::Device device, std::shared_ptr<Communicator> co
     : device_(device),
       guard_(device.type()),
       runtime_(engine.runtime()),
+      high_priority_(high_priority),
       fork_generation_(fork_generation()),
       collectives_(guard_.getStreamFromGlobalPool(device, high_priority)),
-      batches_(guard_.getStreamFromGlobalPool(device, kMessagePriority)),
+      batches_(guard_.getStreamFromGlobalPool(device, high_priority)),
       order_event_(device.type()),
       communicator_(std::move(communicator)),
       engine_(&engine) {}
@@ -70,7 +67,7 @@ c10::Stream DeviceStreams::lane(std::size_t number) {
   const std::lock_guard lock(mutex_);
   if (number >= lanes_.size()) lanes_.resize(number + 1);
   std::optional<c10::Stream>& stream = lanes_[number];
-  if (!stream) stream = guard_.getStreamFromGlobalPool(device_, kMessagePriority);
+  if (!stream) stream = guard_.getStreamFromGlobalPool(device_, high_priority_);
   return *stream;
 }
 

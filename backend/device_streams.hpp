@@ -49,7 +49,7 @@ struct StreamChain {
 // Shared by the group and its Works, which may outlive it. Thread safe.
 class DeviceStreams {
  public:
-  // `engine` belongs to `communicator`. `high_priority`: of the stream of asynchronous collectives.
+  // `engine` belongs to `communicator`.
   DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator, DeviceEngine& engine,
                 bool high_priority);
   ~DeviceStreams();
@@ -111,6 +111,7 @@ class DeviceStreams {
   const at::Device device_;
   const c10::impl::VirtualGuardImpl guard_;
   GpuRuntime& runtime_;
+  const bool high_priority_;
   const std::uint32_t fork_generation_;
   const c10::Stream collectives_;
   const c10::Stream batches_;
