@@ -7,11 +7,11 @@ shipped in the wheel) over a backend that they do not know, on 3 CPU ranks or 4 
         --time-limit 330 --json conformance.json
 
 The tests are imported as if for gloo (on CUDA, nccl), which fixes what they skip; then the
-backend's name is exchanged. Each test runs in a fork of this process. Its ranks are forks of that
-one; on CUDA, which a fork cannot use, they are fresh processes that import this file again. With
---reference or --against the exit status is 1 if a test that passes there does not pass here.
---against runs the other backend too, first on what has not passed; with --time-limit what there was
-no time for is listed as not_run.
+backend's name is exchanged. Each test runs in a fork of this process, and its ranks are forks of
+that one: only they use CUDA, so that nobody imports torch a second time. With --reference or
+--against the exit status is 1 if a test that passes there does not pass here. --against runs the
+other backend too, first on what has not passed; with --time-limit what there was no time for is
+listed as not_run.
 """
 
 import argparse
@@ -41,6 +41,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
 
+import torch  # noqa: E402
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 # Tests that no backend of another name can pass, or that ask for what symm does not do by design;
@@ -68,10 +69,8 @@ _TestDistBackend = distributed_test.TestDistBackend
 class ConformanceTest(_TestDistBackend, _DistributedTest._DistTestBase):
     def setUp(self):
         super().setUp()
-        if ON_CUDA:
-            self._spawn_processes()
-        else:
-            self._start_processes(multiprocessing.get_context("fork").Process)
+        assert not torch.cuda.is_initialized(), "a fork could not use CUDA"
+        self._start_processes(multiprocessing.get_context("fork").Process)
 
 
 def all_names() -> list[str]:
@@ -158,7 +157,6 @@ def run_all(
     """{test name: outcome}; `report` is told every test that does not pass or skip. At `deadline`
     (time.monotonic()) what runs is ended, and what is left has the status not_run."""
     call_like_the_peer(backend)
-    os.environ["SYMM_CONFORMANCE_BACKEND"] = backend  # for ranks that import this file
     waiting, running, outcomes = collections.deque(names), [], {}
     while waiting or running:
         out_of_time = time.monotonic() > deadline
@@ -238,10 +236,6 @@ def print_table(outcomes: dict, backend: str, seconds: float) -> None:
     print("\nReasons of the skipped tests:")
     for reason, number in reasons.most_common():
         print(f"{number:6}  {reason}")
-
-
-if "SYMM_CONFORMANCE_BACKEND" in os.environ:
-    call_like_the_peer(os.environ["SYMM_CONFORMANCE_BACKEND"])
 
 
 def parse_arguments() -> argparse.Namespace:
