@@ -48,9 +48,9 @@ std::string names(const char* separator, Predicate&& has) {
   return text;
 }
 
-const MemoryProvider& known(const std::string& name, const std::string& where) {
+const MemoryProvider* known(const std::string& name, const std::string& where) {
   for (const MemoryProvider& provider : kKnown) {
-    if (name == provider.name) return provider;
+    if (name == provider.name) return &provider;
   }
   throw Error(ErrorCode::kInvalidArgument, where + ": expected one of " +
                                                names(", ", [](const auto&) { return true; }) +
@@ -60,7 +60,7 @@ const MemoryProvider& known(const std::string& name, const std::string& where) {
 // Null where it is unset.
 const MemoryProvider* chosen_by_environment() {
   const char* const name = std::getenv("SYMM_MEMORY_PROVIDER");
-  return name == nullptr || *name == '\0' ? nullptr : &known(name, "SYMM_MEMORY_PROVIDER");
+  return name == nullptr || *name == '\0' ? nullptr : known(name, "SYMM_MEMORY_PROVIDER");
 }
 
 const MemoryProvider& in_force(const Choice& now) {
@@ -134,16 +134,16 @@ std::string memory_provider(const std::optional<std::string>& name) {
     Choice& now = choice();
     const std::lock_guard lock(now.mutex);
     if (!name) return in_force(now).name;
-    const MemoryProvider& wanted = known(*name, "memory_provider: name");
-    if (now.used && &wanted != now.chosen) {
+    const MemoryProvider* const wanted = known(*name, "memory_provider: name");
+    if (now.used && wanted != now.chosen) {
       throw Error(ErrorCode::kUnsupported,
                   "memory_provider: " + quoted(now.chosen->name) +
                       " is in use since the first allocation of symmetric memory, so " +
                       quoted(*name) + " cannot be chosen; choose before the first one");
     }
-    select(wanted, "memory_provider");
-    now.chosen = &wanted;
-    return wanted.name;
+    select(*wanted, "memory_provider");
+    now.chosen = wanted;
+    return wanted->name;
   });
 }
 
