@@ -27,10 +27,19 @@ class Provider:
     torch_name: str  # as torch.distributed._symmetric_memory.set_backend() takes it
     devices: tuple[str, ...]
     any_backend: bool  # serves groups whatever their backend is
-    signals: bool  # put_signal, wait_signal
+    signals: bool  # put_signal, wait_signal; see can()
     barrier: bool
     views: bool  # contiguous views over all ranks
     groups_known: bool  # can be asked which groups have mapped a tensor's memory
+
+    def can(self, capability: str) -> bool:
+        """Whether it has one of the above in this process."""
+        if self.name == "nccl" and capability == "signals":
+            import torch
+
+            # Older ones have no signals of their own, and torch's error does not say so.
+            return torch.cuda.is_available() and torch.cuda.nccl.version() >= (2, 29)
+        return bool(getattr(self, capability))
 
     def problem(self) -> str:
         """Why it cannot be used in this process, or ""."""
@@ -116,13 +125,13 @@ def current() -> Provider:
 
 def able(capability: str) -> str:
     """The names of the providers that have it, for a message."""
-    return " and ".join(name for name, p in KNOWN.items() if getattr(p, capability))
+    return " and ".join(name for name, p in KNOWN.items() if p.can(capability))
 
 
 def require(capability: str, what: str, caller: str) -> None:
     """Raises NotImplementedError unless the provider in force can do `what`."""
     provider = current()
-    if not getattr(provider, capability):
+    if not provider.can(capability):
         raise NotImplementedError(
             f"{caller}: the memory provider {provider.name!r} has no {what}; {able(capability)} "
             "can do it: choose one by memory_provider() or SYMM_MEMORY_PROVIDER"
@@ -239,6 +248,8 @@ def _select(provider: Provider, caller: str) -> None:
         if _gpu_problem():
             return  # what is left is memory of the CPU, which no other provider has
     before = _selected_in_torch()
+    if before == provider.torch_name:
+        return  # torch refuses to select the one that it started out with, "CUDA" as a rule
     try:
         symm_mem.set_backend(provider.torch_name)
     except RuntimeError as error:

@@ -78,9 +78,11 @@ class SymmetricTensor:
         self._check(rank, "remote")
         if rank == self.rank:
             return self.local
-        shape, dtype = self.local.shape, self.local.dtype
-        elements = self._offset() // self.local.element_size()
-        return self.handle.get_buffer(rank, shape, dtype, elements)
+        # A handle stands for the start of the tensor's storage.
+        start = self.local.storage_offset()
+        elements = start + self.local.numel()
+        stored = self.handle.get_remote_tensor(rank, (elements,), self.local.dtype)
+        return stored[start:].view(self.local.shape)
 
     def signal_pad(self, rank: int) -> torch.Tensor:
         """The signal pad of `rank` as uint32. Leave it zero. Local."""
@@ -129,7 +131,9 @@ class SymmetricTensor:
         """Bytes from the start of the allocation; an empty tensor has no address."""
         if not self.local.numel():
             return 0
-        return self.local.data_ptr() - self.handle.buffer_ptrs[self.rank]
+        if hasattr(self.handle, "offset"):
+            return self.handle.offset + self.local.storage_offset() * self.local.element_size()
+        return self.local.data_ptr() - self.handle.buffer_ptrs[self.rank]  # torch 2.11
 
     def _check(self, rank: int, caller: str) -> None:
         if not 0 <= rank < self.world_size:

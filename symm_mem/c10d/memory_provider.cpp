@@ -79,8 +79,9 @@ std::string gpu_problem() {
 
 std::optional<std::string> selected() { return torch_memory::get_backend(c10::Device(c10::kCUDA)); }
 
-// Why PyTorch refuses that allocator, or "". It checks before it changes anything.
-std::string select_in_torch(const std::string& torch_name) {
+// Why PyTorch refuses that allocator, or "". It checks before it changes anything, and refuses the
+// one that it started out with (as a rule "CUDA"), even while that is the selected one.
+std::string set_in_torch(const std::string& torch_name) {
   try {
     torch_memory::set_backend(torch_name);
   } catch (const c10::Error& error) {
@@ -91,13 +92,21 @@ std::string select_in_torch(const std::string& torch_name) {
   return now == torch_name ? "" : "torch keeps " + now + " although it was selected";
 }
 
+std::string select_in_torch(const std::string& torch_name) {
+  return selected() == torch_name ? "" : set_in_torch(torch_name);
+}
+
+// Only selecting an allocator tells whether PyTorch has it. Where there is no way back from that,
+// nothing is held against the others.
 std::map<std::string, std::string> problems() {
   const std::optional<std::string> before = selected();
+  const bool can_return = !before || set_in_torch(*before).empty();
   std::map<std::string, std::string> found;
   for (const MemoryProvider& provider : kKnown) {
-    found[provider.name] = is_native(provider) ? "" : select_in_torch(provider.torch_name);
+    const bool tried = can_return && !is_native(provider);
+    found[provider.name] = tried ? set_in_torch(provider.torch_name) : "";
   }
-  if (before && selected() != before) select_in_torch(*before);
+  if (before) select_in_torch(*before);
   return found;
 }
 

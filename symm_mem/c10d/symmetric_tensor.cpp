@@ -144,11 +144,12 @@ void SymmetricTensor::check_rank(int rank, const char* caller) const {
                               std::to_string(world_size() - 1) + ", got " + std::to_string(rank)));
 }
 
-// Of the tensor, from the start of its allocation; an empty tensor has no address.
+// Of the tensor, from the start of its allocation; an empty tensor has no address. A handle stands
+// for the start of the tensor's storage, and a provider may have mapped this rank's memory twice.
 std::int64_t SymmetricTensor::offset_bytes() const {
   if (local_.numel() == 0) return 0;
-  const auto* const start = static_cast<const std::byte*>(handle_->get_buffer_ptrs()[rank()]);
-  return static_cast<const std::byte*>(local_.const_data_ptr()) - start;
+  return static_cast<std::int64_t>(handle_->get_offset()) +
+         local_.storage_offset() * static_cast<std::int64_t>(local_.itemsize());
 }
 
 }  // namespace symm

@@ -141,7 +141,7 @@ def operators(rank):
 
     problems, ranks = [], list(range(dist.get_world_size()))
     for name in REDUCTIONS:
-        for algorithm in TABLE[DEVICE][name]:
+        for algorithm in (a for a in TABLE[DEVICE][name] if a != "multimem"):
             for number, op in enumerate(model.OPS):
                 for dtype in (torch.float32, torch.bfloat16, torch.int32):
                     if not model.meaningful(op, dtype):

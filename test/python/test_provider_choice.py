@@ -246,7 +246,8 @@ def test_who_has_mapped_memory_of_another_provider_is_not_guessed(registry, monk
     group = types.SimpleNamespace(group_name="some group")
     monkeypatch.setattr(_groups, "resolve", lambda given, caller: group)
     known = torch.empty(1)
-    monkeypatch.setattr(symm_mem, "is_symm_mem_tensor", lambda tensor: tensor is known)
+    knows = lambda tensor: tensor is known  # noqa: E731
+    monkeypatch.setattr(symm_mem, "is_symm_mem_tensor", knows, raising=False)  # not in torch 2.11
     assert memory.is_symmetric(known)
     assert not memory.is_symmetric(torch.empty(1))
     assert not memory.is_symmetric(torch.empty(1), "some group")

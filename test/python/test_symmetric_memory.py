@@ -86,7 +86,7 @@ def device_words(address: int, count: int) -> list[int]:
         __cuda_array_interface__ = {  # noqa: RUF012
             "shape": (count,),
             "typestr": "<i8",
-            "data": (address, True),
+            "data": (address, False),  # torch takes no read-only ones
             "version": 2,
         }
 

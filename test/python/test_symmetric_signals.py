@@ -385,23 +385,29 @@ def test_signals_in_a_graph():
 
 
 def time_out_on_a_gpu(rank):
-    """The stream goes on, the host is told, and another handle still works."""
+    """The stream goes on, the host is told, and only signals of this group on this GPU are over."""
     use_symm()
-    _tensor, handle = shared(1)
-    other, other_handle = shared(8, salt=1)
+    tensor, handle = shared(8)
+    another = dist.new_group(list(range(dist.get_world_size())))
     texts = []
     if rank == 0:
         texts.append(message_of(ERRORS, waits_in_vain, handle, 1, 3))
+        texts.append(message_of(ERRORS, handle.barrier))
     synchronize()
     torch.ones(3, device=DEVICE).sum().item()  # the context has not been harmed
     dist.barrier()
-    other.copy_(pattern(8, rank, 2))
-    other_handle.barrier()
-    peer = (rank + 1) % other_handle.world_size
-    got = other_handle.get_buffer(peer, (8,), torch.float32)
-    problems = model.mismatch("the other allocation", got, pattern(8, peer, 2))
-    other_handle.barrier()
+    tensor.copy_(pattern(8, rank, 2))
+    handle = symm_mem.rendezvous(tensor, another)
+    handle.barrier()
+    peer = (rank + 1) % handle.world_size
+    got = handle.get_buffer(peer, (8,), torch.float32)
+    problems = model.mismatch("memory of the peer", got, pattern(8, peer, 2))
+    handle.barrier()
     synchronize()
+    total = torch.ones(3, device=DEVICE)
+    dist.all_reduce(total)
+    expected = torch.full((3,), float(dist.get_world_size()))
+    problems += model.mismatch("a collective of the group", total, expected)
     return problems + [text for text in texts if "rank 1" not in text]
 
 
