@@ -115,7 +115,7 @@ def test_peers_read_and_write(name, world_size):
 def odd_shapes(rank, name):
     import torch_symm
 
-    problems = []
+    problems, kept = [], []
     for shape in [(), (1,), (0,), (3, 0), (2, 3, 5)]:
         shared = torch_symm.SymmetricTensor.empty(shape, device=DEVICE)
         shared.local.fill_(rank + 0.25)
@@ -125,7 +125,8 @@ def odd_shapes(rank, name):
             problems += [] if got.shape == expected.shape else [f"{got.shape} for {shape}"]
             problems += model.mismatch(f"{shape}", got.flatten(), expected.flatten())
         meet()
-        del got, shared  # the own tensor is one of both; NVSHMEM's ranks meet when they free
+        # torch 2.11's NVSHMEM takes new memory for what it freed at the same address.
+        kept.append(shared)
     return problems
 
 
