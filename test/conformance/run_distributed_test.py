@@ -46,9 +46,12 @@ import torch  # noqa: E402
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 if ON_CUDA:
-    # Imported by the tests' setUp, it uses a GPU where torch says that there is one; then no fork
-    # could use it any more.
-    with unittest.mock.patch.object(torch.cuda, "is_available", return_value=False):
+    # Imported by the tests' setUp, it looks for GPUs by Triton and by Numba, which initialises CUDA;
+    # then no fork could use it any more.
+    with (
+        unittest.mock.patch.object(torch.cuda, "is_available", return_value=False),
+        unittest.mock.patch("torch.testing._internal.common_utils.TEST_NUMBA", False),
+    ):
         import torch.testing._internal.common_device_type
 
 # Tests that no backend of another name can pass, or that ask for what symm does not do by design;
