@@ -46,8 +46,8 @@ import torch  # noqa: E402
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 if ON_CUDA:
-    # Imported by the tests' setUp, it looks for GPUs by Triton and by Numba, which initialises CUDA;
-    # then no fork could use it any more.
+    # Imported by the tests' setUp, it looks for GPUs by Triton and by Numba. Both initialise CUDA,
+    # and then no fork can use it any more.
     with (
         unittest.mock.patch.object(torch.cuda, "is_available", return_value=False),
         unittest.mock.patch("torch.testing._internal.common_utils.TEST_NUMBA", False),
