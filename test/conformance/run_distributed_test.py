@@ -119,6 +119,9 @@ def _start(name: str, folder: str) -> int:
     os._exit(0)
 
 
+KEEP_PERIOD = 5.0  # seconds
+
+
 class Running:
     def __init__(self, name: str):
         self.name = name
@@ -163,11 +166,14 @@ def run_all(
     limit: float,
     report=print,
     deadline: float = float("inf"),
+    keep=None,
 ) -> dict:
     """{test name: outcome}; `report` is told every test that does not pass or skip. At `deadline`
-    (time.monotonic()) what runs is ended, and what is left has the status not_run."""
+    (time.monotonic()) what runs is ended, and what is left has the status not_run. `keep` is given
+    what there is every few seconds, in case that this process is ended from outside."""
     call_like_the_peer(backend)
     waiting, running, outcomes = collections.deque(names), [], {}
+    kept = time.monotonic()
     while waiting or running:
         out_of_time = time.monotonic() > deadline
         if out_of_time:
@@ -184,6 +190,10 @@ def run_all(
             outcomes[test.name] = outcome
             if outcome["status"] == "fail":
                 report(f"FAIL {test.name} over {backend} ({outcome['seconds']} s)")
+                report("\n".join(f"    {line}" for line in first_lines(outcome["detail"])))
+        if keep and time.monotonic() - kept > KEEP_PERIOD:
+            keep(outcomes)
+            kept = time.monotonic()
         time.sleep(0.005)
     missing = {"status": "not_run", "detail": "no time was left", "seconds": 0.0}
     return {name: outcomes.get(name, missing) for name in names}
@@ -292,22 +302,26 @@ def main() -> int:
             os.environ["CUDA_VISIBLE_DEVICES"] = VISIBLE_DEVICES
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
+    def keep(found: dict) -> None:
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
     start = time.monotonic()
     end = start + (arguments.time_limit or float("inf"))
     names = [name for name in all_names() if arguments.filter in name]
-    outcomes = run_all(names, arguments.backend, arguments.jobs, arguments.limit, deadline=end)
+    outcomes = run_all(
+        names, arguments.backend, arguments.jobs, arguments.limit, deadline=end, keep=keep
+    )
     print_table(outcomes, arguments.backend, time.monotonic() - start)
     print_failures(outcomes, arguments.verbose)
     report, reference, reference_name = outcomes, None, ""
     if arguments.against:
-        if arguments.json:  # in case that the other backend's run is ended from outside
-            arguments.json.write_text(json.dumps(outcomes, indent=1, sort_keys=True) + "\n")
+        keep(outcomes)
         reference, reference_name = run_against(arguments, outcomes, end), arguments.against
         report = report_of(outcomes, arguments.backend, reference, reference_name)
     elif arguments.reference:
         reference, reference_name = json.loads(arguments.reference.read_text()), "the reference"
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+    keep(report)
     if reference is None:
         return int("fail" in counts(outcomes))
     lost = regressions(outcomes, reference)

@@ -119,6 +119,16 @@ def summarize(by_rank: list[dict]) -> list[dict]:
     return rows
 
 
+def keep(results: dict) -> None:
+    """Writes what there is; another backend may be slow."""
+    if not arguments.json:
+        return
+    machine = describe_machine(arguments.backends, arguments.world, arguments.device)
+    command = "test/device/memory_figures.py " + " ".join(sys.argv[1:])
+    text = json.dumps({"command": command, "machine": machine, "results": results}, indent=1)
+    arguments.json.write_text(text + "\n")
+
+
 def main() -> int:
     results = {}
     for backend in arguments.backends:
@@ -131,11 +141,7 @@ def main() -> int:
                 f"  {row['mebibytes']:5} MiB  {row['step']:22} first {row['first_ms']:10.3f} ms"
                 f"  median {row['median_ms']:10.3f} ms"
             )
-    if arguments.json:
-        machine = describe_machine(arguments.backends, arguments.world, arguments.device)
-        command = "test/device/memory_figures.py " + " ".join(sys.argv[1:])
-        text = json.dumps({"command": command, "machine": machine, "results": results}, indent=1)
-        arguments.json.write_text(text + "\n")
+        keep(results)
     return 0
 
 
