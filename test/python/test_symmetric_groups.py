@@ -139,12 +139,12 @@ def test_groups_of_a_device_mesh():
     expect_no_mismatch(run_ranks(of_a_mesh, 4))
 
 
-def of_another_backend(rank, lists):
+def of_another_backend(rank, lists, backend):
     use_symm()
-    groups, problems = member_of_each(lists, backend="gloo"), []
+    groups, problems = member_of_each(lists, backend), []
     for group, ranks in groups:
         tensor, handle = shared(77, group)
-        problems += wrong_peers(handle, ranks, 77, what=f"gloo {ranks}")
+        problems += wrong_peers(handle, ranks, 77, what=f"{backend} {ranks}")
         table = handle.get_buffer((handle.rank + 1) % len(ranks), (77,), torch.float32)
         handle.barrier()
         table.copy_(pattern(77, rank, salt=5))
@@ -157,9 +157,13 @@ def of_another_backend(rank, lists):
     return problems
 
 
+NCCL = pytest.param("nccl", marks=[pytest.mark.cuda, pytest.mark.gpus(4)])
+
+
+@pytest.mark.parametrize("backend", ["gloo", NCCL])
 @pytest.mark.parametrize("lists", [[[0, 1, 2, 3]], [[0, 2], [1, 3]]], ids=str)
-def test_groups_of_gloo(lists):
-    expect_no_mismatch(run_ranks(of_another_backend, 4, lists))
+def test_groups_of_another_backend(lists, backend):
+    expect_no_mismatch(run_ranks(of_another_backend, 4, lists, backend))
 
 
 def world_of_another_backend(rank):
@@ -168,7 +172,7 @@ def world_of_another_backend(rank):
     size, problems = dist.get_world_size(), []
     for count in (3, 100_003):
         _tensor, handle = shared(count, salt=count)
-        problems += wrong_peers(handle, list(range(size)), count, salt=count, what="gloo")
+        problems += wrong_peers(handle, list(range(size)), count, salt=count, what="the world")
         handle.barrier()
     dist.barrier()
     return problems + pads_not_zero(handle)
@@ -179,6 +183,12 @@ def world_of_another_backend(rank):
 @pytest.mark.parametrize("backend", ["gloo", f"cpu:gloo,{DEVICE}:symm" if ON_CUDA else "cpu:symm"])
 def test_default_group_of_another_backend(backend, world_size):
     expect_no_mismatch(run_ranks(world_of_another_backend, world_size, backend=backend))
+
+
+@pytest.mark.cuda
+@pytest.mark.gpus(4)
+def test_default_group_of_nccl():
+    expect_no_mismatch(run_ranks(world_of_another_backend, 4, backend="nccl"))
 
 
 def after_the_group_has_gone(rank, backend):
