@@ -19,6 +19,7 @@
 #include "symm_mem/blocking_section.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/c10d/memory_provider.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "symm_mem/device/device_library.hpp"
 
@@ -204,6 +205,19 @@ PYBIND11_MODULE(_C, module) {
       "Whether `tensor` stands in memory of SYMM, and has joined the group, if one is named.");
   module.def("place_of", &symm::place_of, py::arg("tensor"),
              "(bytes from the start of its allocation, bytes of that), None for other memory.");
+  module.def(
+      "memory_provider_choice",
+      [] {
+        const symm::MemoryProviderChoice choice = [] {
+          const py::gil_scoped_release release;
+          return symm::memory_provider_choice();
+        }();
+        return std::make_pair(choice.name, choice.used);
+      },
+      "(the memory provider that this process has chosen or \"\", whether it is in use).");
+  module.def("record_memory_provider", &symm::record_memory_provider, py::arg("name"),
+             py::arg("used"), py::call_guard<py::gil_scoped_release>(),
+             "After `name` was selected in torch.");
   module.def("tell", &symm::tell, py::arg("group_name"), py::arg("message"),
              "Everybody's message, by rank. Collective.");
   module.def("mappings_made", &symm::mappings_made,

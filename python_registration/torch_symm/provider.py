@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from torch_symm import _environment
+from torch_symm import _environment, _registration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +72,19 @@ KNOWN = {
 assert tuple(KNOWN) == _environment.MEMORY_PROVIDERS
 
 
-class _Choice:
-    """What this process has chosen. Thread safe."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.name = ""  # by memory_provider() or, at the first allocation, by default
-        self.used = False  # memory was allocated, so that the name stands
+# Held while a choice is made. The record of it stands in libsymm, which C++ programs use too.
+_choosing = threading.RLock()
 
 
-_choice = _Choice()
+def _choice() -> tuple[str, bool]:
+    """(what was chosen, by memory_provider() or at the first allocation by default, else "";
+    whether memory was allocated, so that it stands). Does not load libsymm only to be told."""
+    compiled = _registration.loaded()
+    return compiled.memory_provider_choice() if compiled else ("", False)
+
+
+def _record(name: str, used: bool) -> None:
+    _registration.load().record_memory_provider(name, used)
 
 
 def memory_provider(name: str | None = None) -> str:
@@ -97,20 +100,22 @@ def memory_provider(name: str | None = None) -> str:
         RuntimeError: this machine's torch does not have it, or another one is in use already. The
             former choice stands, and choosing can be tried again.
     """
-    with _choice.lock:
+    with _choosing:
         if name is None:
-            return _choice.name or _default()
+            return _choice()[0] or _default()
         if name not in KNOWN:
             raise ValueError(
                 f"memory_provider: name: expected one of {', '.join(KNOWN)}, got {name!r}"
             )
-        if _choice.used and name != _choice.name:
+        _registration.load()
+        chosen, used = _choice()
+        if used and name != chosen:
             raise RuntimeError(
-                f"memory_provider: {_choice.name!r} is in use since the first allocation of "
+                f"memory_provider: {chosen!r} is in use since the first allocation of "
                 f"symmetric memory, so {name!r} cannot be chosen; choose before the first one"
             )
         _select(KNOWN[name], "memory_provider")
-        _choice.name = name
+        _record(name, used)
         return name
 
 
@@ -144,7 +149,8 @@ def allocating(device: Any, caller: str) -> Iterator[Provider]:
 
     An allocation that raises leaves the choice open.
     """
-    with _choice.lock:
+    with _choosing:
+        _registration.load()
         provider = current()
         if device.type not in provider.devices:
             others = [p.name for p in KNOWN.values() if device.type in p.devices]
@@ -152,14 +158,14 @@ def allocating(device: Any, caller: str) -> Iterator[Provider]:
                 f"{caller}: device: the memory provider {provider.name!r} has no memory on "
                 f"{device.type}; providers that have: {', '.join(others) or 'none'}"
             )
-        if not _choice.name:
+        if not _choice()[0]:
             _refuse_a_choice_made_in_torch(provider, caller)
         # For memory of the CPU as well, since torch exchanges nothing after any first use.
         _select(provider, caller)
         if provider.name == "native" and device.type == "cuda" and (problem := _gpu_problem()):
             raise NotImplementedError(f"{caller}: device: {problem}")
         yield provider
-        _choice.name, _choice.used = provider.name, True
+        _record(provider.name, used=True)
 
 
 def rendezvous(tensor: Any, group: Any, caller: str) -> Any:
@@ -218,11 +224,9 @@ def _gpu_problem() -> str:
     """Why symm has no memory of GPUs, or ""."""
     import torch
 
-    from torch_symm._registration import load
-
     if not torch.backends.cuda.is_built():
         return f"torch {torch.__version__} was built without CUDA"
-    return load().device_library_problem("cuda")
+    return _registration.load().device_library_problem("cuda")
 
 
 def _selected_in_torch() -> str | None:
@@ -235,8 +239,6 @@ def _select(provider: Provider, caller: str) -> None:
     """Makes torch's symmetric memory come from `provider`; raises where it does not."""
     import torch.distributed._symmetric_memory as symm_mem
 
-    from torch_symm._registration import load
-
     if problem := provider.problem():
         usable = [name for name, reason in providers().items() if not reason]
         raise RuntimeError(
@@ -244,7 +246,7 @@ def _select(provider: Provider, caller: str) -> None:
             f"usable: {', '.join(usable) or 'none'}"
         )
     if provider.name == "native":
-        load()
+        _registration.load()
         if _gpu_problem():
             return  # what is left is memory of the CPU, which no other provider has
     before = _selected_in_torch()

@@ -110,6 +110,14 @@ std::map<std::string, std::string> problems() {
   return found;
 }
 
+void check_not_in_use(const Choice& now, const MemoryProvider& wanted, const char* caller) {
+  if (!now.used || now.chosen == &wanted) return;
+  throw Error(ErrorCode::kUnsupported,
+              std::string(caller) + ": " + quoted(now.chosen->name) +
+                  " is in use since the first allocation of symmetric memory, so " +
+                  quoted(wanted.name) + " cannot be chosen; choose before the first one");
+}
+
 // Makes PyTorch's symmetric memory come from `provider`.
 void select(const MemoryProvider& provider, const std::string& caller) {
   if (is_native(provider)) {
@@ -144,15 +152,27 @@ std::string memory_provider(const std::optional<std::string>& name) {
     const std::lock_guard lock(now.mutex);
     if (!name) return in_force(now).name;
     const MemoryProvider* const wanted = known(*name, "memory_provider: name");
-    if (now.used && wanted != now.chosen) {
-      throw Error(ErrorCode::kUnsupported,
-                  "memory_provider: " + quoted(now.chosen->name) +
-                      " is in use since the first allocation of symmetric memory, so " +
-                      quoted(*name) + " cannot be chosen; choose before the first one");
-    }
+    check_not_in_use(now, *wanted, "memory_provider");
     select(*wanted, "memory_provider");
     now.chosen = wanted;
     return wanted->name;
+  });
+}
+
+MemoryProviderChoice memory_provider_choice() {
+  Choice& now = choice();
+  const std::lock_guard lock(now.mutex);
+  return {.name = now.chosen == nullptr ? "" : now.chosen->name, .used = now.used};
+}
+
+void record_memory_provider(const std::string& name, bool used) {
+  with_torch_errors([&] {
+    Choice& now = choice();
+    const std::lock_guard lock(now.mutex);
+    const MemoryProvider* const wanted = known(name, "record_memory_provider: name");
+    check_not_in_use(now, *wanted, "record_memory_provider");
+    now.chosen = wanted;
+    now.used = now.used || used;
   });
 }
 

@@ -3,8 +3,8 @@
 // The rules are those of torch_symm.memory_provider(). PyTorch keeps one allocator for each type of
 // device and exchanges none once memory was allocated, so a provider is a choice of the process:
 // made before the first allocation by memory_provider(), by SYMM_MEMORY_PROVIDER, or not at all,
-// which means "native". The choice is selected in PyTorch too. Python's torch_symm keeps its own
-// record of it; where the two differ, the later one to allocate gets PyTorch's refusal.
+// which means "native". The choice is selected in PyTorch too. There is one record of it in the
+// process, which Python's torch_symm reads and writes as well.
 //
 // Local, thread safe, under no graph capture. Wrong names raise c10::ValueError, everything else
 // c10::NotImplementedError; a call that raises changes nothing and can be made again.
@@ -25,6 +25,17 @@ namespace symm {
 // and lists those that are; so does one that this LibTorch has not, with those that it has, and
 // another one than that of the first allocation.
 std::string memory_provider(const std::optional<std::string>& name = std::nullopt);
+
+struct MemoryProviderChoice {
+  std::string name;   // "" where nobody has chosen yet
+  bool used = false;  // memory was allocated, so that the choice stands
+};
+
+MemoryProviderChoice memory_provider_choice();
+
+// For a part of the program that selects in PyTorch by itself, after it has done so. Raises where
+// another provider is in use.
+void record_memory_provider(const std::string& name, bool used);
 
 // Every known provider with the reason why it cannot be chosen now, "" where it can. Asks PyTorch
 // by choosing each for a moment, so no other thread may allocate symmetric memory meanwhile.

@@ -226,6 +226,25 @@ TEST(MemoryProviderTest, TheChoiceStandsFromTheFirstAllocationOn) {
   });
 }
 
+TEST(MemoryProviderTest, AChoiceThatWasMadeElsewhereHolds) {
+  run_ranks(1, [](int) {
+    give_torch({"CUDA", "NCCL"});
+    EXPECT_EQ(memory_provider_choice().name, "");
+    record_memory_provider("nccl", false);
+    EXPECT_EQ(memory_provider(), "nccl");
+    EXPECT_EQ(memory_provider("cuda"), "cuda");
+    record_memory_provider("cuda", true);
+    const MemoryProviderChoice now = memory_provider_choice();
+    EXPECT_TRUE(now.name == "cuda" && now.used);
+    for (const std::string name : {"native", "nccl"}) {
+      const std::vector<std::string> words = {"'cuda' is in use", "'" + name + "' cannot be"};
+      expect_raises<c10::NotImplementedError>([&] { memory_provider(name); }, words);
+      expect_raises<c10::NotImplementedError>([&] { record_memory_provider(name, false); }, words);
+    }
+    expect_raises<c10::ValueError>([] { record_memory_provider("x", true); }, {"'x'"});
+  });
+}
+
 TEST(MemoryProviderTest, TheDefaultDoesNotOverrideAChoiceMadeInTorch) {
   run_ranks(1, [](int) {
     give_torch({"NCCL"});

@@ -27,6 +27,49 @@ def test_the_environment_chooses():
     assert run_ranks(by_environment, 1, env=env, backend="gloo") == [("native", True)]
 
 
+def recorded(rank):
+    """Python's choice is the one that C++ code of the process sees, and the other way round."""
+    import torch_symm
+    from torch_symm._registration import load
+
+    seen = [load().memory_provider_choice()]
+    torch_symm.memory_provider("native")
+    seen.append(load().memory_provider_choice())
+    torch_symm.empty(3, device="cpu")
+    seen.append(load().memory_provider_choice())
+    load().record_memory_provider("native", used=False)
+    seen.append(load().memory_provider_choice())
+    texts = [
+        message_of(ValueError, load().record_memory_provider, "x", used=False),
+        message_of(NotImplementedError, load().record_memory_provider, "cuda", used=False),
+        message_of(RuntimeError, torch_symm.memory_provider, "cuda"),
+    ]
+    return seen, texts
+
+
+def test_python_and_cpp_have_one_choice():
+    seen, texts = run_ranks(recorded, 1, backend="gloo")[0]
+    assert seen == [("", False), ("native", False), ("native", True), ("native", True)]
+    assert "'x'" in texts[0]
+    assert all("'native' is in use" in text and "'cuda'" in text for text in texts[1:]), texts
+
+
+def by_a_choice_of_cpp(rank):
+    import torch_symm
+    from torch_symm._registration import load
+
+    load().record_memory_provider("nvshmem", used=True)
+    return torch_symm.memory_provider(), message_of(
+        RuntimeError, torch_symm.memory_provider, "native"
+    )
+
+
+def test_a_choice_of_cpp_holds_in_python():
+    name, text = run_ranks(by_a_choice_of_cpp, 1, backend="gloo")[0]
+    assert name == "nvshmem"
+    assert "'nvshmem' is in use" in text
+
+
 def by_a_wrong_variable(rank):
     import torch_symm
 
@@ -94,22 +137,38 @@ class Registry:
         return self.selected if str(device).startswith("cuda") else "SYMM"
 
 
+class Compiled:
+    """Stands in for torch_symm._C in a process that has made no choice yet."""
+
+    def __init__(self):
+        self.choice, self.problem = ("", False), ""
+
+    def device_library_problem(self, kind):
+        return self.problem
+
+    def memory_provider_choice(self):
+        return self.choice
+
+    def record_memory_provider(self, name, used):
+        self.choice = (name, used)
+
+
 @pytest.fixture
 def registry(monkeypatch):
     """The process has made no choice yet, and torch has every provider."""
     import torch.distributed._symmetric_memory as symm_mem
 
-    from torch_symm import _registration, provider
+    from torch_symm import _registration
 
-    stand_in = Registry()
-    monkeypatch.setattr(provider, "_choice", provider._Choice())
+    stand_in, compiled = Registry(), Compiled()
     monkeypatch.setattr(symm_mem, "set_backend", stand_in.set_backend)
     monkeypatch.setattr(symm_mem, "get_backend", stand_in.get_backend)
     monkeypatch.setattr(symm_mem, "is_nvshmem_available", lambda: True)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    compiled = types.SimpleNamespace(device_library_problem=lambda kind: "")
-    monkeypatch.setattr(_registration, "load", lambda: compiled)
+    stand_in.compiled = compiled
+    for name in ("load", "loaded"):
+        monkeypatch.setattr(_registration, name, lambda: compiled)
     monkeypatch.delenv("SYMM_MEMORY_PROVIDER", raising=False)
     return stand_in
 
@@ -222,11 +281,10 @@ def test_what_a_provider_cannot_do_names_those_that_can(registry):
             pytest.fail("the allocation went on")
 
 
-def test_the_library_for_gpus_is_missing(registry, monkeypatch):
-    from torch_symm import _registration, provider
+def test_the_library_for_gpus_is_missing(registry):
+    from torch_symm import provider
 
-    compiled = types.SimpleNamespace(device_library_problem=lambda kind: "there is no library")
-    monkeypatch.setattr(_registration, "load", lambda: compiled)
+    registry.compiled.problem = "there is no library"
     with pytest.raises(NotImplementedError, match="there is no library"):
         with provider.allocating(CUDA, "empty"):
             pytest.fail("the allocation went on")
@@ -238,11 +296,10 @@ def test_the_library_for_gpus_is_missing(registry, monkeypatch):
 def test_who_has_mapped_memory_of_another_provider_is_not_guessed(registry, monkeypatch):
     import torch.distributed._symmetric_memory as symm_mem
 
-    from torch_symm import _groups, _registration, memory, provider
+    from torch_symm import _groups, memory, provider
 
     provider.memory_provider("cuda")
-    compiled = types.SimpleNamespace(is_symmetric=lambda tensor, name: False)
-    monkeypatch.setattr(_registration, "load", lambda: compiled)
+    registry.compiled.is_symmetric = lambda tensor, name: False
     group = types.SimpleNamespace(group_name="some group")
     monkeypatch.setattr(_groups, "resolve", lambda given, caller: group)
     known = torch.empty(1)
