@@ -19,11 +19,11 @@ build: setup  ## compiles the library and its tests, installs the package into t
 	@SYMM_BUILD_TESTS=ON CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	  $(PY) -m pip install --quiet --no-build-isolation --no-deps .
 
-test: build  ## C++ unit and multi-rank tests, then the Python and fault tests
+test: build  ## C++ unit and multi-rank tests, then the Python, fault and model tests
 	@mkdir -p $(REPORTS)
 	ctest --test-dir build/Release -j $(JOBS) --output-on-failure --no-tests=error \
 	  --progress --output-junit $(CURDIR)/$(REPORTS)/ctest.xml
-	$(PY) -m pytest -q test/python test/fault --junitxml=$(REPORTS)/pytest.xml
+	$(PY) -m pytest -q test/python test/fault test/model --junitxml=$(REPORTS)/pytest.xml
 
 conformance: build  ## PyTorch's own distributed tests, run against symm
 	@mkdir -p $(REPORTS)

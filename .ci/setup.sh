@@ -34,6 +34,17 @@ system_packages() {
   fi
 }
 
+# The model check of the signal protocols is skipped where there is none.
+model_checker() {
+  command -v spin >/dev/null && return
+  [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || return 0
+  [ -e .cache/no_spin ] && return
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq spin >/dev/null && return
+  echo "setup: no package of spin; test/model will be skipped" >&2
+  touch .cache/no_spin
+}
+
 cmake_version() {
   cmake --version 2>/dev/null | sed -nE '1s/.* ([0-9.]+).*/\1/p'
 }
@@ -111,6 +122,7 @@ PYTHON_END
 
 mkdir -p .cache
 system_packages
+model_checker
 if [ -n "${PYTHON:-}" ] && [ -s .cache/started_from ] &&
   [ "$(cat .cache/started_from)" != "$PYTHON" ]; then
   rm -f .cache/python

@@ -82,6 +82,24 @@ __device__ inline void release_after_barrier() {
 }
 #endif
 
+#if SYMM_GPU_COMPILER
+// Around packets, which order nothing but themselves, in a kernel that is a barrier: the thread that
+// sends hands on what its stream did before the kernel, the one that has received takes over what
+// the sender's stream did before its own.
+__device__ inline void release_earlier_work() {
+  release_before_barrier();
+  release_after_barrier();
+}
+
+__device__ inline void acquire_for_later_work() {
+#if SYMM_PTX
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+#elif SYMM_AMDGCN
+  __atomic_thread_fence(__ATOMIC_ACQUIRE);
+#endif
+}
+#endif
+
 template <class T>
 SYMM_INLINE T load_acquire(const T* address) {
 #if SYMM_PTX

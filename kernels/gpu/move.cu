@@ -62,11 +62,13 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
   const int peer = static_cast<int>(threadIdx.x);
   bool ok = true;
   if (peer < group.world_size && peer != group.rank) {
+    release_earlier_work();
     packets.send(peer, 0,
                  Unit{{static_cast<std::uint32_t>(call.place),
                        static_cast<std::uint32_t>(call.place >> 32), 0, 0}});
     Unit unit;
     ok = packets.receive(peer, 0, &unit);
+    acquire_for_later_work();
     const std::uint64_t theirs = unit.words[0] | (static_cast<std::uint64_t>(unit.words[1]) << 32);
     if (ok && theirs != call.place) {
       ok = waiter.fail(DeviceFault::kBrokenPromise, peer, theirs, call.place);

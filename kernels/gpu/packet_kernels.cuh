@@ -129,9 +129,12 @@ __device__ inline bool packet_barrier(PacketCall& x) {
   x.refresh(1);
   const int peer = static_cast<int>(threadIdx.x);
   if (blockIdx.x != 0 || peer >= x.world_size() || peer == x.rank()) return true;
+  release_earlier_work();
   x.send(peer, 0, Unit{});
   Unit unit;
-  return x.receive(peer, 0, &unit);
+  const bool ok = x.receive(peer, 0, &unit);
+  acquire_for_later_work();
+  return ok;
 }
 
 // Combines what all ranks have sent for each unit of `own`, this rank's part of it, into `output`.

@@ -1,0 +1,130 @@
+"""The models by protocol, with the bounds in which they are searched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import protocols
+from channels import Call, ChannelModel
+from program import Program
+
+EPOCHS = 3
+# Of two ranks, in which a wait may end on any message that ends it. The others have too many states
+# for that; their waits end on the oldest such message, which brings the least knowledge.
+EVERY_MESSAGE = {"barrier", "all_gather_short", "broadcast_short"}
+
+
+@dataclass
+class Family:
+    """Models of one protocol. Every site of theirs must be needed by one of them.
+
+    `planted`: models with a fault that is no missing order, which must be found as well.
+    """
+
+    name: str
+    models: list[Program]
+    planted: list[Program] = field(default_factory=list)
+
+
+def named(program: Program, fault: str) -> Program:
+    """The program under a name that tells its planted fault."""
+    program.name = f"{program.name} / {fault}"
+    return program
+
+
+def channel_families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
+    """Chunk pipelines and barriers: every algorithm three times, on the host and on a GPU."""
+    families = []
+    for where, device in (("host", False), ("device", True)):
+        family = Family(f"{where} channels", [])
+        for (name, world, _, root), call in calls.items():
+            if device and name == "all_to_all":
+                continue  # goes through lanes
+            every = world == 2 and name in EVERY_MESSAGE
+            if name.endswith("_short") and (world > 2 or device):
+                continue  # on a device the two ranks' counters are those of the host
+            if root == (world - 1 if is_rooted(name) else 0):
+                family.models.append(ChannelModel([call] * EPOCHS, device, every).program)
+        for world in (2, 3):
+            rooted = [calls["broadcast", world, False, root] for root in range(world)]
+            mixed = [rooted[0], calls["all_reduce_ring", world, False, 0], rooted[1]]
+            family.models.append(ChannelModel(mixed, device).program)
+        for name, world in (("broadcast", 2), ("broadcast", 3), ("gather", 2), ("scatter", 3)):
+            early = ChannelModel([calls[name, world, False, 0]] * EPOCHS, device, early_done=1)
+            family.planted.append(named(early.program, "done told a step too early"))
+        families.append(family)
+    return families
+
+
+def is_rooted(name: str) -> bool:
+    """Whether the collective has a root."""
+    return name in {
+        "broadcast",
+        "broadcast_short",
+        "gather",
+        "scatter",
+        "reduce_one_shot",
+        "reduce_two_shot",
+    }
+
+
+def packet_family() -> Family:
+    """Packets from a root and from everybody."""
+    return Family(
+        "packets",
+        [
+            protocols.packets(2, None),
+            protocols.packets(2, 0),
+            protocols.packets(3, None, epochs=4, words=1),
+            protocols.packets(3, 0, words=1),
+            protocols.packets(3, 2, words=2),
+        ],
+        [
+            named(protocols.packets(2, 0, sets=1), "one set of boxes"),
+            named(protocols.packets(3, None, words=1, sets=1), "one set of boxes"),
+            named(protocols.packets(2, 0, fault="split"), "data beside the word of its epoch"),
+            named(protocols.packets(2, 0, fault="early"), "packet_done before the reads"),
+        ],
+    )
+
+
+def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
+    """All protocols."""
+    return [
+        *channel_families(calls),
+        Family(
+            "blocks of threads",
+            [protocols.block_pipeline("channel", 8, 24)],
+            [named(protocols.block_pipeline("channel", 8, 24, "no barrier"), "no block barrier")],
+        ),
+        packet_family(),
+        Family(
+            "gates and barriers by packets",
+            [protocols.packet_gate(2), protocols.packet_gate(3, calls=2)],
+        ),
+        Family(
+            "lanes",
+            [protocols.block_pipeline("lane", 4, 12)],
+            [named(protocols.block_pipeline("lane", 4, 12, "no barrier"), "no block barrier")],
+        ),
+        Family(
+            "signal pads",
+            [
+                protocols.pad_messages(),
+                protocols.pad_barriers(2, False),
+                protocols.pad_barriers(3, False),
+                protocols.pad_barriers(3, True),
+            ],
+            [
+                named(protocols.pad_barriers(2, False, fault="blind"), "puts that do not wait"),
+                named(protocols.pad_barriers(3, False, fault="blind"), "puts that do not wait"),
+            ],
+        ),
+        Family(
+            "mailboxes",
+            [protocols.mailbox_pipeline(name, 2, 6) for name in ("envelope", "grant", "data")],
+        ),
+        Family("device call records", [protocols.device_records()]),
+        Family("reports", [protocols.report()]),
+        Family("sleep and wake", [protocols.wake_up()]),
+    ]

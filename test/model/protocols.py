@@ -1,0 +1,269 @@
+"""Models of the protocols other than chunk pipelines; each docstring names the code it follows."""
+
+from __future__ import annotations
+
+from program import ACQUIRE, RELEASE, SEQ_CST, Program, Thread
+
+
+def packets(
+    world: int, root: int | None, epochs: int = 5, sets: int = 2, words: int = 2, fault: str = ""
+) -> Program:
+    """PacketCall of kernels/gpu/packets.cuh: one unit from the root, or from everybody, to all.
+
+    A word is data and epoch in one, so its value stands for both. `sets`: boxes a sender, by parity
+    of the epoch. Faults: "split" puts data and epoch into words of their own; "early" tells
+    packet_done before the box was read.
+    """
+    who = "everybody" if root is None else f"root {root}"
+    program = Program(f"packets from {who}, {world} ranks", first_choice_only=world > 2)
+    for rank in range(world):
+        thread = program.thread()
+        peers = [p for p in range(world) if p != rank]
+        for epoch in range(1, epochs + 1):
+            for peer in peers:  # begin()
+                done = ("packet_done", peer, rank)
+                thread.wait_ge(done, epoch - 2, ACQUIRE, "packets begin", grants=True)
+            if root in (None, rank):  # send()
+                for peer in peers:
+                    for word in range(words):
+                        thread.store(("box", peer, rank, epoch % sets, word), epoch)
+            if fault == "early":
+                _end_packets(thread, rank, peers, epoch, "packets end")
+            for peer in peers:  # receive()
+                for word in range(words):
+                    if root in (None, peer):
+                        _receive(thread, ("box", rank, peer, epoch % sets, word), epoch, fault)
+            if fault != "early":
+                _end_packets(thread, rank, peers, epoch, "packets end")
+    if fault == "split":
+        _split_words(program)
+    return program
+
+
+def _receive(thread: Thread, place: tuple[object, ...], epoch: int, fault: str) -> None:
+    thread.wait_eq(place, epoch)
+    if fault == "split":
+        thread.load(("data", *place), 0)
+        thread.expect(0, epoch)
+
+
+def _split_words(program: Program) -> None:
+    """Stores the data of each word before its epoch, into a location of its own."""
+    boxes = {index: name for name, index in program.locations.items() if name[0] == "box"}
+    for ops in program.threads:
+        split = []
+        for op in ops:
+            if op.kind == "STORE" and op.a in boxes:
+                data = program.locations.setdefault(("data", *boxes[op.a]), len(program.locations))
+                split.append(type(op)("STORE", data, op.b))
+            split.append(op)
+        ops[:] = split
+
+
+def _end_packets(thread: Thread, rank: int, peers: list[int], epoch: int, site: str = "") -> None:
+    for peer in peers:  # end()
+        thread.fence(RELEASE, site)
+        thread.store(("packet_done", rank, peer), epoch)
+
+
+def packet_gate(world: int, calls: int = 3) -> Program:
+    """copy_gate of kernels/gpu/move.cu around copies into the peers' outputs; packet_barrier of
+    kernels/gpu/packet_kernels.cuh is the same gate."""
+    program = Program(f"copies between gates, {world} ranks")
+    program.first_choice_only = world > 2
+    for rank in range(world):
+        thread = program.thread()
+        peers = [p for p in range(world) if p != rank]
+        for call in range(1, calls + 1):
+            _gate(thread, rank, peers, 2 * call - 1)
+            for peer in peers:  # copy engines
+                thread.write(("output", peer, rank), call)
+            _gate(thread, rank, peers, 2 * call)
+            for peer in peers:  # later work of the stream
+                thread.read(("output", rank, peer), call)
+    return program
+
+
+def _gate(thread: Thread, rank: int, peers: list[int], epoch: int) -> None:
+    for peer in peers:
+        thread.wait_ge(("packet_done", peer, rank), epoch - 2, ACQUIRE)
+    thread.fence(RELEASE, "gate before")
+    for peer in peers:
+        thread.store(("box", peer, rank, epoch % 2), epoch)
+    for peer in peers:
+        thread.wait_eq(("box", rank, peer, epoch % 2), epoch)
+    thread.fence(ACQUIRE, "gate after")
+    _end_packets(thread, rank, peers, epoch)
+
+
+def block_pipeline(name: str, slots: int, pieces: int, fault: str = "") -> Program:
+    """A block of two threads hands pieces to a block of another rank through slots.
+
+    name "lane": Lane::send and Lane::receive of kernels/gpu/transfer.cu; name "channel":
+    open_slot, publish, await and read_done of kernels/gpu/block_executor.cuh. Each thread writes
+    half of a slot and reads both; thread 0 keeps the counters. Fault "no barrier": thread 0 tells
+    without the barrier of the block before.
+    """
+    program = Program(f"{name} of {slots} slots, blocks of 2 threads", first_choice_only=True)
+    for me in range(2):  # the sender
+        thread = program.thread()
+        for n in range(pieces):
+            if me == 0:
+                thread.wait_ge("freed", n + 1 - slots, ACQUIRE, f"{name} wait freed", grants=True)
+            thread.block_barrier("sender", 2)
+            thread.write(("slot", n % slots, me), n + 1)
+            if fault != "no barrier":
+                thread.block_barrier("sender", 2)
+            if me == 0:
+                thread.fence(RELEASE, f"{name} tell filled")
+                thread.store("filled", n + 1)
+    for me in range(2):  # the receiver
+        thread = program.thread()
+        for n in range(pieces):
+            if me == 0:
+                thread.wait_ge("filled", n + 1, ACQUIRE, f"{name} wait filled")
+            thread.block_barrier("receiver", 2)
+            for half in range(2):
+                thread.read(("slot", n % slots, half), n + 1)
+            if fault != "no barrier":
+                thread.block_barrier("receiver", 2)
+            if me == 0:
+                thread.fence(RELEASE, f"{name} tell freed")
+                thread.store("freed", n + 1)
+    return program
+
+
+def mailbox_pipeline(name: str, capacity: int, count: int) -> Program:
+    """One of the three streams of a mailbox, in backend/engine/mailbox_progress.cpp.
+
+    "envelope": post_envelopes and take_envelopes; "grant": write_grants and take_grants; "data":
+    stream_out and stream_in, a piece of the ring being a place.
+    """
+    program = Program(f"mailbox {name}, {capacity} places")
+    writer, reader = program.thread(), program.thread()
+    for n in range(count):
+        writer.wait_ge("taken", n + 1 - capacity, ACQUIRE, f"mailbox {name} room", grants=True)
+        writer.write(("place", n % capacity), n + 1)
+        writer.store("written", n + 1, RELEASE, f"mailbox {name} post")
+        reader.wait_ge("written", n + 1, ACQUIRE, f"mailbox {name} take")
+        reader.read(("place", n % capacity), n + 1)
+        reader.store("taken", n + 1, RELEASE, f"mailbox {name} free")
+    return program
+
+
+def pad_barriers(world: int, threads_a_rank: bool, rounds: int = 3, fault: str = "") -> Program:
+    """Barriers on a signal pad between writing one's data and reading the peers', and after it.
+
+    try_put and try_take of kernels/core/signal_pad.hpp, used as by HostSignals::barrier, or with
+    a thread for each peer as by signal_barrier of kernels/gpu/signal.cuh. Fault "blind": a put
+    does not wait until the signal before it was taken.
+    """
+    kind = "a thread a peer" if threads_a_rank else "one thread a rank"
+    program = Program(f"pad barriers, {kind}, {world} ranks")
+    for rank in range(world):
+        peers = [p for p in range(world) if p != rank]
+        groups = [[p] for p in peers] if threads_a_rank else [peers]
+        for number, group in enumerate(groups):
+            thread = program.thread()
+            for turn in range(1, rounds + 1):
+                if number == 0:
+                    thread.write(("data", rank), turn)
+                _pad_barrier(thread, rank, group, len(groups), fault)
+                for peer in group:
+                    thread.read(("data", peer), turn)
+                _pad_barrier(thread, rank, group, len(groups), fault)
+    return program
+
+
+def _pad_barrier(thread: Thread, rank: int, peers: list[int], threads: int, fault: str) -> None:
+    if threads > 1:  # a kernel begins after all of what came before it on the stream
+        thread.block_barrier(("block", rank), threads)
+    for peer in peers:
+        if fault == "blind":
+            thread.store(("pad", peer, rank), 1, RELEASE)
+        else:
+            thread.swap(("pad", peer, rank), 0, 1, RELEASE, "try_put")
+    for peer in peers:
+        thread.swap(("pad", rank, peer), 1, 0, ACQUIRE, "try_take")
+    if threads > 1:
+        thread.block_barrier(("block", rank), threads)
+
+
+def pad_messages(count: int = 4) -> Program:
+    """Data handed over by put and wait, and handed back by another channel's signal."""
+    program = Program("pad put and wait, 2 ranks")
+    giver, taker = program.thread(), program.thread()
+    for n in range(1, count + 1):
+        giver.write("data", n)
+        giver.swap("filled", 0, 1, RELEASE, "try_put")
+        giver.swap("read", 1, 0, ACQUIRE, "try_take")
+        taker.swap("filled", 1, 0, ACQUIRE, "try_take")
+        taker.read("data", n)
+        taker.swap("read", 0, 1, RELEASE, "try_put")
+    return program
+
+
+def device_records(count: int = 3, words: int = 2) -> Program:
+    """DeviceCallBoard::post and ::record of backend/engine/device_calls.cpp, in a ring of one."""
+    program = Program(f"device call records, {words} words, {count} calls in one place")
+    writer, reader = program.thread(), program.thread()
+    for sequence in range(1, count + 1):
+        writer.store("sequence", 0, RELEASE, "record clear")
+        for word in range(words):
+            writer.store(("word", word), sequence, RELEASE, "record words")
+        writer.store("sequence", sequence, RELEASE, "record post")
+    first, second = 0, words + 1
+    for sequence in range(1, count + 1):
+
+        def copied(sequence: int = sequence) -> None:
+            for word in range(words):
+                reader.expect(1 + word, sequence)
+
+        def found(sequence: int = sequence) -> None:
+            for word in range(words):
+                reader.load(("word", word), 1 + word, ACQUIRE, "record copy")
+            reader.load("sequence", second, ACQUIRE, "record second look")
+            reader.if_equal(second, sequence, lambda: copied(sequence))
+
+        reader.load("sequence", first, ACQUIRE, "record first look")
+        reader.if_equal(first, sequence, lambda sequence=sequence: found(sequence))
+    return program
+
+
+def report() -> Program:
+    """Waiter::fail of kernels/gpu/wait.cuh; SignalThread::report and failure records are alike."""
+    program = Program("reports of failures")
+    writer, reader = program.thread(), program.thread()
+    writer.write("fields", 1)
+    writer.store("fault", 1, RELEASE, "report fault")
+    reader.wait_ge("fault", 1, ACQUIRE, "report look")
+    reader.read("fields", 1)
+    return program
+
+
+def wake_up(count: int = 3, sleeps: int = 2) -> Program:
+    """post, sleep_on and wait_for of kernels/cpu/wait.cpp, with so many sleeps a signal.
+
+    The sleeper's time limit is left out, so that a wake-up that is lost is a deadlock.
+    """
+    program = Program(f"sleep and wake, {count} signals, {sleeps} sleeps each")
+    writer, sleeper = program.thread(), program.thread()
+    for value in range(1, count + 1):
+        writer.write(("data", value), 1)
+        writer.exchange("value", value, SEQ_CST, "post exchange")
+        writer.load("waiters", 0, SEQ_CST, "post look")
+        writer.wake_if(0)
+
+        def sleep(value: int = value) -> None:
+            sleeper.add("waiters", 1, SEQ_CST, "sleep count")
+            sleeper.load("value", 1, SEQ_CST, "sleep look")
+            sleeper.if_equal(1, value - 1, lambda: sleeper.sleep("value", 0))
+            sleeper.add("waiters", 255, SEQ_CST, "sleep uncount")
+
+        for _ in range(sleeps):
+            # What was seen last is one less than what is waited for, or no less.
+            sleeper.load("value", 0, ACQUIRE, "wait_for")
+            sleeper.if_equal(0, value - 1, sleep)
+        sleeper.wait_ge("value", value, ACQUIRE, "wait_for")
+        sleeper.read(("data", value), 1)
+    return program

@@ -1,0 +1,175 @@
+"""Where in the code the orders and waits stand that the models break: a file, a function, a line.
+
+Snippets are found behind their function's name; test_model_sites.py sees to it, and that every line
+of these files that orders memory is named here or in NOT_MODELLED.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Site(NamedTuple):
+    """`function` is a piece of its first line; `code` a piece of the line that orders or waits."""
+
+    file: str
+    function: str
+    code: str
+
+
+HOST = "kernels/cpu/host_executor.cpp"
+WAIT = "kernels/cpu/wait.cpp"
+BLOCK = "kernels/gpu/block_executor.cuh"
+PACKETS = "kernels/gpu/packets.cuh"
+TRANSFER = "kernels/gpu/transfer.cu"
+PAD = "kernels/core/signal_pad.hpp"
+MAILBOX = "backend/engine/mailbox_progress.cpp"
+CALLS = "backend/engine/device_calls.cpp"
+GIVE_UP = "kernels/gpu/wait.cuh"
+SIGNAL = "kernels/gpu/signal.cuh"
+END = "kernels/gpu/call_end.cuh"
+
+SITES: dict[str, list[Site]] = {
+    "host open_slot": [Site(HOST, "HostExecutor::open_slot", "wait_for(done, needed")],
+    "host await": [Site(HOST, "HostExecutor::await(int", "wait_for(view_.controls[peer]->ready")],
+    "host publish": [Site(HOST, "HostExecutor::publish", "post(own_ready()")],
+    "host read_done": [Site(HOST, "HostExecutor::read_done", "post(own_done()")],
+    "host end": [Site(HOST, "HostExecutor::end", "wait_for(view_.controls[peer]->done")],
+    "device begin": [Site(BLOCK, "bool begin()", "await_done(peer, epoch_ + 1 - kSlots)")],
+    "device open_slot": [
+        Site(BLOCK, "open_slot(std::uint32_t step)", "await_done(peer, needed)"),
+        Site(BLOCK, "bool await_done(int", "load_acquire(done), target)"),
+    ],
+    "device end": [Site(BLOCK, "bool end()", "await_done(peer, epoch_ + steps_)")],
+    "device await": [Site(BLOCK, "bool await_ready(int", "load_acquire(ready), target)")],
+    "device publish": [Site(BLOCK, "void publish(", "tell_peers(&ChannelSignal::ready")],
+    "device read_done": [Site(BLOCK, "void read_done(", "tell_peers(&ChannelSignal::done")],
+    "channel tell filled": [
+        Site(BLOCK, "void tell_peers(", "release_before_barrier()"),
+        Site(BLOCK, "void tell_peers(", "release_after_barrier()"),
+        Site(BLOCK, "void tell_peers(", "store_relaxed(&(signal_at(peer, rank()).*counter)"),
+    ],
+    "channel tell freed": [Site(BLOCK, "void tell_peers(", "release_after_barrier()")],
+    "channel wait freed": [Site(BLOCK, "bool await_done(int", "load_acquire(done), target)")],
+    "channel wait filled": [Site(BLOCK, "bool await_ready(int", "load_acquire(ready), target)")],
+    "packets begin": [Site(PACKETS, "bool begin()", "load_acquire(done), target)")],
+    "packets end": [
+        Site(PACKETS, "void end()", "release_after_barrier()"),
+        Site(PACKETS, "void end()", "store_relaxed(done, epoch_)"),
+    ],
+    "gate before": [
+        Site("kernels/gpu/move.cu", "copy_gate(", "release_earlier_work()"),
+        Site("kernels/gpu/packet_kernels.cuh", "bool packet_barrier(", "release_earlier_work()"),
+    ],
+    "gate after": [
+        Site("kernels/gpu/move.cu", "copy_gate(", "acquire_for_later_work()"),
+        Site("kernels/gpu/packet_kernels.cuh", "bool packet_barrier(", "acquire_for_later_work()"),
+    ],
+    "lane wait freed": [
+        Site(TRANSFER, "bool send(", "wait_for(freed, count_ + 1 - kLaneSlots)"),
+        Site(TRANSFER, "bool wait_for(", "load_acquire(counter), target)"),
+    ],
+    "lane tell filled": [
+        Site(TRANSFER, "bool send(", "release_before_barrier()"),
+        Site(TRANSFER, "bool send(", "release_after_barrier()"),
+        Site(TRANSFER, "bool send(", ".filled, count_ + 1)"),
+    ],
+    "lane wait filled": [Site(TRANSFER, "bool receive(", "wait_for(filled, count_ + 1)")],
+    "lane tell freed": [
+        Site(TRANSFER, "bool receive(", "release_after_barrier()"),
+        Site(TRANSFER, "bool receive(", ".freed, count_ + 1)"),
+    ],
+    "mailbox envelope room": [Site(MAILBOX, "::post_envelopes(", "peer_inbox->taken")],
+    "mailbox envelope post": [Site(MAILBOX, "::post_envelopes(", "outbox->posted, posted + 1")],
+    "mailbox envelope take": [Site(MAILBOX, "::take_envelopes(", "peer_outbox->posted")],
+    "mailbox envelope free": [Site(MAILBOX, "::take_envelopes(", "inbox->taken, ++taken")],
+    "mailbox grant room": [Site(MAILBOX, "::write_grants(", "peer_outbox->grants_taken")],
+    "mailbox grant post": [Site(MAILBOX, "::write_grants(", "inbox->granted, granted + 1")],
+    "mailbox grant take": [Site(MAILBOX, "::take_grants(", "peer_inbox->granted")],
+    "mailbox grant free": [Site(MAILBOX, "::take_grants(", "outbox->grants_taken, ++taken")],
+    "mailbox data room": [Site(MAILBOX, "::stream_out(", "peer_inbox->data_read")],
+    "mailbox data post": [Site(MAILBOX, "::stream_out(", "outbox->data_written, written + bytes")],
+    "mailbox data take": [Site(MAILBOX, "::stream_in(", "peer_outbox->data_written")],
+    "mailbox data free": [Site(MAILBOX, "::stream_in(", "inbox->data_read, read + bytes")],
+    "try_put": [Site(PAD, "bool try_put(", "compare_exchange_release(")],
+    "try_take": [Site(PAD, "bool try_take(", "compare_exchange_acquire(")],
+    "record clear": [Site(CALLS, "DeviceCallBoard::post", "place.sequence, std::uint64_t{0}")],
+    "record words": [Site(CALLS, "DeviceCallBoard::post", "store_release(words_of(place) + i")],
+    "record post": [Site(CALLS, "DeviceCallBoard::post", "place.sequence, record.sequence")],
+    "record first look": [Site(CALLS, "DeviceCallBoard::record", "load_acquire(&place.sequence)")],
+    "record copy": [Site(CALLS, "DeviceCallBoard::record", "load_acquire(words_of(place) + i)")],
+    "record second look": [
+        Site(CALLS, "words[i] = load_acquire", "load_acquire(&place.sequence) != sequence")
+    ],
+    "report fault": [
+        Site(GIVE_UP, "bool fail(", "store_release(&report.fault"),
+        Site(SIGNAL, "void report(", "store_release(&report.fault"),
+    ],
+    "report look": [
+        Site("backend/engine/device_watch.cpp", "DeviceWatch", "load_acquire(&report.fault)"),
+        Site("kernels/gpu/gpu_signal_kernels.cpp", "report", "load_acquire(&report.fault)"),
+    ],
+    "post exchange": [Site(WAIT, "void post(", "exchange_seq_cst(&line.value")],
+    "post look": [Site(WAIT, "void wake_sleepers(", "load_seq_cst(&line.waiters)")],
+    "wait_for": [
+        Site(WAIT, "bool wait_for(", "load_acquire(&line.value), target)"),
+        Site(WAIT, "bool wait_for(", "seen = load_acquire(&line.value)"),
+    ],
+    "sleep count": [Site(WAIT, "void sleep_on(", "fetch_add(&line.waiters, std::uint32_t{1})")],
+    "sleep look": [Site(WAIT, "void sleep_on(", "load_seq_cst(&line.value) == seen")],
+    "sleep uncount": [Site(WAIT, "void sleep_on(", "fetch_add(&line.waiters, ~std::uint32_t{0})")],
+}
+
+# Orders without which every property still holds in the model, and why. They are kept: they cost
+# nothing where they stand, or another compiler or processor may need them.
+NOT_NEEDED: dict[str, str] = {
+    "packets end: not release": "a word brings its data, and its reader has it before it goes on",
+    "packets begin: not acquire": "what follows are stores that the value just read allows",
+    "record clear: not release": "a reader that sees the zero does not use the record",
+    "record second look: not acquire": "nothing is read after it",
+    "sleep look: not seq_cst": "the kernel looks again before it lets the thread sleep",
+    "sleep uncount: not seq_cst": "a count that is too high costs a system call",
+}
+
+# Lines that order memory in the files above and belong to no model.
+NOT_MODELLED: dict[str, dict[str, str]] = {
+    HOST: {
+        "load_acquire(&own_done().value)": "a rank's own counter, at its start",
+        "value = load_acquire(&done.value)": "a later look at a counter that was waited for",
+    },
+    WAIT: {"fetch_add(&line.value": "ring_bell: post() with an addition in place of the exchange"},
+    BLOCK: {
+        "store_relaxed_pair(announced": "announcements are cells: shown to be free of races",
+        "load_relaxed_pair(announced": "announcements are cells: shown to be free of races",
+    },
+    PACKETS: {"relaxed_pair(words": "the words of packets, which have no order"},
+    TRANSFER: {
+        "__threadfence()": "between the blocks of a launch",
+        "atomicAdd(ticket": "between the blocks of a launch",
+        "group.page->": "progress that hosts read for messages only",
+        "local_state(group).dead": "a dead group's counters are left as they are",
+    },
+    CALLS: {
+        ".entered": "how far a peer is; the record is looked at by itself",
+        "entered)": "how far a peer is; the record is looked at by itself",
+        "completed)": "how far a peer is; for messages only",
+    },
+    GIVE_UP: {
+        "atomicCAS(": "who reports; a dead group's counters are left as they are",
+        "load_relaxed(": "a look at a word that ends the wait",
+    },
+    SIGNAL: {
+        "try_put(slot)": "modelled as try_put",
+        "try_take(slot)": "modelled as try_take",
+        "atomicCAS(": "who reports; a dead group's counters are left as they are",
+        "load_relaxed(": "a look at a word that ends the wait",
+    },
+    END: {
+        "__threadfence()": "between the blocks of a launch",
+        "atomicAdd(ticket": "between the blocks of a launch",
+        "group.page->": "progress that hosts read for messages only",
+        "local_state(group).dead": "a dead group's counters are left as they are",
+    },
+    PAD: {"bool try_": "the functions that are modelled"},
+    MAILBOX: {"load_relaxed(": "a rank's own counter"},
+}
