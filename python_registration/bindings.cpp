@@ -17,6 +17,7 @@
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
 #include "symm_mem/blocking_section.hpp"
+#include "symm_mem/c10d/adoption.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/memory_provider.hpp"
@@ -169,6 +170,30 @@ at::Tensor allocate(std::int64_t bytes, const py::object& device) {
   return symm::allocate_symmetric(bytes, place);
 }
 
+void bind_adoption(py::module_& module) {
+  using symm::Adoption;
+  py::class_<Adoption>(
+      module, "Adoption",
+      "The storage of a tensor of another allocator that peers could map in place.")
+      .def_property_readonly("offset", &Adoption::offset)
+      .def_property_readonly("bytes", &Adoption::bytes)
+      .def(
+          "share",
+          [](Adoption& self, const std::string& group_name) {
+            return with_torch_errors(
+                [&] { return symm::blocking_call([&] { return self.share(group_name); }); });
+          },
+          py::arg("group_name"),
+          "Makes it symmetric in the group. Collective. \"\", or why that cannot be, on every "
+          "rank.");
+  module.def(
+      "adoption_of",
+      [](const at::Tensor& tensor) {
+        return with_torch_errors([&] { return Adoption::of(tensor); });
+      },
+      py::arg("tensor"), "None where the storage of `tensor` cannot be shared in place. Local.");
+}
+
 py::dict build_info() {
   py::dict info;
   info["torch"] = TORCH_VERSION;
@@ -218,6 +243,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("record_memory_provider", &symm::record_memory_provider, py::arg("name"),
              py::arg("used"), py::call_guard<py::gil_scoped_release>(),
              "After `name` was selected in torch.");
+  bind_adoption(module);
   module.def("tell", &symm::tell, py::arg("group_name"), py::arg("message"),
              "Everybody's message, by rank. Collective.");
   module.def("mappings_made", &symm::mappings_made,

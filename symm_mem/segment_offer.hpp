@@ -1,5 +1,5 @@
-// What each rank says of the segment that it brings to a rendezvous, and later of whether it could
-// map the others'.
+// What each rank says of the segment that it brings to a rendezvous: first of all of it and of its
+// first piece, then of each further piece, and at last whether it could map the others'.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,21 @@
 
 namespace symm {
 
-// Little-endian: magic u32, device kind u32, bytes u64, mapped bytes u64, the handles, what stands
-// in the way of multicast, error code u32 (all ones for none), error text.
+// Little-endian: magic u32, device kind u32, bytes u64, mapped bytes u64, adopted u32, start u64,
+// number of pieces u32, bytes of the piece u64, the handles, what stands in the way of multicast,
+// error code u32 (all ones for none), error text.
 struct SegmentOffer {
+  // Of adopted memory: more pieces, and more bytes, than any device has.
+  static constexpr std::uint32_t kMaxPieces = 1u << 16;
+  static constexpr std::uint64_t kMaxMappedBytes = std::uint64_t{1} << 47;
+
   std::uint32_t device = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t mapped_bytes = 0;
+  std::uint64_t mapped_bytes = 0;  // of all pieces
+  bool adopted = false;            // memory that another library has made
+  std::uint64_t start = 0;         // of the buffer, in the first piece
+  std::uint32_t pieces = 1;
+  std::uint64_t piece_bytes = 0;  // of the piece whose handles follow
   HandleOffer handles;
   MulticastStanding multicast;
   std::optional<Error> error;
@@ -31,8 +40,10 @@ struct SegmentOffer {
   void throw_if_failed(int rank) const;
 };
 
-// `offers` by rank. Throws Error(kMismatch) where they do not fit together, or the first rank's
-// error: the same on every rank that has the same offers.
+// `offers` by rank, of the first round. Throws Error(kMismatch) where they do not fit together,
+// kSecurity for claims that no honest rank makes, or the first rank's error: the same on every rank
+// that has the same offers. Ranks bring segments of the same mapped size; where one brings adopted
+// memory, whose pieces may be cut differently on each rank, buffers of the same size.
 void check_offers(std::span<const SegmentOffer> offers);
 
 }  // namespace symm

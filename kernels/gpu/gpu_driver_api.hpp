@@ -97,6 +97,9 @@ inline std::byte* gpu_host_pointer(gpuDevicePointer_t pointer) {
   entry(mem_get_granularity, cuMemGetAllocationGranularity)              \
   entry(mem_create, cuMemCreate)                                         \
   entry(mem_release, cuMemRelease)                                       \
+  entry(mem_retain_handle, cuMemRetainAllocationHandle)                  \
+  entry(mem_get_address_range, cuMemGetAddressRange)                     \
+  entry(mem_get_properties, cuMemGetAllocationPropertiesFromHandle)      \
   entry(mem_export, cuMemExportToShareableHandle)                        \
   entry(mem_import, cuMemImportFromShareableHandle)                      \
   entry(mem_address_reserve, cuMemAddressReserve)                        \

@@ -98,7 +98,9 @@ def mem_pool(device: torch.device | str | None = None) -> torch.cuda.MemPool:
 
 
 def is_symmetric(tensor: torch.Tensor, group: Any = None) -> bool:
-    """Whether `tensor` lies in memory that peers can map. Local.
+    """Whether `tensor` lies in symmetric memory: allocated as such, or shared by `as_symmetric`.
+
+    Local.
 
     Args:
         tensor: any tensor.
@@ -125,10 +127,14 @@ def as_symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
     """The tensor to use where `group` needs one in symmetric memory. Collective over `group`.
 
     Where every rank's `tensor` stands at the same place of memory that can be shared, that is
-    `tensor` itself, and nothing is copied. Otherwise it is, on every rank, a contiguous copy in new
-    symmetric memory. The two are not kept alike: what is written to the copy, by this rank or by
-    peers, must be read from the copy. It has no autograd history. The first copy of a process
-    warns; `placement` counts all.
+    `tensor` itself, and nothing is copied: in symmetric memory, and on a GPU in a storage of the
+    same size that PyTorch has allocated with ``expandable_segments:True``. Otherwise it is, on
+    every rank, a contiguous copy in new symmetric memory. The two are not kept alike: what is
+    written to the copy, by this rank or by peers, must be read from the copy. It has no autograd
+    history. The first copy of a process warns; `placement` counts all.
+
+    Memory of PyTorch's stays symmetric until its storage is freed. Peers that still read it then
+    read what is written there next, so all should have done so before any rank lets go.
 
     Args:
         tensor: of the same shape and dtype on every rank.
@@ -141,8 +147,15 @@ def as_symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
     import torch
 
     process_group = _groups.resolve(group, "as_symmetric")
-    if _all_can_share(tensor, process_group):
-        if provider.rendezvous(tensor, process_group, "as_symmetric") is not None:
+    adoption = _adoption(tensor)
+    reason = "the memory of at least one rank's tensor cannot be shared in place"
+    if _all_can_share(tensor, adoption, process_group):
+        if adoption is not None:
+            reason = _share(adoption, tensor, process_group)
+            shared = not reason
+        else:
+            shared = provider.rendezvous(tensor, process_group, "as_symmetric") is not None
+        if shared:
             _placement.add("in_place", tensor.nbytes)
             return tensor
     copy = _allocate(tensor.shape, tensor.dtype, tensor.device, "as_symmetric")
@@ -152,9 +165,8 @@ def as_symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
     if _placement.add("copied", tensor.nbytes) == 1:
         warnings.warn(
             f"torch_symm.as_symmetric() copied a tensor of shape {tuple(tensor.shape)}, because "
-            "the memory of at least one rank's tensor cannot be shared in place; allocate it by "
-            "torch_symm.empty() or inside torch_symm.mem_pool(). Further copies are counted by "
-            "torch_symm.placement() and not said",
+            f"{reason}; allocate it by torch_symm.empty() or inside torch_symm.mem_pool(). "
+            "Further copies are counted by torch_symm.placement() and not said",
             stacklevel=2,
         )
     return copy
@@ -188,13 +200,31 @@ class _Placement:
 _placement = _Placement()
 
 
-def _all_can_share(tensor: torch.Tensor, group: Any) -> bool:
+def _adoption(tensor: torch.Tensor) -> Any:
+    """What can make another allocator's memory symmetric in place, None where nothing can."""
+    from torch_symm._registration import load
+
+    if provider.current().name != "native" or tensor.device.type != "cuda":
+        return None
+    return load().adoption_of(tensor)
+
+
+def _share(adoption: Any, tensor: torch.Tensor, group: Any) -> str:
+    """Why that cannot be, or "": the same on every rank. Collective."""
+    # Chosen and used, so that torch's own rendezvous() knows the memory too. The choice's lock is
+    # not held while peers are waited for.
+    with provider.allocating(tensor.device, "as_symmetric"):
+        pass
+    return str(adoption.share(group.group_name))
+
+
+def _all_can_share(tensor: torch.Tensor, adoption: Any, group: Any) -> bool:
     """The same answer on every rank. Collective."""
     mine = {
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype),
         "device": tensor.device.type,
-        "place": _place(tensor),
+        "place": _place(tensor, adoption),
     }
     everybody = _agreement.tell(group, "as_symmetric", mine)
     for what in ("shape", "dtype", "device"):
@@ -208,10 +238,15 @@ def _all_can_share(tensor: torch.Tensor, group: Any) -> bool:
     return place is not None and all(rank["place"] == place for rank in everybody)
 
 
-def _place(tensor: torch.Tensor) -> list[int] | None:
-    """[bytes from the start of its allocation, bytes of that], None in memory of another kind."""
+def _place(tensor: torch.Tensor, adoption: Any) -> list[Any] | None:
+    """[bytes from the start of its allocation, bytes of that], None in memory of another kind.
+
+    Of memory that is to be shared in a way of its own the list says so too.
+    """
     from torch_symm._registration import load
 
+    if adoption is not None:
+        return [adoption.offset, adoption.bytes, "adopted"]
     found = load().place_of(tensor)
     if found is not None:
         return list(found)

@@ -4,7 +4,9 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "kernels/core/error.hpp"
@@ -47,9 +49,12 @@ c10::Device with_index(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 
+// Adopted storages do not overlap each other. Those that are gone may overlap allocations.
 struct Registry {
+  using Map = std::map<std::uintptr_t, std::shared_ptr<Allocation>>;
   std::mutex mutex;
-  std::map<std::uintptr_t, std::shared_ptr<Allocation>> by_base;
+  Map by_base;
+  Map adopted;  // by base
 };
 
 // Never destroyed: a tensor may outlive every static of the program.
@@ -59,6 +64,27 @@ Registry& registry() {
 }
 
 std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+std::shared_ptr<Allocation> find_in(const Registry::Map& map, const void* pointer) {
+  const auto after = map.upper_bound(address(pointer));
+  if (after == map.begin()) return nullptr;
+  const std::shared_ptr<Allocation>& found = std::prev(after)->second;
+  return found->contains(pointer) ? found : nullptr;
+}
+
+void drop_adopted_that_are_gone() {
+  std::vector<std::shared_ptr<Allocation>> all;  // asked and let go of outside the lock
+  {
+    const std::lock_guard lock(registry().mutex);
+    for (const auto& [base, adopted] : registry().adopted) all.push_back(adopted);
+  }
+  std::erase_if(all, [](const auto& adopted) { return adopted->still_there(); });
+  const std::lock_guard lock(registry().mutex);
+  for (const std::shared_ptr<Allocation>& gone : all) {
+    const auto found = registry().adopted.find(address(gone->base()));
+    if (found != registry().adopted.end() && found->second == gone) registry().adopted.erase(found);
+  }
+}
 
 // What a rank says of its allocation, in the words of a round.
 enum Word : std::size_t { kId, kBytes, kPadBytes, kDevice, kPadIsFree, kCaptured };
@@ -136,6 +162,23 @@ Allocation::Allocation(std::size_t bytes, c10::Device device, std::optional<std:
       layout_(layout_of(bytes)),
       segment_(allocate_segment(device_, layout_.pad_offset + layout_.pad_bytes)) {}
 
+Allocation::Allocation(const c10::Storage& storage, PiecedMemory memory)
+    : device_(storage.device()),
+      layout_(layout_of(storage.nbytes())),
+      storage_(std::make_shared<AdoptedStorage>(storage)),
+      segment_(LocalSegment::adopt(device_runtime(device_),
+                                   static_cast<std::byte*>(storage.mutable_data()),
+                                   storage.nbytes(), std::move(memory),
+                                   [storage = storage_] { return storage->still_there(); })) {}
+
+bool Allocation::is_backed_by(const PiecedMemory& found) const {
+  const PiecedMemory& mine = segment_->pieces();
+  return std::equal(mine.pieces.begin(), mine.pieces.end(), found.pieces.begin(),
+                    found.pieces.end(), [this](const auto& one, const auto& other) {
+                      return segment_->runtime().is_same(*one, *other);
+                    });
+}
+
 Allocation::~Allocation() {
   for (const Membership& member : memberships_) {
     member.shared->link().freed(member.shared->id());
@@ -164,6 +207,7 @@ std::shared_ptr<SharedAllocation> Allocation::shared_with(const c10d::ProcessGro
 }
 
 bool Allocation::built_in_pad_is_free(const GroupLink& link) const {
+  if (adopted()) return false;
   const std::lock_guard lock(mutex_);
   for (const Membership& member : memberships_) {
     if (member.shared->uses_built_in_pad() && &member.shared->link() != &link) return false;
@@ -238,6 +282,7 @@ std::shared_ptr<SharedAllocation> Allocation::make(const std::shared_ptr<GroupLi
   // Another thread may be capturing.
   std::optional<RelaxedCapture> relaxed;
   if (!device_.is_cpu()) relaxed.emplace(gpu_runtime(device_));
+  drop_adopted_that_are_gone();
   SharedAllocation::Layout layout = layout_;
   if (built_in_pad) clear_built_in_pad();
   std::shared_ptr<Segment> buffers = link->peers().share(segment_, timeout);
@@ -291,12 +336,29 @@ std::shared_ptr<Allocation> allocate(std::size_t bytes, c10::Device device,
 }
 
 std::shared_ptr<Allocation> find_allocation(const void* pointer) {
-  std::shared_ptr<Allocation> found;  // let go of outside the lock
+  std::shared_ptr<Allocation> found;  // let go of, and asked, outside the lock
+  {
+    const std::lock_guard lock(registry().mutex);
+    found = find_in(registry().by_base, pointer);
+    if (!found) found = find_in(registry().adopted, pointer);
+  }
+  return found && found->still_there() ? found : nullptr;
+}
+
+void add_adopted(std::shared_ptr<Allocation> adopted) {
+  const std::uintptr_t start = address(adopted->base());
+  std::vector<std::shared_ptr<Allocation>> gone;  // let go of outside the lock
   const std::lock_guard lock(registry().mutex);
-  const auto after = registry().by_base.upper_bound(address(pointer));
-  if (after == registry().by_base.begin()) return nullptr;
-  found = std::prev(after)->second;
-  return found->contains(pointer) ? found : nullptr;
+  Registry::Map& map = registry().adopted;
+  auto at = map.lower_bound(start);
+  if (at != map.end() && at->second == adopted) return;
+  if (at != map.begin() && std::prev(at)->second->contains(adopted->base())) --at;
+  while (at != map.end() && (at->first <= start || adopted->contains(at->second->base()))) {
+    at->second->retire();
+    gone.push_back(std::move(at->second));
+    at = map.erase(at);
+  }
+  map[start] = std::move(adopted);
 }
 
 bool free_allocation(const void* base) {

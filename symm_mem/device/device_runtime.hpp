@@ -13,9 +13,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "kernels/gpu/group_kernels.hpp"
 #include "kernels/gpu/signal_kernels.hpp"
@@ -35,6 +37,20 @@ class PhysicalMemory {
  public:
   virtual ~PhysicalMemory() = default;
   virtual std::size_t bytes() const = 0;  // a multiple of the runtime's granularity
+};
+
+// Memory that stands side by side in one range of addresses: a buffer that begins `start` bytes
+// into the first of `pieces` and ends in the last.
+struct PiecedMemory {
+  std::vector<std::shared_ptr<PhysicalMemory>> pieces;
+  std::size_t start = 0;
+
+  // Of all pieces.
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const auto& piece : pieces) sum += piece->bytes();
+    return sum;
+  }
 };
 
 class AddressRange {
@@ -87,6 +103,20 @@ class DeviceRuntime {
   virtual std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
                                           std::shared_ptr<AddressRange> range,
                                           std::size_t offset) = 0;
+
+  // The pieces that back [data, data + bytes), memory of this device that another library has made
+  // and mapped here; each of them can be exported, and stays what it is, wherever it is mapped, for
+  // as long as the result lives. nullopt where there are none, which is so for all memory that is
+  // not made in pieces. Local; bytes >= 1. Throws Error(kSystem).
+  virtual std::optional<PiecedMemory> find_pieces(const std::byte* /*data*/,
+                                                  std::size_t /*bytes*/) {
+    return std::nullopt;
+  }
+
+  // Whether both are the same physical memory. Both are of this runtime.
+  virtual bool is_same(const PhysicalMemory& one, const PhysicalMemory& other) {
+    return &one == &other;
+  }
 
   // What this device can do with multicast objects; null for a kind of device that has none. Lives
   // as long as the runtime.

@@ -39,6 +39,12 @@ gpuMemHandleType gpu_handle_types(HandleKinds kinds) {
   return static_cast<gpuMemHandleType>(posix | fabric);
 }
 
+HandleKinds handle_kinds_of(gpuMemHandleType types) {
+  const int mask = static_cast<int>(types);
+  return {.descriptor = (mask & static_cast<int>(gpuMemHandlePosix)) != 0,
+          .fabric = (mask & static_cast<int>(gpuMemHandleFabric)) != 0};
+}
+
 MemoryHandle export_gpu_handle(const GpuDevice& device, gpuMemHandle_t memory, HandleKind kind,
                                const std::string& what) {
   const GpuColdScope scope(device);

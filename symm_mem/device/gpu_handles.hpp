@@ -9,8 +9,9 @@
 
 namespace symm {
 
-// `kinds` as the driver's bit mask.
+// `kinds` as the driver's bit mask, and back.
 gpuMemHandleType gpu_handle_types(HandleKinds kinds);
+HandleKinds handle_kinds_of(gpuMemHandleType types);
 
 // A new handle of `memory`; `what` names it in messages ("4096 bytes of memory"). Throws
 // Error(kSystem).

@@ -15,6 +15,7 @@
 #include "symm_mem/device/gpu_handles.hpp"
 #include "symm_mem/device/gpu_memory.hpp"
 #include "symm_mem/device/gpu_multicast.hpp"
+#include "symm_mem/device/gpu_pieces.hpp"
 
 namespace symm {
 namespace {
@@ -118,6 +119,15 @@ class VmmRuntime final : public GpuRuntime {
     }
     auto placement = static_cast<const GpuMemory&>(*memory).place(std::move(range), offset);
     return std::make_shared<GpuMapping>(std::move(memory), std::move(placement));
+  }
+
+  std::optional<PiecedMemory> find_pieces(const std::byte* data, std::size_t bytes) override {
+    return find_gpu_pieces(device_, granularity_, data, bytes);
+  }
+
+  bool is_same(const PhysicalMemory& one, const PhysicalMemory& other) override {
+    return static_cast<const GpuMemory&>(one).handle() ==
+           static_cast<const GpuMemory&>(other).handle();
   }
 
   MulticastDevice* multicast() override { return multicast_.get(); }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "test/support/fake_gpu_driver.hpp"
+#include "test/support/fake_gpu_mappings.hpp"
 
 extern "C" {
 symm::test::FakeGpuDriverState fake_gpu_driver_state;
@@ -74,6 +75,16 @@ bool fails(symm::test::FakeMulticastStep step, int fd) {
   return object != nullptr && object->multicast && fails(step);
 }
 
+// Never destroyed: a mapping may outlive every static of the test.
+symm::test::FakeGpuMappings& mappings() {
+  static auto* const all = new symm::test::FakeGpuMappings;
+  return *all;
+}
+
+CUmemGenericAllocationHandle handle_of(int fd) {
+  return static_cast<CUmemGenericAllocationHandle>(fd) + 1;
+}
+
 CUresult make(CUmemGenericAllocationHandle* handle, std::size_t bytes, const Object& what) {
   const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -81,7 +92,8 @@ CUresult make(CUmemGenericAllocationHandle* handle, std::size_t bytes, const Obj
   if (::pwrite(fd, dirt.data(), bytes, 0) < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::lock_guard<std::mutex> lock(objects_mutex);
   *object_of(fd) = what;
-  *handle = static_cast<CUmemGenericAllocationHandle>(fd) + 1;
+  mappings().hold(fd);
+  *handle = handle_of(fd);
   add(state.handles, 1);
   return CUDA_SUCCESS;
 }
@@ -219,7 +231,38 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   add(state.handles, -1);
-  return ::close(descriptor_of(handle)) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return mappings().let_go(descriptor_of(handle)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* at) {
+  note_place();
+  const auto found = mappings().find(reinterpret_cast<std::uintptr_t>(at));
+  if (!found) return CUDA_ERROR_INVALID_VALUE;
+  mappings().hold(found->fd);
+  *handle = handle_of(found->fd);
+  add(state.handles, 1);
+  return CUDA_SUCCESS;
+}
+// As a driver that knows the reservation alone would answer, where the test asks for that.
+CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr at) {
+  note_place();
+  const auto found = mappings().find(at);
+  if (!found) return CUDA_ERROR_NOT_FOUND;
+  *base = found->base;
+  *bytes = state.ranges_whole != 0 ? 2 * found->bytes : found->bytes;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
+                                                CUmemGenericAllocationHandle handle) {
+  note_place();
+  const std::lock_guard<std::mutex> lock(objects_mutex);
+  const Object* const object = object_of(descriptor_of(handle));
+  if (object == nullptr || object->multicast) return CUDA_ERROR_INVALID_VALUE;
+  *properties = {};
+  properties->type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties->location.id = object->device;
+  properties->requestedHandleTypes = static_cast<CUmemAllocationHandleType>(object->kinds);
+  return CUDA_SUCCESS;
 }
 CUresult cuMemExportToShareableHandle(void* shared, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long) {
@@ -255,7 +298,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
     if (fd >= 0) ::close(fd);
     return CUDA_ERROR_INVALID_VALUE;
   }
-  *handle = static_cast<CUmemGenericAllocationHandle>(fd) + 1;
+  mappings().hold(fd);
+  *handle = handle_of(fd);
   add(state.handles, 1);
   return CUDA_SUCCESS;
 }
@@ -285,6 +329,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t, CUmemGenericAllocationHa
   void* const mapped = ::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
                               descriptor_of(handle), 0);
   if (mapped == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
+  mappings().map(at, bytes, descriptor_of(handle));
   const std::lock_guard<std::mutex> lock(objects_mutex);
   if (object_of(descriptor_of(handle))->multicast) multicast_places.insert(at);
   add(state.mappings, 1);
@@ -292,6 +337,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t, CUmemGenericAllocationHa
 }
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
   add(state.mappings, -1);
+  mappings().unmap(at);
   const std::lock_guard<std::mutex> lock(objects_mutex);
   multicast_places.erase(at);
   ::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,

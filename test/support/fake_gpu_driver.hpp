@@ -30,7 +30,8 @@ struct FakeGpuDriverSettings {
   // The step that fails for a multicast object on `fail_device`.
   FakeMulticastStep fail_step = FakeMulticastStep::kNone;
   int fail_device = 0;
-  int fail_access = 0;  // granting access to a mapping fails
+  int fail_access = 0;   // granting access to a mapping fails
+  int ranges_whole = 0;  // asked for the range around an address, the driver gives too much
   unsigned long long free_bytes = 1ull << 30;
 };
 
