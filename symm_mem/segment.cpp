@@ -135,16 +135,17 @@ std::shared_ptr<Segment> Segment::rendezvous(PeerMesh& mesh, std::shared_ptr<Loc
                                              std::uint64_t sequence,
                                              std::chrono::milliseconds timeout,
                                              const std::function<bool()>& give_up) {
-  std::shared_ptr<Segment> segment(new Segment(local, mesh.rank()));
+  std::shared_ptr<Segment> segment(new Segment(std::move(local), mesh.rank()));
+  LocalSegment& own = *segment->local_;
   segment->bases_.resize(static_cast<std::size_t>(mesh.world_size()));
-  segment->bases_[static_cast<std::size_t>(mesh.rank())] = local->base();
+  segment->bases_[static_cast<std::size_t>(mesh.rank())] = own.base();
   const MeshRound round{mesh, sequence, Deadline(timeout), give_up};
-  SegmentExchange exchange(round, *local);
+  SegmentExchange exchange(round, own);
   segment->memories_ = exchange.run([&](const std::vector<PiecedMemory>& memories) {
     segment->memories_ = memories;
     segment->map_peers();
   });
-  segment->multicast_ = agree_on_multicast(round, exchange, *local);
+  segment->multicast_ = agree_on_multicast(round, exchange, own);
   return segment;
 }
 

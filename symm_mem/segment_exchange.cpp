@@ -110,7 +110,7 @@ std::optional<Error> SegmentExchange::carry(std::size_t piece) {
   const ExportedMemory exported = export_piece(piece, own);
   std::vector<PeerMesh::Received> received;
   std::vector<SegmentOffer> offers;
-  const std::optional<Error> failed = try_step([&] {
+  std::optional<Error> failed = try_step([&] {
     received = round_.exchange(own.encode(), exported.descriptor.get());
     offers = decode(own, received);
   });

@@ -80,12 +80,10 @@ __device__ inline void release_after_barrier() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 #endif
 }
-#endif
 
-#if SYMM_GPU_COMPILER
-// Around packets, which order nothing but themselves, in a kernel that is a barrier: the thread that
-// sends hands on what its stream did before the kernel, the one that has received takes over what
-// the sender's stream did before its own.
+// Around packets, which order nothing but themselves, in a kernel that is a barrier: the thread
+// that sends hands on what its stream did before the kernel, the one that has received takes over
+// what the sender's stream did before its own.
 __device__ inline void release_earlier_work() {
   release_before_barrier();
   release_after_barrier();
