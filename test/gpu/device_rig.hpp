@@ -48,35 +48,38 @@ class DeviceBytes {
   std::size_t bytes_;
 };
 
+struct FreePage {
+  void operator()(DevicePage* page) const { std::free(page); }
+};
+using PagePointer = std::unique_ptr<DevicePage, FreePage>;
+
+inline PagePointer make_page() {
+  void* page = std::aligned_alloc(4096, sizeof(DevicePage));
+  std::memset(page, 0, sizeof(DevicePage));
+  return PagePointer(static_cast<DevicePage*>(page));
+}
+
 class DeviceRig {
  public:
   struct Options {
     std::uint64_t workspace_bytes = 32u << 20;
     std::uint32_t first_count = 0;
-    std::uint32_t poll_period = 256;
   };
 
   DeviceRig(int world, const Options& options)
-      : world_(world), layout_(DeviceLayout::of(world, options.workspace_bytes)) {
+      : world_(world),
+        first_count_(options.first_count),
+        layout_(DeviceLayout::of(world, options.workspace_bytes)) {
     for (int rank = 0; rank < world; ++rank) {
       Rank& r = ranks_.emplace_back();
       r.segment = std::make_unique<DeviceBytes>(layout_.total_bytes);
       check(cudaMemset(r.segment->at(0), 0, layout_.total_bytes), "cudaMemset");
-      r.page = static_cast<DevicePage*>(std::aligned_alloc(4096, sizeof(DevicePage)));
-      std::memset(static_cast<void*>(r.page), 0, sizeof(DevicePage));
+      r.page = make_page();
       check(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-      GroupKernelsConfig config;
-      config.rank = rank;
-      config.world_size = world;
-      config.layout = layout_;
-      config.page = r.page;
-      config.first_count = options.first_count;
-      config.poll_period = options.poll_period;
-      r.kernels = make_gpu_group_kernels(config, 0);
     }
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    for (Rank& r : ranks_) {
-      for (int peer = 0; peer < world; ++peer) r.kernels->set_peer(peer, segment(peer));
+    for (int rank = 0; rank < world; ++rank) {
+      ranks_[index(rank)].kernels = make_kernels(rank, page(rank));
     }
   }
   ~DeviceRig() {
@@ -85,13 +88,28 @@ class DeviceRig {
     for (Rank& r : ranks_) {
       r.kernels.reset();
       check(cudaStreamDestroy(r.stream), "cudaStreamDestroy");
-      std::free(r.page);
     }
   }
 
   int world() const { return world_; }
   const DeviceLayout& layout() const { return layout_; }
   std::byte* segment(int rank) const { return ranks_[index(rank)].segment->at(0); }
+  // Kernels of a rank over its segment and counters, with a page of their own. They end before
+  // the rig and the page.
+  std::unique_ptr<GroupKernels> make_kernels(
+      int rank, DevicePage& page,
+      std::uint32_t poll_period = GroupKernelsConfig{}.poll_period) const {
+    GroupKernelsConfig config;
+    config.rank = rank;
+    config.world_size = world_;
+    config.layout = layout_;
+    config.page = &page;
+    config.first_count = first_count_;
+    config.poll_period = poll_period;
+    auto kernels = make_gpu_group_kernels(config, 0);
+    for (int peer = 0; peer < world_; ++peer) kernels->set_peer(peer, segment(peer));
+    return kernels;
+  }
   GroupKernels& kernels(int rank) const { return *ranks_[index(rank)].kernels; }
   DevicePage& page(int rank) const { return *ranks_[index(rank)].page; }
   cudaStream_t stream(int rank) const { return ranks_[index(rank)].stream; }
@@ -127,13 +145,14 @@ class DeviceRig {
  private:
   struct Rank {
     std::unique_ptr<DeviceBytes> segment;
+    PagePointer page;
     std::unique_ptr<GroupKernels> kernels;
-    DevicePage* page = nullptr;
     cudaStream_t stream = nullptr;
   };
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
   int world_;
+  std::uint32_t first_count_;
   DeviceLayout layout_;
   std::vector<Rank> ranks_;
 };
