@@ -119,11 +119,16 @@ def summarize(by_rank: list[dict]) -> list[dict]:
     return rows
 
 
+def machine_of(rank: int) -> dict:
+    return describe_machine(arguments.backends, arguments.world, arguments.device)
+
+
 def keep(results: dict) -> None:
     """Writes what there is; another backend may be slow."""
     if not arguments.json:
         return
-    machine = describe_machine(arguments.backends, arguments.world, arguments.device)
+    # Asked in a process of its own: this one forks ranks, and must not have used a GPU.
+    machine = run_ranks(machine_of, 1)[0]
     command = "test/device/memory_figures.py " + " ".join(sys.argv[1:])
     text = json.dumps({"command": command, "machine": machine, "results": results}, indent=1)
     arguments.json.write_text(text + "\n")

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import model
-from harness import DEVICE, ON_CUDA, expect_no_mismatch, run_ranks
+from harness import DEVICE, GPUS, ON_CUDA, crowded, expect_no_mismatch, run_ranks
 from symmetric import meet, message_of, pattern
 
 pytestmark = pytest.mark.timeout(90)
@@ -38,6 +38,8 @@ def check(body, world_size, name, *args):
     """`body(rank, name, *args)` on ranks of their own: a provider is for the whole process."""
     if reason := absent(name):
         pytest.skip(reason)
+    if name != "native" and crowded(world_size):
+        pytest.skip(f"PyTorch's {name} wants a GPU for each of {world_size} ranks, here are {GPUS}")
     backend = "nccl" if name in ("nccl", "nvshmem") else None
     expect_no_mismatch(run_ranks(chosen, world_size, body, name, *args, backend=backend))
 
