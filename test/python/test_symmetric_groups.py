@@ -12,6 +12,7 @@ from harness import (
     DEVICE,
     IS_SYMM,
     ON_CUDA,
+    WORLD_SIZE,
     expect_no_mismatch,
     new_group_in_order,
     run_ranks,
@@ -157,7 +158,7 @@ def of_another_backend(rank, lists, backend):
     return problems
 
 
-NCCL = pytest.param("nccl", marks=[pytest.mark.cuda, pytest.mark.gpus(4)])
+NCCL = pytest.param("nccl", marks=[pytest.mark.cuda, pytest.mark.gpus(2)])
 
 
 @pytest.mark.parametrize("backend", ["gloo", NCCL])
@@ -186,9 +187,9 @@ def test_default_group_of_another_backend(backend, world_size):
 
 
 @pytest.mark.cuda
-@pytest.mark.gpus(4)
+@pytest.mark.gpus(2)
 def test_default_group_of_nccl():
-    expect_no_mismatch(run_ranks(world_of_another_backend, 4, backend="nccl"))
+    expect_no_mismatch(run_ranks(world_of_another_backend, WORLD_SIZE, backend="nccl"))
 
 
 def after_the_group_has_gone(rank, backend):
