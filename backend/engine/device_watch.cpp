@@ -76,25 +76,25 @@ bool DeviceWatch::check_connections(const std::string& call) {
     Error reason(ErrorCode::kPeerLost, "");
     if (peer == rank_ || !health_.is_gone(peer, &reason)) continue;
     if (!health_.hear_peers(call)) return false;
-    const std::string needed = needed_from(peer);
-    if (needed.empty()) continue;
-    health_.fail(
-        Error(reason.code(), health_.prefix() + needed + ": " + reason.what() +
-                                 " before it was completed; " +
-                                 board_.attendance(load_acquire(&board_.own_page().entered))));
+    const std::string loss = loss_without(peer, reason);
+    if (loss.empty()) continue;
+    health_.fail(Error(reason.code(), health_.prefix() + loss));
     return false;
   }
   return true;
 }
 
-// What of this rank is under way and cannot end without `peer`; "" where nothing is.
-std::string DeviceWatch::needed_from(int peer) const {
+// What of this rank is under way and cannot end as `peer` is gone, for which there is `reason`; ""
+// where nothing is. Who else has arrived is a question that only a collective has an answer to.
+std::string DeviceWatch::loss_without(int peer, const Error& reason) const {
+  const std::string gone = std::string(": ") + reason.what() + " before it was completed";
   const std::uint64_t completed = load_acquire(&board_.own_page().completed);
   const std::uint64_t entered = load_acquire(&board_.own_page().entered);
   if (entered > completed && load_acquire(&board_.page(peer).completed) < entered) {
-    return board_.call_name(entered);
+    return board_.call_name(entered) + gone + "; " + board_.attendance(entered);
   }
-  return messages_.needing(peer);
+  const std::string message = messages_.needing(peer);
+  return message.empty() ? "" : message + gone;
 }
 
 std::string DeviceWatch::name_of(const DevicePage::Report& report) const {

@@ -31,7 +31,7 @@ class DeviceWatch {
   void run();
   bool look(bool at_connections);
   bool check_connections(const std::string& call);
-  std::string needed_from(int peer) const;
+  std::string loss_without(int peer, const Error& reason) const;
   Error error_of(const DevicePage::Report& report) const;
   std::string name_of(const DevicePage::Report& report) const;
 
