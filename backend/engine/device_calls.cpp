@@ -99,6 +99,8 @@ std::string DeviceCallBoard::current_call() const {
   const std::uint64_t completed = load_acquire(&own_page().completed);
   const std::uint64_t entered = load_acquire(&own_page().entered);
   if (entered > completed) return call_name(entered);
+  // Put on a stream, and not begun; replays are put there without being counted.
+  if (!captured() && launched() > completed) return call_name(completed + 1);
   return "after device seq " + std::to_string(completed);
 }
 

@@ -57,7 +57,8 @@ class DeviceCallBoard {
 
   // "all_reduce(float32, SUM, count 4, packet) device seq 3".
   std::string call_name(std::uint64_t sequence) const;
-  // The call that the device has begun and not ended, or that there is none.
+  // The call that the device has begun and not ended, else the first on its stream, or that there
+  // is none.
   std::string current_call() const;
 
   // The time-out that call `sequence` was given; nullopt where that is not known any more.

@@ -255,6 +255,23 @@ TEST_F(DeviceFaultsTest, AbortFreesTheStreamsOfAllRanks) {
   });
 }
 
+TEST_F(DeviceFaultsTest, ACallThatHasNotBegunIsNamedAsWell) {
+  gpus_[0].queue_kernels = true;
+  gpus_[1].hold_kernels = true;
+  run_group(2, [](DeviceRank& rank) {
+    std::vector<float> data(4);
+    rank.launch(sum_args(data));
+    rank.meet();
+    if (rank.number() == 1) {
+      rank.communicator.abort("enough");
+    } else {
+      expect_error(rank.failure(), ErrorCode::kAborted,
+                   {"rank 0: all_reduce", "device seq 1", "rank 1 gave up"});
+    }
+    rank.meet();
+  });
+}
+
 TEST_F(DeviceFaultsTest, ALaunchThatIsRefusedFailsTheGroup) {
   run_group(2, [](DeviceRank& rank) {
     rank.launch(CollectiveArgs{});

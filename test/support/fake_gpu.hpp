@@ -51,9 +51,9 @@ struct FakeLaunch {
 
 class FakeKernels final : public GroupKernels {
  public:
-  FakeKernels(const GroupKernelsConfig& config, const std::atomic<bool>& hold,
-              std::atomic<bool>& refuse)
-      : config_(config), hold_(hold), refuse_(refuse) {}
+  FakeKernels(const GroupKernelsConfig& config, const std::atomic<bool>& queue,
+              const std::atomic<bool>& hold, std::atomic<bool>& refuse)
+      : config_(config), queue_(queue), hold_(hold), refuse_(refuse) {}
 
   void set_peer(int rank, std::byte* segment) override { peers_[rank] = segment; }
   void set_segment(int number, std::span<std::byte* const> bases) override {
@@ -116,7 +116,9 @@ class FakeKernels final : public GroupKernels {
   void begin(FakeLaunch launch) {
     if (refuse_) throw Error(ErrorCode::kSystem, "the launch was refused");
     const bool ends = !hold_;
-    if (launch.collective) {
+    if (queue_) {
+      // Its stream has not come to it.
+    } else if (launch.collective) {
       store_release(&page().entered, page().entered + 1);
       if (ends) store_release(&page().completed, page().entered);
     } else {
@@ -135,6 +137,7 @@ class FakeKernels final : public GroupKernels {
   }
 
   GroupKernelsConfig config_;
+  const std::atomic<bool>& queue_;
   const std::atomic<bool>& hold_;
   std::atomic<bool>& refuse_;
   std::map<int, std::byte*> peers_;
@@ -156,6 +159,7 @@ class FakeGpu final : public GpuRuntime {
   static StreamHandle captured_stream() { return reinterpret_cast<StreamHandle>(2); }
   static StreamHandle plain_stream() { return reinterpret_cast<StreamHandle>(1); }
 
+  std::atomic<bool> queue_kernels{false};    // kernels do not begin
   std::atomic<bool> hold_kernels{false};     // kernels begin and do not end
   std::atomic<bool> refuse_launches{false};  // launching throws
   std::atomic<bool> refuse_imports{false};   // this GPU reaches no other's memory
@@ -220,7 +224,8 @@ class FakeGpu final : public GpuRuntime {
   void restore_capture_mode(int) noexcept override {}
   void synchronize() override { ++synchronizations; }
   std::unique_ptr<GroupKernels> make_group_kernels(const GroupKernelsConfig& config) override {
-    auto kernels = std::make_unique<FakeKernels>(config, hold_kernels, refuse_launches);
+    auto kernels =
+        std::make_unique<FakeKernels>(config, queue_kernels, hold_kernels, refuse_launches);
     kernels_ = kernels.get();
     return kernels;
   }
