@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build test conformance asan tsan huge demo bench lint docs clean
+.PHONY: help setup build test conformance asan tsan hip huge demo bench lint docs clean
 
 PY = $(shell cat .cache/python)
 JOBS ?= $(shell nproc)
@@ -49,6 +49,10 @@ asan: setup  ## the C++ tests under AddressSanitizer and UndefinedBehaviorSaniti
 tsan: SANITIZE := thread
 tsan: setup  ## the C++ tests under ThreadSanitizer
 	$(sanitized_tests)
+
+# With the compilers of Debian 12; no AMD GPU and no ROCm is needed, and no AMD kernel is run.
+hip: setup  ## builds libsymm_hip for AMD GPUs and tests that it loads
+	@JOBS=$(JOBS) .ci/hip.sh
 
 huge: build  ## tensors beyond 2^31 elements and 4 GiB on two ranks; needs 16 GiB of memory
 	@mkdir -p $(REPORTS)

@@ -20,21 +20,15 @@ if(NOT SYMM_CUDA MATCHES "^(AUTO|ON|OFF|TRUE|FALSE|1|0|YES|NO)$")
   message(FATAL_ERROR "SYMM_CUDA must be AUTO, ON or OFF, but is \"${SYMM_CUDA}\".")
 endif()
 
-# Beside libsymm, in the build, the wheel and the install tree: libsymm looks there first.
-set(_cuda_directory "${PROJECT_BINARY_DIR}/backend")
-function(symm_install_cuda_library)
-  if(SKBUILD)
-    install(${ARGV} DESTINATION torch_symm COMPONENT python)
-  endif()
-  install(${ARGV} DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT development)
-endfunction()
+include(SymmDeviceSources)
+set(_cuda_directory "${SYMM_DEVICE_LIBRARY_DIRECTORY}")
 
 if(SYMM_CUDA_LIBRARY)
   if(NOT EXISTS "${SYMM_CUDA_LIBRARY}")
     message(FATAL_ERROR "SYMM_CUDA_LIBRARY=${SYMM_CUDA_LIBRARY} does not exist.")
   endif()
   configure_file("${SYMM_CUDA_LIBRARY}" "${_cuda_directory}/libsymm_cuda.so" COPYONLY)
-  symm_install_cuda_library(PROGRAMS "${_cuda_directory}/libsymm_cuda.so")
+  symm_install_device_library(PROGRAMS "${_cuda_directory}/libsymm_cuda.so")
   set(SYMM_CUDA_DIRECTORY "${_cuda_directory}")
   message(STATUS "libsymm_cuda: taken from ${SYMM_CUDA_LIBRARY}")
   return()
@@ -91,26 +85,10 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit REQUIRED)
 
-# The kernels and what launches them; the tests on a GPU link them directly. What symm_core has too
-# (kernels/gpu/CMakeLists.txt) comes from there in the tests.
-file(GLOB _kernel_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/gpu/*.cu"
-     "${PROJECT_SOURCE_DIR}/kernels/gpu/*.cpp")
-set(_shared_sources kernels/gpu/device_layout.cpp kernels/gpu/transfer_schedule.cpp)
-foreach(source IN LISTS _shared_sources)
-  list(REMOVE_ITEM _kernel_sources "${PROJECT_SOURCE_DIR}/${source}")
-endforeach()
-add_library(symm_cuda_kernels OBJECT ${_kernel_sources})
-
-file(GLOB _runtime_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/symm_mem/device/gpu_*.cpp")
-add_library(
-  symm_cuda SHARED
-  $<TARGET_OBJECTS:symm_cuda_kernels>
-  ${_runtime_sources}
-  # What it shares with libsymm, which it does not link.
-  ${_shared_sources} kernels/core/error.cpp kernels/core/signal_pad.cpp
-  symm_mem/device/device_runtime.cpp
-  symm_mem/device/memory_handle.cpp symm_mem/fork_guard.cpp symm_mem/multicast.cpp
-  symm_mem/system_error.cpp)
+# The kernels and what launches them; the tests on a GPU link them directly.
+add_library(symm_cuda_kernels OBJECT ${SYMM_DEVICE_KERNELS} ${SYMM_DEVICE_LAUNCH})
+add_library(symm_cuda SHARED $<TARGET_OBJECTS:symm_cuda_kernels> ${SYMM_DEVICE_RUNTIME}
+                             ${SYMM_DEVICE_SHARED})
 
 foreach(target IN ITEMS symm_cuda_kernels symm_cuda)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
@@ -124,15 +102,6 @@ foreach(target IN ITEMS symm_cuda_kernels symm_cuda)
                                              CUDA_VISIBILITY_PRESET hidden
                                              VISIBILITY_INLINES_HIDDEN ON)
 endforeach()
-set_target_properties(
-  symm_cuda PROPERTIES LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY "${_cuda_directory}"
-                       LINK_DEPENDS "${PROJECT_SOURCE_DIR}/.cmake/device_library.map")
-# One symbol is exported; the runtime inside must not be mistaken for the process's own.
-target_link_options(symm_cuda PRIVATE
-                    "LINKER:--version-script=${PROJECT_SOURCE_DIR}/.cmake/device_library.map")
-if(NOT SYMM_SANITIZE)
-  target_link_options(symm_cuda PRIVATE LINKER:--no-undefined)
-endif()
-symm_install_cuda_library(TARGETS symm_cuda LIBRARY)
+symm_link_device_library(symm_cuda)
 set(SYMM_CUDA_DIRECTORY "${_cuda_directory}")
 message(STATUS "libsymm_cuda: CUDA ${CUDAToolkit_VERSION}, ${CMAKE_CUDA_ARCHITECTURES}")

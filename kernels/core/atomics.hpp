@@ -66,10 +66,30 @@ namespace symm {
   }
 #endif
 
+#if SYMM_AMDGCN
+// Memory of a GPU or of the host, so that an access need not find out which kind it is.
+template <class T>
+using AmdGlobal = __attribute__((address_space(1))) T;
+template <class T>
+__device__ inline AmdGlobal<T>* amd_global(T* address) {
+  return (AmdGlobal<T>*)address;
+}
+
+template <class T>
+__device__ inline bool amd_compare_exchange(T* address, T expected, T desired) {
+  return __hip_atomic_compare_exchange_strong(amd_global(address), &expected, desired,
+                                              __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                              __HIP_MEMORY_SCOPE_SYSTEM);
+}
+
+// Orders what follows behind the relaxed load, or exchange, that found a flag.
+__device__ inline void acquire_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, ""); }
+#endif
+
 #if SYMM_GPU_COMPILER
 __device__ inline void release_before_barrier() {
 #if SYMM_AMDGCN
-  __atomic_thread_fence(__ATOMIC_RELEASE);
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");  // of the system's scope
   // Some compilers leave this wait out when the wave itself has no store pending.
   asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
 #endif
@@ -93,7 +113,7 @@ __device__ inline void acquire_for_later_work() {
 #if SYMM_PTX
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 #elif SYMM_AMDGCN
-  __atomic_thread_fence(__ATOMIC_ACQUIRE);
+  acquire_fence();
 #endif
 }
 #endif
@@ -103,7 +123,7 @@ SYMM_INLINE T load_acquire(const T* address) {
 #if SYMM_PTX
   SYMM_PTX_LOAD(T, "ld.acquire.sys", address)
 #elif SYMM_AMDGCN
-  return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+  return __hip_atomic_load(amd_global(address), __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
 #else
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 #endif
@@ -114,7 +134,7 @@ SYMM_INLINE T load_relaxed(const T* address) {
 #if SYMM_PTX
   SYMM_PTX_LOAD(T, "ld.relaxed.sys", address)
 #elif SYMM_AMDGCN
-  return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  return __hip_atomic_load(amd_global(address), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 #else
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 #endif
@@ -125,7 +145,7 @@ SYMM_INLINE void store_relaxed(T* address, T value) {
 #if SYMM_PTX
   SYMM_PTX_STORE(T, "st.relaxed.sys", address, value)
 #elif SYMM_AMDGCN
-  __hip_atomic_store(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  __hip_atomic_store(amd_global(address), value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 #else
   __atomic_store_n(address, value, __ATOMIC_RELAXED);
 #endif
@@ -150,8 +170,9 @@ SYMM_INLINE bool compare_exchange_acquire(T* address, T expected, T desired) {
 #if SYMM_PTX
   SYMM_PTX_COMPARE_EXCHANGE(T, "atom.acquire.sys.cas", address, expected, desired)
 #elif SYMM_AMDGCN
-  return __hip_atomic_compare_exchange_strong(address, &expected, desired, __ATOMIC_ACQUIRE,
-                                              __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  if (!amd_compare_exchange(address, expected, desired)) return false;
+  acquire_fence();
+  return true;
 #else
   return __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQUIRE,
                                      __ATOMIC_RELAXED);
@@ -163,9 +184,10 @@ SYMM_INLINE bool compare_exchange_release(T* address, T expected, T desired) {
 #if SYMM_PTX
   SYMM_PTX_COMPARE_EXCHANGE(T, "atom.release.sys.cas", address, expected, desired)
 #elif SYMM_AMDGCN
+  // Who polls must not write the caches back each time.
+  if (load_relaxed(address) != expected) return false;
   release_before_barrier();
-  return __hip_atomic_compare_exchange_strong(address, &expected, desired, __ATOMIC_RELAXED,
-                                              __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  return amd_compare_exchange(address, expected, desired);
 #else
   return __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELEASE,
                                      __ATOMIC_RELAXED);
@@ -197,6 +219,57 @@ __device__ inline void store_relaxed_pair(std::uint64_t* address, std::uint64_t 
 #else
   store_relaxed(address, low);
   store_relaxed(address + 1, high);
+#endif
+}
+
+// What load_acquire() finds passes `test`; for polling: on AMD a look that fails leaves the caches
+// alone.
+template <class T, class Test>
+__device__ inline bool acquire_if(const T* address, const Test& test) {
+#if SYMM_AMDGCN
+  if (!test(load_relaxed(address))) return false;
+  acquire_fence();
+  return true;
+#else
+  return test(load_acquire(address));
+#endif
+}
+
+// Orders this thread's accesses for all blocks of this GPU.
+__device__ inline void device_fence() {
+#if SYMM_AMDGCN
+  __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
+  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");  // as in release_before_barrier()
+#elif SYMM_PTX
+  __threadfence();
+#endif
+}
+
+// Of memory that the blocks of one launch share, for this GPU alone, in no order with anything
+// else.
+__device__ inline std::uint32_t device_fetch_add(std::uint32_t* address, std::uint32_t value) {
+#if SYMM_AMDGCN
+  return __hip_atomic_fetch_add(amd_global(address), value, __ATOMIC_RELAXED,
+                                __HIP_MEMORY_SCOPE_AGENT);
+#elif SYMM_PTX
+  return atomicAdd(address, value);
+#else
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+#endif
+}
+__device__ inline std::uint32_t device_compare_exchange(std::uint32_t* address,
+                                                        std::uint32_t expected,
+                                                        std::uint32_t desired) {
+#if SYMM_AMDGCN
+  __hip_atomic_compare_exchange_strong(amd_global(address), &expected, desired, __ATOMIC_RELAXED,
+                                       __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  return expected;
+#elif SYMM_PTX
+  return atomicCAS(address, expected, desired);
+#else
+  __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED,
+                              __ATOMIC_RELAXED);
+  return expected;
 #endif
 }
 

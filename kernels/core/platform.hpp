@@ -23,10 +23,10 @@
 
 // For functions that are compiled in translation units of different instruction sets: no copy of
 // its own exists that the linker could take from the wrong one.
-#if SYMM_GPU_COMPILER
+#if defined(__CUDACC__)
 #define SYMM_FORCE_INLINE SYMM_HOST_DEVICE __forceinline__
 #else
-#define SYMM_FORCE_INLINE __attribute__((always_inline)) inline
+#define SYMM_FORCE_INLINE SYMM_HOST_DEVICE __attribute__((always_inline)) inline
 #endif
 
 namespace symm {

@@ -53,7 +53,7 @@ class BlockExecutor {
         }
       }
     }
-    return __syncthreads_and(ok) != 0;
+    return block_all(ok);
   }
 
   // Where data was read in place, waits until no peer reads it any more; then the channel's counter
@@ -62,7 +62,7 @@ class BlockExecutor {
     const int peer = static_cast<int>(threadIdx.x);
     bool ok = true;
     if (in_place() && peer < world_size() && peer != rank()) ok = await_done(peer, epoch_ + steps_);
-    if (__syncthreads_and(ok) == 0) return false;
+    if (!block_all(ok)) return false;
     if (threadIdx.x == 0) local_state(group_).channel_epoch[blockIdx.x] = epoch_ + steps_;
     return true;
   }
@@ -70,7 +70,9 @@ class BlockExecutor {
   __device__ int rank() const { return group_.rank; }
   __device__ int world_size() const { return group_.world_size; }
   __device__ std::size_t chunk_bytes() const { return call_.slot_bytes; }
-  __device__ std::size_t element_bytes() const { return call_.element_bytes; }
+  __device__ std::size_t element_bytes() const {
+    return known_value<Reducer::kElementBytes>(call_.element_bytes);
+  }
   __device__ std::size_t accumulate_bytes() const { return Reducer::kAccumulateBytes; }
   __device__ bool in_place() const { return call_.place != 0; }
 
@@ -89,13 +91,13 @@ class BlockExecutor {
     return true;
   }
 
-  __device__ __noinline__ std::byte* open_slot(std::uint32_t step) {
+  __device__ SYMM_OUTLINED_METHOD std::byte* open_slot(std::uint32_t step) {
     took(step);
     const std::uint32_t needed = epoch_ + step + 1 - kSlots;
     if (!has_reached(credit_, needed)) {
       const int peer = static_cast<int>(threadIdx.x);
       const bool waits = peer < world_size() && peer != rank();
-      if (__syncthreads_and(!waits || await_done(peer, needed)) == 0) return nullptr;
+      if (!block_all(!waits || await_done(peer, needed))) return nullptr;
       credit_ = needed;
     }
     return slot(rank(), step);
@@ -106,25 +108,25 @@ class BlockExecutor {
     tell_peers(&ChannelSignal::ready, step);
   }
 
-  __device__ __noinline__ bool await(int peer, std::uint32_t step) {
+  __device__ SYMM_OUTLINED_METHOD bool await(int peer, std::uint32_t step) {
     took(step);
-    return __syncthreads_and(threadIdx.x != 0 || await_ready(peer, step)) != 0;
+    return block_all(threadIdx.x != 0 || await_ready(peer, step));
   }
 
-  __device__ __noinline__ bool await_all(std::uint32_t step) {
+  __device__ SYMM_OUTLINED_METHOD bool await_all(std::uint32_t step) {
     took(step);
     const int peer = static_cast<int>(threadIdx.x);
     const bool waits = peer < world_size() && peer != rank();
-    return __syncthreads_and(!waits || await_ready(peer, step)) != 0;
+    return block_all(!waits || await_ready(peer, step));
   }
 
-  __device__ __noinline__ const std::byte* source(int peer, std::uint32_t step,
-                                                  std::size_t slot_offset,
-                                                  std::size_t input_offset) const {
+  __device__ SYMM_OUTLINED_METHOD const std::byte* source(int peer, std::uint32_t step,
+                                                          std::size_t slot_offset,
+                                                          std::size_t input_offset) const {
     const std::uint64_t place = state_.place[peer];
     if (place == 0) return slot(peer, step) + slot_offset;
     const auto* table =
-        reinterpret_cast<std::byte* const*>(group_.segments[rank()] + group_.layout.table);
+        reinterpret_cast<std::byte* const*>(segment_of(group_, rank()) + group_.layout.table);
     const std::uint64_t number = (place >> kPlaceShift) - 1;
     const std::uint64_t offset = place & ((std::uint64_t{1} << kPlaceShift) - 1);
     return table[number * static_cast<std::uint64_t>(world_size()) +
@@ -143,7 +145,7 @@ class BlockExecutor {
   __device__ std::byte* slot(int owner, std::uint32_t step) const {
     const std::uint64_t index =
         static_cast<std::uint64_t>(blockIdx.x) * kSlots + (epoch_ + step) % kSlots;
-    return group_.segments[owner] + group_.layout.slots + index * group_.layout.slot_bytes;
+    return segment_of(group_, owner) + group_.layout.slots + index * group_.layout.slot_bytes;
   }
 
   __device__ void read_done(std::uint32_t step) {
@@ -181,15 +183,15 @@ class BlockExecutor {
  private:
   // What `teller` tells this channel of `listener`.
   __device__ ChannelSignal& signal_at(int listener, int teller) const {
-    auto* signals =
-        reinterpret_cast<ChannelSignal*>(group_.segments[listener] + group_.layout.channel_signals);
+    auto* signals = reinterpret_cast<ChannelSignal*>(segment_of(group_, listener) +
+                                                     group_.layout.channel_signals);
     return signals[blockIdx.x * static_cast<unsigned>(world_size()) +
                    static_cast<unsigned>(teller)];
   }
 
   __device__ bool await_done(int peer, std::uint32_t target) {
     const std::uint32_t* done = &signal_at(rank(), peer).done;
-    return waiter_.wait(peer, [=] { return has_reached(load_acquire(done), target); });
+    return waiter_.wait(peer, [=] { return counter_reached(done, target); });
   }
 
   // By one thread. Also takes in what the peer announced for this call, at its first step.
@@ -197,7 +199,7 @@ class BlockExecutor {
     const ChannelSignal& signal = signal_at(rank(), peer);
     const std::uint32_t* ready = &signal.ready;
     const std::uint32_t target = epoch_ + step + 1;
-    if (!waiter_.wait(peer, [=] { return has_reached(load_acquire(ready), target); })) return false;
+    if (!waiter_.wait(peer, [=] { return counter_reached(ready, target); })) return false;
     if (!state_.heard[peer]) {
       const auto* announced =
           reinterpret_cast<const std::uint64_t*>(&signal.announced[epoch_ % kSlots]);
@@ -209,8 +211,8 @@ class BlockExecutor {
     return true;
   }
 
-  __device__ __noinline__ void tell_peers(std::uint32_t ChannelSignal::*counter,
-                                          std::uint32_t step) {
+  __device__ SYMM_OUTLINED_METHOD void tell_peers(std::uint32_t ChannelSignal::*counter,
+                                                  std::uint32_t step) {
     release_before_barrier();
     __syncthreads();
     const int peer = static_cast<int>(threadIdx.x);

@@ -19,44 +19,51 @@ __device__ inline bool is_aligned(const void* pointer, std::size_t alignment) {
 }
 
 // Out of line: ends of messages and odd addresses must not cost the common case registers.
-static __device__ __noinline__ Unit load_odd_unit(const std::byte* source, std::size_t bytes) {
+[[maybe_unused]] static __device__ SYMM_OUTLINED Unit load_odd_unit(const std::byte* source,
+                                                                    std::size_t bytes) {
   if (bytes >= kUnitBytes && is_aligned(source, 4)) {
     const auto* words = reinterpret_cast<const std::uint32_t*>(source);
-    return {{words[0], words[1], words[2], words[3]}};
+    return {{load_data(words), load_data(words + 1), load_data(words + 2), load_data(words + 3)}};
   }
   Unit unit{};
   const auto* from = reinterpret_cast<const std::uint8_t*>(source);
 #pragma unroll
   for (std::size_t i = 0; i < kUnitBytes; ++i) {
-    if (i < bytes) unit.words[i / 4] |= static_cast<std::uint32_t>(from[i]) << (8 * (i % 4));
+    if (i < bytes) {
+      unit.words[i / 4] |= static_cast<std::uint32_t>(load_data(&from[i])) << (8 * (i % 4));
+    }
   }
   return unit;
 }
 
-static __device__ __noinline__ void store_odd_unit(std::byte* destination, Unit unit,
-                                                   std::size_t bytes) {
+[[maybe_unused]] static __device__ SYMM_OUTLINED void store_odd_unit(std::byte* destination,
+                                                                     Unit unit, std::size_t bytes) {
   if (bytes >= kUnitBytes && is_aligned(destination, 4)) {
     auto* words = reinterpret_cast<std::uint32_t*>(destination);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = unit.words[i];
+    for (int i = 0; i < 4; ++i) store_data(words + i, unit.words[i]);
     return;
   }
   auto* to = reinterpret_cast<std::uint8_t*>(destination);
 #pragma unroll
   for (std::size_t i = 0; i < kUnitBytes; ++i) {
-    if (i < bytes) to[i] = static_cast<std::uint8_t>(unit.words[i / 4] >> (8 * (i % 4)));
+    if (i < bytes) {
+      store_data(&to[i], static_cast<std::uint8_t>(unit.words[i / 4] >> (8 * (i % 4))));
+    }
   }
 }
 
 // The first `bytes` (1 to 16) from `source`; the rest of the unit is zero.
 __device__ inline Unit load_unit(const std::byte* source, std::size_t bytes) {
-  if (bytes >= kUnitBytes && is_aligned(source, 16)) return *reinterpret_cast<const Unit*>(source);
+  if (bytes >= kUnitBytes && is_aligned(source, 16)) {
+    return load_data(reinterpret_cast<const Unit*>(source));
+  }
   return load_odd_unit(source, bytes);
 }
 
 __device__ inline void store_unit(std::byte* destination, const Unit& unit, std::size_t bytes) {
   if (bytes >= kUnitBytes && is_aligned(destination, 16)) {
-    *reinterpret_cast<Unit*>(destination) = unit;
+    store_data(reinterpret_cast<Unit*>(destination), unit);
   } else {
     store_odd_unit(destination, unit, bytes);
   }
@@ -69,31 +76,41 @@ __device__ inline void block_copy_as(std::byte* destination, const std::byte* so
   const std::size_t threads = blockDim.x;
   const std::size_t lead = (0 - reinterpret_cast<std::uintptr_t>(destination)) & (sizeof(T) - 1);
   const std::size_t head = min_size(lead, bytes);
-  if (threadIdx.x < head) destination[threadIdx.x] = source[threadIdx.x];
+  if (threadIdx.x < head) {
+    const std::byte byte = load_data(&source[threadIdx.x]);
+    store_data(&destination[threadIdx.x], byte);
+  }
   auto* to = reinterpret_cast<T*>(destination + head);
   const auto* from = reinterpret_cast<const T*>(source + head);
   const std::size_t count = (bytes - head) / sizeof(T);
   std::size_t i = threadIdx.x;
   // Four independent loads in flight a thread.
   for (; i + 3 * threads < count; i += 4 * threads) {
-    const T a = from[i];
-    const T b = from[i + threads];
-    const T c = from[i + 2 * threads];
-    const T d = from[i + 3 * threads];
-    to[i] = a;
-    to[i + threads] = b;
-    to[i + 2 * threads] = c;
-    to[i + 3 * threads] = d;
+    const T a = load_data(&from[i]);
+    const T b = load_data(&from[i + threads]);
+    const T c = load_data(&from[i + 2 * threads]);
+    const T d = load_data(&from[i + 3 * threads]);
+    store_data(&to[i], a);
+    store_data(&to[i + threads], b);
+    store_data(&to[i + 2 * threads], c);
+    store_data(&to[i + 3 * threads], d);
   }
-  for (; i < count; i += threads) to[i] = from[i];
+  for (; i < count; i += threads) {
+    const T value = load_data(&from[i]);
+    store_data(&to[i], value);
+  }
   const std::size_t done = head + count * sizeof(T);
-  if (threadIdx.x < bytes - done) destination[done + threadIdx.x] = source[done + threadIdx.x];
+  if (threadIdx.x < bytes - done) {
+    const std::byte byte = load_data(&source[done + threadIdx.x]);
+    store_data(&destination[done + threadIdx.x], byte);
+  }
 }
 
 // Copies by the whole block; the memories do not overlap, or are the same. No barrier: the caller
 // orders what follows. At least 16 threads. Not inlined: kernels copy in many places.
-static __device__ __noinline__ void block_copy(std::byte* destination, const std::byte* source,
-                                               std::size_t bytes) {
+[[maybe_unused]] static __device__ SYMM_OUTLINED void block_copy(std::byte* destination,
+                                                                 const std::byte* source,
+                                                                 std::size_t bytes) {
   if (bytes == 0 || destination == source) return;
   const std::uintptr_t difference =
       reinterpret_cast<std::uintptr_t>(destination) ^ reinterpret_cast<std::uintptr_t>(source);

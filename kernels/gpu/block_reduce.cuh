@@ -36,7 +36,8 @@ struct ElementRule {
     const Accumulate wide = Traits::widen(value);
     if constexpr (op == ReduceOp::kSum && kIsFloat<Accumulate>) {
       if (facts.premultiplies) {
-        return Arithmetic<Accumulate>::scale(wide, static_cast<Real>(facts.factors[rank]));
+        return Arithmetic<Accumulate>::scale(wide,
+                                             static_cast<Real>(load_shared(&facts.factors[rank])));
       }
     }
     return wide;
@@ -85,51 +86,55 @@ class UnitSum {
 // Elements at any address.
 template <class T>
 __device__ inline T load_element(const void* address, std::size_t index) {
-  T value;
-  __builtin_memcpy(&value, static_cast<const std::byte*>(address) + index * sizeof(T), sizeof(T));
-  return value;
+  return load_unaligned<T>(static_cast<const std::byte*>(address) + index * sizeof(T));
 }
 template <class T>
 __device__ inline void store_element(void* address, std::size_t index, T value) {
-  __builtin_memcpy(static_cast<std::byte*>(address) + index * sizeof(T), &value, sizeof(T));
+  store_unaligned(static_cast<std::byte*>(address) + index * sizeof(T), value);
 }
 
 template <class Rule>
 struct BlockReducer {
   using Storage = typename Rule::Storage;
   using Accumulate = typename Rule::Accumulate;
+  static constexpr std::size_t kElementBytes = sizeof(Storage);
   static constexpr std::size_t kAccumulateBytes = sizeof(Accumulate);
 
   // destination[i] = the combination of sources[0..world)[i]. No barrier. These three are not
   // inlined: algorithms call them in several places.
-  __device__ __noinline__ static void reduce(std::byte* destination, const void* const* sources,
-                                             std::size_t count, ReduceFacts facts) {
+  __device__ SYMM_OUTLINED_METHOD static void reduce(std::byte* destination,
+                                                     const void* const* sources, std::size_t count,
+                                                     ReduceFacts facts) {
     bool aligned = is_aligned(destination, 16);
-    for (int r = 0; r < facts.world_size; ++r) aligned = aligned && is_aligned(sources[r], 16);
+    for (int r = 0; r < facts.world_size; ++r) {
+      aligned = aligned && is_aligned(load_shared(&sources[r]), 16);
+    }
     const std::size_t units = aligned ? count / Rule::kPerUnit : 0;
     for (std::size_t u = threadIdx.x; u < units; u += blockDim.x) {
-      reinterpret_cast<Unit*>(destination)[u] = reduce_unit(sources, u, facts);
+      const Unit combined = reduce_unit(sources, u, facts);
+      store_data(reinterpret_cast<Unit*>(destination) + u, combined);
     }
     for (std::size_t i = units * Rule::kPerUnit + threadIdx.x; i < count; i += blockDim.x) {
-      Accumulate sum = Rule::prepare(load_element<Storage>(sources[0], i), facts, 0);
+      Accumulate sum = Rule::prepare(load_element<Storage>(load_shared(sources), i), facts, 0);
       for (int r = 1; r < facts.world_size; ++r) {
-        sum = Rule::combine(sum, Rule::prepare(load_element<Storage>(sources[r], i), facts, r));
+        const auto value = load_element<Storage>(load_shared(&sources[r]), i);
+        sum = Rule::combine(sum, Rule::prepare(value, facts, r));
       }
       store_element(destination, i, Rule::finish(sum, facts));
     }
   }
 
   // The ring's steps: out[i] = in[i] combined with this rank's source[i]; `in` null on rank 0.
-  __device__ __noinline__ static void accumulate(std::byte* out, const std::byte* in,
-                                                 const std::byte* source, std::size_t count,
-                                                 ReduceFacts facts, int rank) {
+  __device__ SYMM_OUTLINED static void accumulate(std::byte* out, const std::byte* in,
+                                                  const std::byte* source, std::size_t count,
+                                                  ReduceFacts facts, int rank) {
     for (std::size_t i = threadIdx.x; i < count; i += blockDim.x) {
       store_element(out, i, partial(in, source, i, facts, rank));
     }
   }
-  __device__ __noinline__ static void finish(std::byte* destination, const std::byte* in,
-                                             const std::byte* source, std::size_t count,
-                                             ReduceFacts facts, int rank) {
+  __device__ SYMM_OUTLINED static void finish(std::byte* destination, const std::byte* in,
+                                              const std::byte* source, std::size_t count,
+                                              ReduceFacts facts, int rank) {
     for (std::size_t i = threadIdx.x; i < count; i += blockDim.x) {
       store_element(destination, i, Rule::finish(partial(in, source, i, facts, rank), facts));
     }
@@ -147,7 +152,7 @@ struct BlockReducer {
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
         if (base + k < facts.world_size) {
-          units[k] = static_cast<const Unit*>(sources[base + k])[u];
+          units[k] = load_data(static_cast<const Unit*>(load_shared(&sources[base + k])) + u);
         }
       }
 #pragma unroll
@@ -167,6 +172,7 @@ struct BlockReducer {
 
 // For kernels that only move data.
 struct NoReducer {
+  static constexpr std::size_t kElementBytes = 0;  // any
   static constexpr std::size_t kAccumulateBytes = 1;
   __device__ static void reduce(std::byte*, const void* const*, std::size_t, const ReduceFacts&) {}
   __device__ static void accumulate(std::byte*, const std::byte*, const std::byte*, std::size_t,

@@ -3,17 +3,31 @@
 // the GPU are the same for both.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/core/platform.hpp"
 
+// SYMM_GPU_HIP: the calls are HIP's. SYMM_GPU_AMD: so is the device code. The second alone is
+// missing where HIP's calls serve an NVIDIA GPU, which shows that the host code works.
 #if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
 #include <hip/hip_runtime.h>
 #define SYMM_GPU_HIP 1
+#define SYMM_GPU_AMD 1
+#define SYMM_GPU_KIND kHip
+#define SYMM_GPU_NAME(name) hip##name
+#elif defined(__HIP_PLATFORM_NVIDIA__)
+#include <hip/hip_runtime.h>
+#define SYMM_GPU_HIP 1
+#define SYMM_GPU_AMD 0
+#define SYMM_GPU_KIND kCuda
 #define SYMM_GPU_NAME(name) hip##name
 #else
 #include <cuda_runtime.h>
 #define SYMM_GPU_HIP 0
+#define SYMM_GPU_AMD 0
+#define SYMM_GPU_KIND kCuda
 #define SYMM_GPU_NAME(name) cuda##name
 #endif
 
@@ -94,6 +108,18 @@ inline constexpr auto gpuErrorStreamCaptureImplicit = SYMM_GPU_NAME(ErrorStreamC
 inline constexpr gpuMemcpyKind gpuMemcpyHostToDevice = SYMM_GPU_NAME(MemcpyHostToDevice);
 inline constexpr gpuMemcpyKind gpuMemcpyDeviceToDevice = SYMM_GPU_NAME(MemcpyDeviceToDevice);
 
+// By which calls the host code reaches a GPU; a device library has it in its data as well.
+#if SYMM_GPU_AMD
+inline constexpr char kGpuHostCalls[] = "symm host calls: HIP on AMD";
+#elif SYMM_GPU_HIP
+inline constexpr char kGpuHostCalls[] = "symm host calls: HIP on NVIDIA";
+#else
+inline constexpr char kGpuHostCalls[] = "symm host calls: CUDA on NVIDIA";
+#endif
+
+// Some devices of this vendor have loads and stores on multicast addresses.
+inline constexpr bool kGpuHasMultimem = SYMM_GPU_HIP == 0;
+
 }  // namespace symm
 
 // The device being compiled for has loads and stores on multicast addresses.
@@ -107,21 +133,167 @@ inline constexpr gpuMemcpyKind gpuMemcpyDeviceToDevice = SYMM_GPU_NAME(MemcpyDev
 
 // SYMM_GRID_CONSTANT: a parameter that is read where the launch put it, without a copy of a
 // thread's own. SYMM_LAUNCH_BOUNDS: threads of a block, and blocks that must fit on one
-// multiprocessor together (HIP's own second argument counts something else).
-#if SYMM_GPU_HIP
+// multiprocessor together (HIP counts the waves of one of its four SIMDs, of 64 threads or fewer).
+//
+// SYMM_OUTLINED: a function that is called and not copied into its callers, because there are many
+// or because it is seldom needed. SYMM_OUTLINED_METHOD: the same of a function that is given the
+// address of what its caller keeps in registers; inlined on AMD, where a call would force that into
+// memory. SYMM_COLD: what such a method seldom does, called on AMD, where the many copies of the
+// method would hold it otherwise; ColdValue: its parameter, which has no address there.
+#if SYMM_GPU_AMD
 #define SYMM_GRID_CONSTANT
-#define SYMM_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads)
+#define SYMM_LAUNCH_BOUNDS(threads, blocks) \
+  __launch_bounds__(threads, ((blocks) * (threads) + 255) / 256)
+#define SYMM_OUTLINED __attribute__((noinline))
+#define SYMM_OUTLINED_METHOD __attribute__((always_inline))
+#define SYMM_COLD __attribute__((noinline))
 #else
 #define SYMM_GRID_CONSTANT __grid_constant__
 #define SYMM_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+#define SYMM_OUTLINED __noinline__
+#define SYMM_OUTLINED_METHOD __noinline__
+#define SYMM_COLD __forceinline__
 #endif
 
 namespace symm {
 
+#if SYMM_GPU_AMD
+template <class T>
+using ColdValue = T;
+#else
+template <class T>
+using ColdValue = const T&;
+#endif
+
+#if SYMM_DEVICE_PASS && SYMM_GPU_AMD
+__device__ __attribute__((const)) inline bool is_global(const void* pointer) {
+  return !__builtin_amdgcn_is_shared(pointer) && !__builtin_amdgcn_is_private(pointer);
+}
+#endif
+
+// The same pointer, of which the compiler then knows that it leads to memory of a GPU or of the
+// host, not to memory of the block or the thread: it need not look at the address.
+template <class T>
+__device__ inline T* global_pointer(T* pointer) {
+#if SYMM_DEVICE_PASS && SYMM_GPU_AMD
+  __builtin_assume(is_global(pointer));
+#endif
+  return pointer;
+}
+
+#if SYMM_GPU_AMD
+namespace hip {
+
+template <std::size_t bytes>
+struct RawWord;
+template <>
+struct RawWord<1> {
+  using Type [[gnu::may_alias]] = std::uint8_t;
+};
+template <>
+struct RawWord<2> {
+  using Type [[gnu::may_alias]] = std::uint16_t;
+};
+template <>
+struct RawWord<4> {
+  using Type [[gnu::may_alias]] = std::uint32_t;
+};
+template <>
+struct RawWord<8> {
+  using Type [[gnu::may_alias]] = std::uint64_t;
+};
+template <>
+struct RawWord<16> {
+  using Type [[gnu::may_alias]] = std::uint32_t __attribute__((ext_vector_type(4)));
+};
+template <class T>
+using Global = __attribute__((address_space(1))) T;
+
+}  // namespace hip
+#endif
+
+// Payload in memory of a GPU, this one's or a peer's, naturally aligned: one access of the width of
+// T, which has 1, 2, 4, 8 or 16 bytes. On AMD with the hint that it is not needed again soon.
+template <class T>
+__device__ inline T load_data(const T* address) {
+#if SYMM_GPU_AMD
+  using Raw = typename hip::RawWord<sizeof(T)>::Type;
+  return __builtin_bit_cast(T, __builtin_nontemporal_load((const hip::Global<Raw>*)address));
+#else
+  return *address;
+#endif
+}
+template <class T>
+__device__ inline void store_data(T* address, const std::type_identity_t<T>& value) {
+#if SYMM_GPU_AMD
+  using Raw = typename hip::RawWord<sizeof(T)>::Type;
+  __builtin_nontemporal_store(__builtin_bit_cast(Raw, value), (hip::Global<Raw>*)address);
+#else
+  *address = value;
+#endif
+}
+
+// Payload at any address.
+template <class T>
+__device__ inline T load_unaligned(const std::byte* address) {
+#if SYMM_GPU_AMD
+  using Raw = typename hip::RawWord<sizeof(T)>::Type __attribute__((aligned(1)));
+  return __builtin_bit_cast(T, *(const hip::Global<Raw>*)address);
+#else
+  T value;
+  __builtin_memcpy(&value, address, sizeof(T));
+  return value;
+#endif
+}
+template <class T>
+__device__ inline void store_unaligned(std::byte* address, T value) {
+#if SYMM_GPU_AMD
+  using Raw = typename hip::RawWord<sizeof(T)>::Type __attribute__((aligned(1)));
+  *(hip::Global<Raw>*)address = __builtin_bit_cast(Raw, value);
+#else
+  __builtin_memcpy(address, &value, sizeof(T));
+#endif
+}
+
+// What a block keeps in its shared memory, by an address of which the compiler does not know that.
+template <class T>
+__device__ inline T load_shared(const T* address) {
+#if SYMM_GPU_AMD
+  return *(const __attribute__((address_space(3))) T*)address;
+#else
+  return *address;
+#endif
+}
+
+// A barrier of the block's threads: true in all of them where `condition` is true in all. Memory
+// accesses stay on their side of it.
+__device__ inline bool block_all(bool condition) {
+#if SYMM_DEVICE_PASS && SYMM_GPU_AMD
+  // The vendor's orders shared memory alone.
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  const int all = __syncthreads_and(condition);
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+  return all != 0;
+#else
+  return __syncthreads_and(condition) != 0;
+#endif
+}
+
+// `value`, which is `known` unless that is 0. AMD has no division of 64 bits, and code that divides
+// by an unknown number is long.
+template <std::size_t known, class T>
+__device__ inline T known_value(T value) {
+#if SYMM_GPU_AMD
+  return known != 0 ? static_cast<T>(known) : value;
+#else
+  return value;
+#endif
+}
+
 // Nanoseconds of a clock that all blocks share.
 __device__ inline std::uint64_t device_clock_ns() {
-#if SYMM_DEVICE_PASS && SYMM_GPU_HIP
-  return __builtin_amdgcn_s_memrealtime() * 10;  // counts at 100 MHz
+#if SYMM_DEVICE_PASS && SYMM_GPU_AMD
+  return __builtin_readsteadycounter() * 10;  // counts at 100 MHz
 #elif SYMM_DEVICE_PASS
   std::uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));

@@ -5,10 +5,38 @@
 // Host only; owns nothing.
 #pragma once
 
+#include "kernels/gpu/gpu_api.hpp"
+
+#if !SYMM_GPU_AMD
+
 #include <cuda.h>
+
+namespace symm {
+
+// How messages name the driver, its library, and what limits the GPUs that a process sees.
+inline constexpr char kGpuDriverName[] = "the NVIDIA driver";
+inline constexpr char kGpuDriverFile[] = "libcuda.so.1";
+inline constexpr char kGpuVersionEntry[] = "cuDriverGetVersion";
+inline constexpr char kGpuVisibility[] = "CUDA_VISIBLE_DEVICES";
+inline constexpr char kGpuVersionName[] = "CUDA";
+// What a version counts its major and minor number in.
+inline constexpr int kGpuVersionMajor = 1000;
+inline constexpr int kGpuVersionMinor = 10;
+// A driver serves every minor version of its major one, and every older one.
+inline constexpr int kGpuDriverNeeded = CUDA_VERSION / kGpuVersionMajor * kGpuVersionMajor;
+inline constexpr bool kGpuDriverServesOlderBuilds = true;
+
+}  // namespace symm
+
+#endif
+
+#if SYMM_GPU_HIP
+#include "kernels/gpu/gpu_driver_hip.hpp"
+#else
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace symm {
 
@@ -33,7 +61,8 @@ inline constexpr gpuResult_t gpuDriverInvalidValue = CUDA_ERROR_INVALID_VALUE;
 inline constexpr gpuResult_t gpuDriverInvalidHandle = CUDA_ERROR_INVALID_HANDLE;
 inline constexpr gpuResult_t gpuDriverOutOfMemory = CUDA_ERROR_OUT_OF_MEMORY;
 
-inline constexpr auto gpuMemAllocationTypePinned = CU_MEM_ALLOCATION_TYPE_PINNED;
+// What symmetric memory is made as.
+inline constexpr auto gpuMemAllocationType = CU_MEM_ALLOCATION_TYPE_PINNED;
 inline constexpr auto gpuMemLocationTypeDevice = CU_MEM_LOCATION_TYPE_DEVICE;
 inline constexpr auto gpuMemAccessReadWrite = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 inline constexpr auto gpuMemGranularityMinimum = CU_MEM_ALLOC_GRANULARITY_MINIMUM;
@@ -54,25 +83,29 @@ inline constexpr auto gpuAttributeMultiprocessors = CU_DEVICE_ATTRIBUTE_MULTIPRO
 inline constexpr auto gpuAttributeMajor = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
 inline constexpr auto gpuAttributeMinor = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
 
-// How messages name the driver, its library, and what limits the GPUs that a process sees.
-inline constexpr char kGpuDriverName[] = "the NVIDIA driver";
-inline constexpr char kGpuDriverFile[] = "libcuda.so.1";
-inline constexpr char kGpuVersionEntry[] = "cuDriverGetVersion";
-inline constexpr char kGpuVisibility[] = "CUDA_VISIBLE_DEVICES";
-inline constexpr char kGpuVersionName[] = "CUDA";
-// A driver serves every minor version of its major one. 1000 * major + 10 * minor.
-inline constexpr int kGpuDriverNeeded = CUDA_VERSION / 1000 * 1000;
-
 inline gpuDevicePointer_t gpu_device_pointer(const std::byte* pointer) {
   return reinterpret_cast<gpuDevicePointer_t>(pointer);
 }
 inline std::byte* gpu_host_pointer(gpuDevicePointer_t pointer) {
   return reinterpret_cast<std::byte*>(pointer);
 }
+inline void gpu_request_handles(gpuMemAllocationProp& properties, gpuMemHandleType types) {
+  properties.requestedHandleTypes = types;
+}
+inline gpuMemHandleType gpu_requested_handles(const gpuMemAllocationProp& properties) {
+  return properties.requestedHandleTypes;
+}
+// A context of the driver may be current in a thread, or none.
+inline constexpr bool kGpuHasContexts = true;
+// What in this process keeps symm from using the driver, or "".
+inline std::string gpu_driver_conflict() { return ""; }
+// Why a device cannot hold symmetric memory although it has virtual memory management, or "".
+inline std::string gpu_memory_problem(gpuDevice_t) { return ""; }
 
 }  // namespace symm
 
-// entry(name of symm, name of the vendor)
+// entry(name of symm, name of the vendor); entries of symm's own are functions of this header.
+#define SYMM_GPU_DRIVER_OWN_ENTRIES(entry)
 // clang-format off
 #define SYMM_GPU_DRIVER_ENTRIES(entry)                                   \
   entry(driver_get_version, cuDriverGetVersion)                          \
@@ -113,3 +146,5 @@ inline std::byte* gpu_host_pointer(gpuDevicePointer_t pointer) {
   entry(multicast_bind_memory, cuMulticastBindMem)                       \
   entry(multicast_unbind, cuMulticastUnbind)
 // clang-format on
+
+#endif

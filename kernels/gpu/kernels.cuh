@@ -42,7 +42,7 @@ __device__ inline void run_packets(const GroupParams& group, const CollectivePar
   Waiter waiter(group, wait, collective_number(group), false);
   PacketCall packets(group, call, waiter, state);
   if (!packets.begin()) return;
-  if (__syncthreads_and(body(packets)) != 0) packets.end();
+  if (block_all(body(packets))) packets.end();
 }
 
 template <class Rule>

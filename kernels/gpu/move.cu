@@ -74,7 +74,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
       ok = waiter.fail(DeviceFault::kBrokenPromise, peer, theirs, call.place);
     }
   }
-  if (__syncthreads_and(ok) != 0) packets.end();
+  if (block_all(ok)) packets.end();
 }
 
 }  // namespace

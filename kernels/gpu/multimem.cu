@@ -86,7 +86,7 @@ __device__ bool same_places(const GroupParams& group, const CollectiveParams& ca
       ok = waiter.fail(DeviceFault::kBrokenPromise, peer, theirs, mine);
     }
   }
-  return __syncthreads_and(ok) != 0;
+  return block_all(ok);
 }
 
 // Calls store(i, load(i)) for the units [begin, end), by all threads of the grid.
@@ -209,7 +209,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kMultimemThreads, 1)
     multimem_reduce(const SYMM_GRID_CONSTANT GroupParams group,
                     const SYMM_GRID_CONSTANT CollectiveParams call,
                     const SYMM_GRID_CONSTANT WaitParams wait,
-                    const SYMM_GRID_CONSTANT MultimemParams memory) {
+                    [[maybe_unused]] const SYMM_GRID_CONSTANT MultimemParams memory) {
   between_meetings(group, call, wait, [&] {
 #if SYMM_MULTIMEM
     if (call.kind == CollectiveKind::kAllReduce) {
@@ -225,7 +225,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kMultimemThreads, 1)
     multimem_move(const SYMM_GRID_CONSTANT GroupParams group,
                   const SYMM_GRID_CONSTANT CollectiveParams call,
                   const SYMM_GRID_CONSTANT WaitParams wait,
-                  const SYMM_GRID_CONSTANT MultimemParams memory) {
+                  [[maybe_unused]] const SYMM_GRID_CONSTANT MultimemParams memory) {
   between_meetings(group, call, wait, [&] {
 #if SYMM_MULTIMEM
     if (call.kind == CollectiveKind::kAllGather) {
@@ -254,7 +254,7 @@ const void* reduce_kernel_16(ReduceOp op) {
 }  // namespace
 
 const void* multimem_kernel(CollectiveKind kind, Dtype dtype, ReduceOp op) {
-  if constexpr (SYMM_GPU_HIP) return nullptr;
+  if constexpr (!kGpuHasMultimem) return nullptr;
   if (kind == CollectiveKind::kAllGather || kind == CollectiveKind::kBroadcast) {
     return reinterpret_cast<const void*>(&multimem_move);
   }

@@ -48,20 +48,20 @@ class PacketCall {
         call_(call),
         waiter_(waiter),
         state_(state),
-        epoch_(next_packet_epoch(local_state(group).packet_epoch)) {}
+        epoch_(next_packet_epoch(load_data(&local_state(group).packet_epoch))) {}
 
   // False when the launch must end.
   __device__ bool begin() {
     const int peer = static_cast<int>(threadIdx.x);
     bool ok = true;
     if (peer < world_size() && peer != rank()) {
-      const auto* done = reinterpret_cast<const std::uint32_t*>(group_.segments[rank()] +
+      const auto* done = reinterpret_cast<const std::uint32_t*>(segment_of(group_, rank()) +
                                                                 group_.layout.packet_done) +
                          peer;
       const std::uint32_t target = packet_epoch_before(epoch_);
-      ok = waiter_.wait(peer, [=] { return has_reached(load_acquire(done), target); });
+      ok = waiter_.wait(peer, [=] { return counter_reached(done, target); });
     }
-    return __syncthreads_and(ok) != 0;
+    return block_all(ok);
   }
 
   // All of this rank's reads of the inbox are over. By every block that went well.
@@ -71,7 +71,7 @@ class PacketCall {
     if (threadIdx.x == 0) {
       state_.last = is_last_block(&local.packet_ticket);
       if (state_.last) {
-        local.packet_epoch = epoch_;
+        store_data(&local.packet_epoch, epoch_);
         end_collective(group_, call_.ends_call);
       }
     }
@@ -79,8 +79,10 @@ class PacketCall {
     const int peer = static_cast<int>(threadIdx.x);
     if (state_.last && peer < world_size() && peer != rank()) {
       auto* done =
-          reinterpret_cast<std::uint32_t*>(group_.segments[peer] + group_.layout.packet_done) +
+          reinterpret_cast<std::uint32_t*>(segment_of(group_, peer) + group_.layout.packet_done) +
           rank();
+      // Of reads, which ended before the barriers: the thread that tells of them is enough.
+      release_before_barrier();
       release_after_barrier();
       store_relaxed(done, epoch_);
     }
@@ -124,8 +126,8 @@ class PacketCall {
 
   // Combines the unit of every rank, this one's being `own`, in rank order.
   template <class Rule>
-  __device__ __noinline__ bool reduce(std::size_t unit, const Unit& own, const ReduceFacts& facts,
-                                      Unit* result) {
+  __device__ SYMM_OUTLINED_METHOD bool reduce(std::size_t unit, const Unit& own,
+                                              const ReduceFacts& facts, Unit* result) {
     UnitSum<Rule> sum;
     for (int base = 0; base < world_size(); base += kBatch) {
       Unit units[kBatch];
@@ -175,7 +177,7 @@ class PacketCall {
       const std::uint64_t bits = unit.words[0] | (static_cast<std::uint64_t>(unit.words[1]) << 32);
       if (ok) state_.factor[peer] = __builtin_bit_cast(double, bits);
     }
-    return __syncthreads_and(ok) != 0;
+    return block_all(ok);
   }
   __device__ ReduceFacts facts() const {
     return {state_.factor, call_.premultiplies, call_.divisor, world_size()};
@@ -207,7 +209,7 @@ class PacketCall {
         static_cast<std::uint64_t>(epoch_ & 1) * static_cast<std::uint64_t>(world_size()) +
         static_cast<std::uint64_t>(sender);
     const std::uint64_t packet = box * group_.layout.box_packets + 2 * unit;
-    return reinterpret_cast<std::uint64_t*>(group_.segments[owner] + group_.layout.inbox +
+    return reinterpret_cast<std::uint64_t*>(segment_of(group_, owner) + group_.layout.inbox +
                                             packet * kPacketBytes);
   }
 

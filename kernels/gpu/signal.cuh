@@ -43,8 +43,8 @@ class SignalThread {
     }
   }
 
-  __device__ __noinline__ bool gives_up(int peer, int channel, bool putting,
-                                        std::uint64_t& first_look) {
+  __device__ SYMM_OUTLINED_METHOD bool gives_up(int peer, int channel, bool putting,
+                                                std::uint64_t& first_look) {
     if (is_dead()) return true;
     if (load_relaxed(&params_.page->abort) != 0) {
       report(DeviceFault::kAborted, peer, channel, putting);
@@ -59,13 +59,13 @@ class SignalThread {
 
   // Of those who give up, the first tells the host.
   __device__ void report(DeviceFault fault, int peer, int channel, bool putting) {
-    if (atomicCAS(&params_.state->dead, 0u, 1u) != 0u) return;
+    if (device_compare_exchange(&params_.state->dead, 0u, 1u) != 0u) return;
     SignalPage::Report& report = params_.page->report;
-    report.peer = peer;
-    report.channel = channel;
-    report.operation = params_.operation;
-    report.putting = putting ? 1 : 0;
-    report.timeout_ns = params_.timeout_ns;
+    store_data(&report.peer, peer);
+    store_data(&report.channel, channel);
+    store_data(&report.operation, params_.operation);
+    store_data(&report.putting, putting ? 1 : 0);
+    store_data(&report.timeout_ns, params_.timeout_ns);
     store_release(&report.fault, static_cast<std::uint32_t>(fault));
   }
 

@@ -125,15 +125,15 @@ class Lane {
   }
 
   __device__ bool wait_for(const std::uint32_t* counter, std::uint32_t target) {
-    const bool ok = threadIdx.x != 0 ||
-                    waiter_.wait(peer_, [=] { return has_reached(load_acquire(counter), target); });
-    return __syncthreads_and(ok) != 0;
+    const bool ok =
+        threadIdx.x != 0 || waiter_.wait(peer_, [=] { return counter_reached(counter, target); });
+    return block_all(ok);
   }
 
   // In `owner`'s segment, what concerns this lane and `other`.
   __device__ LaneSignal& signal(int owner, int other) const {
     auto* signals =
-        reinterpret_cast<LaneSignal*>(group_.segments[owner] + group_.layout.lane_signals);
+        reinterpret_cast<LaneSignal*>(segment_of(group_, owner) + group_.layout.lane_signals);
     return signals[other * kLanes + lane_];
   }
   __device__ std::byte* slot_at(int owner, int sender, std::uint32_t count) const {
@@ -141,7 +141,7 @@ class Lane {
         (static_cast<std::uint64_t>(sender) * kLanes + static_cast<std::uint64_t>(lane_)) *
             kLaneSlots +
         count % kLaneSlots;
-    return group_.segments[owner] + group_.layout.lanes + index * group_.layout.lane_bytes;
+    return segment_of(group_, owner) + group_.layout.lanes + index * group_.layout.lane_bytes;
   }
 
   const GroupParams& group_;
@@ -158,12 +158,12 @@ __device__ void end_messages(const GroupParams& group, const TransferGroup& mess
   LocalState& local = local_state(group);
   const int direction = messages.is_send ? 0 : 1;
   std::uint32_t* ticket = &local.lane_tickets[messages.peer][messages.lane_group][direction];
-  __threadfence();
-  if (atomicAdd(ticket, 1u) + 1 != kBlocksPerLane) return;
-  *ticket = 0;
+  device_fence();
+  if (device_fetch_add(ticket, 1u) + 1 != kBlocksPerLane) return;
+  store_data(ticket, 0);
   std::uint64_t& ended = local.messages[messages.peer][messages.lane_group][direction];
   ended += messages.count;
-  store_relaxed(&group.page->messages_completed[messages.peer][messages.lane_group][direction],
+  store_relaxed(&page_of(group).messages_completed[messages.peer][messages.lane_group][direction],
                 ended);
 }
 
@@ -175,7 +175,7 @@ __device__ bool serve_lane(const GroupParams& group, const TransferParams& call,
   const std::uint64_t before =
       local_state(group).messages[messages.peer][messages.lane_group][direction];
   if (!call.collective && lane_number == 0 && threadIdx.x == 0) {
-    store_relaxed(&group.page->messages_entered[messages.peer][messages.lane_group][direction],
+    store_relaxed(&page_of(group).messages_entered[messages.peer][messages.lane_group][direction],
                   before + messages.count);
   }
   Waiter waiter(group, wait, call.collective ? collective_number(group) : before + 1,
@@ -208,9 +208,9 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
                   const SYMM_GRID_CONSTANT TransferParams call,
                   const SYMM_GRID_CONSTANT WaitParams wait) {
   const bool alive = threadIdx.x != 0 || load_relaxed(&local_state(group).dead) == 0;
-  if (__syncthreads_and(alive) == 0) return;
+  if (!block_all(alive)) return;
   if (call.collective && blockIdx.x == 0 && threadIdx.x == 0) {
-    store_relaxed(&group.page->entered, collective_number(group));
+    store_relaxed(&page_of(group).entered, collective_number(group));
   }
   if (blockIdx.x < static_cast<unsigned>(call.group_count * kBlocksPerLane)) {
     if (!serve_lane(group, call, wait)) return;

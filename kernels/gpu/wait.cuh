@@ -10,13 +10,42 @@
 #pragma once
 
 #include "kernels/core/atomics.hpp"
+#include "kernels/core/signal.hpp"
 #include "kernels/gpu/call_params.hpp"
 #include "kernels/gpu/gpu_api.hpp"
 
 namespace symm {
 
+__device__ inline std::byte* segment_of(const GroupParams& group, int rank) {
+  return global_pointer(group.segments[rank]);
+}
+
+__device__ inline DevicePage& page_of(const GroupParams& group) {
+  return *global_pointer(group.page);
+}
+
 __device__ inline LocalState& local_state(const GroupParams& group) {
-  return *reinterpret_cast<LocalState*>(group.segments[group.rank] + group.layout.local);
+  return *reinterpret_cast<LocalState*>(segment_of(group, group.rank) + group.layout.local);
+}
+
+// True once the counter of a peer has reached `target`; what the peer released is seen then.
+__device__ inline bool counter_reached(const std::uint32_t* counter, std::uint32_t target) {
+  return acquire_if(counter, [=](std::uint32_t value) { return has_reached(value, target); });
+}
+
+// What Waiter::fail() does.
+static __device__ SYMM_COLD void fail_group(LocalState& local, DevicePage& page, DeviceFault fault,
+                                            int peer, ColdValue<std::uint64_t> number,
+                                            ColdValue<bool> transfer, std::uint64_t theirs,
+                                            std::uint64_t mine) {
+  if (device_compare_exchange(&local.dead, 0u, 1u) != 0u) return;
+  DevicePage::Report& report = page.report;
+  store_data(&report.peer, peer);
+  store_data(&report.sequence, number);
+  store_data(&report.transfer, transfer ? 1 : 0);
+  store_data(&report.theirs, theirs);
+  store_data(&report.mine, mine);
+  store_release(&report.fault, static_cast<std::uint32_t>(fault));
 }
 
 class Waiter {
@@ -43,24 +72,17 @@ class Waiter {
   }
 
   // Marks the group dead and tells the host why, unless somebody has done so. Returns false.
-  __device__ __noinline__ bool fail(DeviceFault fault, int peer, std::uint64_t theirs = 0,
-                                    std::uint64_t mine = 0) {
-    if (atomicCAS(&local_state(group_).dead, 0u, 1u) != 0u) return false;
-    DevicePage::Report& report = group_.page->report;
-    report.peer = peer;
-    report.sequence = number_;
-    report.transfer = transfer_ ? 1 : 0;
-    report.theirs = theirs;
-    report.mine = mine;
-    store_release(&report.fault, static_cast<std::uint32_t>(fault));
+  __device__ SYMM_OUTLINED_METHOD bool fail(DeviceFault fault, int peer, std::uint64_t theirs = 0,
+                                            std::uint64_t mine = 0) {
+    fail_group(local_state(group_), page_of(group_), fault, peer, number_, transfer_, theirs, mine);
     return false;
   }
 
  private:
   // Not inlined, as fail(): kernels wait in many places and seldom come here.
-  __device__ __noinline__ bool gives_up(int peer) {
+  __device__ SYMM_OUTLINED_METHOD bool gives_up(int peer) {
     if (load_relaxed(&local_state(group_).dead) != 0) return true;
-    if (load_relaxed(&group_.page->abort) != 0) {
+    if (load_relaxed(&page_of(group_).abort) != 0) {
       fail(DeviceFault::kAborted, peer);
       return true;
     }

@@ -54,6 +54,9 @@ GpuDevice::GpuDevice(DeviceKind kind, int index) : driver_(gpu_driver()) {
   if (attribute(gpuAttributeVmm) == 0) {
     refuse(kind, index, identity_.name + " has no virtual memory management");
   }
+  if (const std::string why = gpu_memory_problem(handle_); !why.empty()) {
+    refuse(kind, index, identity_.name + ": " + why);
+  }
   if (!has_descriptors() && !has_fabric_handles()) {
     refuse(kind, index,
            identity_.name + " can share memory neither by file descriptors nor by fabric handles");

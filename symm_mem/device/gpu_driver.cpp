@@ -14,8 +14,8 @@ namespace {
 }
 
 std::string version_text(int version) {
-  return std::string(kGpuVersionName) + " " + std::to_string(version / 1000) + "." +
-         std::to_string(version % 1000 / 10);
+  return std::string(kGpuVersionName) + " " + std::to_string(version / kGpuVersionMajor) + "." +
+         std::to_string(version % kGpuVersionMajor / kGpuVersionMinor);
 }
 
 template <typename Function>
@@ -32,10 +32,18 @@ void resolve(void* library, const char* name, Function& function) {
 
 // The version is looked at before the other entries, which an old driver may lack.
 void find_entries(void* library, GpuDriver& driver) {
-  resolve(library, kGpuVersionEntry, driver.driver_get_version);
+  if (driver.driver_get_version == nullptr) {
+    resolve(library, kGpuVersionEntry, driver.driver_get_version);
+  }
   int version = 0;
   if (driver.driver_get_version(&version) != gpuDriverSuccess) {
     refuse(std::string(kGpuDriverName) + " does not tell its version");
+  }
+  if (!kGpuDriverServesOlderBuilds &&
+      version / kGpuVersionMajor != kGpuDriverNeeded / kGpuVersionMajor) {
+    refuse(std::string(kGpuDriverName) + " serves " + version_text(version) +
+           ", and this build of symm is for " + version_text(kGpuDriverNeeded) +
+           " and the minor versions that follow it; build it with the one of this machine");
   }
   if (version < kGpuDriverNeeded) {
     refuse(std::string(kGpuDriverName) + " is too old: it serves " + version_text(version) +
@@ -53,6 +61,7 @@ void find_entries(void* library, GpuDriver& driver) {
 }
 
 void open_driver(GpuDriver& driver) {
+  if (const std::string why = gpu_driver_conflict(); !why.empty()) refuse(why);
   void* const library = ::dlopen(kGpuDriverFile, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const reason = ::dlerror();

@@ -11,6 +11,9 @@ struct GpuDriver {
 #define SYMM_MEMBER(member, vendor) decltype(&vendor) member = nullptr;
   SYMM_GPU_DRIVER_ENTRIES(SYMM_MEMBER)
 #undef SYMM_MEMBER
+#define SYMM_OWN_MEMBER(member, function) decltype(&function) member = &function;
+  SYMM_GPU_DRIVER_OWN_ENTRIES(SYMM_OWN_MEMBER)
+#undef SYMM_OWN_MEMBER
 
   // "CUDA_ERROR_INVALID_VALUE (invalid argument)".
   std::string describe(gpuResult_t result) const;

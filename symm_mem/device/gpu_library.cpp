@@ -10,7 +10,10 @@
 namespace symm {
 namespace {
 
-constexpr DeviceKind kKind = SYMM_GPU_HIP ? DeviceKind::kHip : DeviceKind::kCuda;
+// For whoever looks into the file.
+[[gnu::used]] const char* const kHostCalls = kGpuHostCalls;
+
+constexpr DeviceKind kKind = DeviceKind::SYMM_GPU_KIND;
 
 GpuRuntime& runtime_of(int device_index) {
   struct Runtimes {

@@ -41,16 +41,17 @@ class RetainedHandle {
   bool held_ = false;
 };
 
-// By what the memory of `handle` can be exported; by nothing where it is not this device's.
+// By what the memory of `handle` can be exported; by nothing where it is not this device's, or not
+// of the type that symmetric memory needs.
 HandleKinds exportable_kinds(const GpuDevice& device, gpuMemHandle_t handle) {
   gpuMemAllocationProp properties{};
   if (device.driver().mem_get_properties(&properties, handle) != gpuDriverSuccess) return {};
-  if (properties.type != gpuMemAllocationTypePinned ||
+  if (properties.type != gpuMemAllocationType ||
       properties.location.type != gpuMemLocationTypeDevice ||
       properties.location.id != device.identity().index) {
     return {};
   }
-  return handle_kinds_of(properties.requestedHandleTypes);
+  return handle_kinds_of(gpu_requested_handles(properties));
 }
 
 // The piece in which `at` lies; its memory is null where there is none that can be shared.

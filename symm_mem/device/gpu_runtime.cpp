@@ -22,10 +22,10 @@ namespace {
 
 gpuMemAllocationProp allocation_properties(int device_index, HandleKinds kinds) {
   gpuMemAllocationProp properties{};
-  properties.type = gpuMemAllocationTypePinned;
+  properties.type = gpuMemAllocationType;
   properties.location.type = gpuMemLocationTypeDevice;
   properties.location.id = device_index;
-  properties.requestedHandleTypes = gpu_handle_types(kinds);
+  gpu_request_handles(properties, gpu_handle_types(kinds));
   return properties;
 }
 

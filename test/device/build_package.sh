@@ -6,6 +6,7 @@
 #   WORK=<folder>          where the build stands (required); C++ tests are in $WORK/build
 #   LOGS=<folder>          configure.log, build.log (default: $WORK)
 #   DEVICE_LIBRARY=<path>  a libsymm_cuda.so to take as it is; without it none is built
+#   VENDOR=hip             DEVICE_LIBRARY is a libsymm_hip.so
 #   TESTS=1                also builds the C++ tests
 #   WHEELS=<folder>        Python packages to install beside torch's, where some are missing
 #   GTEST_SOURCE=<folder>  GoogleTest's sources, where it is not installed
@@ -13,7 +14,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 : "${SITE:?names the folder to make}" "${WORK:?names the folder to build in}"
 logs=${LOGS:-$WORK}
-tests=${TESTS:-0}
+tests=${TESTS:-0} vendor=${VENDOR:-cuda}
 library=${DEVICE_LIBRARY:+$(realpath "$DEVICE_LIBRARY")}
 mkdir -p "$SITE" "$WORK" "$logs"
 
@@ -48,9 +49,9 @@ install_gtest() {
 
 build() {
   # SKBUILD: install rules and run paths of a Python package.
-  local settings=(-DSKBUILD=ON -DSYMM_CUDA=OFF -DSYMM_BUILD_TESTS=OFF)
+  local settings=(-DSKBUILD=ON -DSYMM_CUDA=OFF -DSYMM_HIP=OFF -DSYMM_BUILD_TESTS=OFF)
   [ "$tests" != 1 ] || settings+=(-DSYMM_BUILD_TESTS=ON)
-  [ -z "$library" ] || settings+=(-DSYMM_CUDA_LIBRARY="$library")
+  [ -z "$library" ] || [ "$vendor" != cuda ] || settings+=(-DSYMM_CUDA_LIBRARY="$library")
   cmake -G Ninja -S . -B "$WORK/build" -DPython3_EXECUTABLE="$(command -v python3)" \
     -DCMAKE_PREFIX_PATH="$WORK/prefix" "${settings[@]}" >"$logs/configure.log" 2>&1 &&
     ninja -C "$WORK/build" -k 0 >"$logs/build.log" 2>&1
@@ -61,7 +62,7 @@ make_site() {
   rm -rf "$package" "$info"
   cmake --install "$WORK/build" --component python --prefix "$SITE" >"$logs/install.log" || return
   cp -r python_registration/torch_symm/. "$package"
-  [ -z "$library" ] || cp "$library" "$package/libsymm_cuda.so"
+  [ -z "$library" ] || cp "$library" "$package/libsymm_$vendor.so"
   mkdir -p "$info"
   printf 'Metadata-Version: 2.1\nName: torch-symm\nVersion: 0\n' >"$info/METADATA"
   printf '[torch.backends]\nsymm = torch_symm._autoload:autoload\n' >"$info/entry_points.txt"

@@ -1,35 +1,54 @@
 #!/usr/bin/env bash
-# Builds the package for this machine's torch and runs the CUDA side of the tests with it.
+# Builds the package for this machine's torch and runs the GPU side of the tests with it. For AMD
+# GPUs: hip_suite.sh, which is this script with VENDOR=hip.
 #
 #   test/device/cuda_suite.sh [step ...]      steps: gtest memcheck racecheck pytest faults probe
 #                                             models conformance bench calls (default: all)
-#   DEVICE_LIBRARY=<path>  libsymm_cuda.so (required)
-#   GPU_TESTS=<path>       the GoogleTest program symm_gpu_tests (for gtest, memcheck, racecheck)
+#   VENDOR=cuda            or hip; without memcheck, racecheck and calls, which need CUDA's tools
+#   DEVICE_LIBRARY=<path>  libsymm_cuda.so (required), or libsymm_hip.so (built where unset)
+#   GPU_TESTS=<path>       the GoogleTest program symm_gpu_tests (for gtest, memcheck, racecheck), or
+#                          symm_hip_tests (built with the library)
 #   OUT=<folder>           what comes back: summary.json, one JSON a tool, logs.tar.gz
 #   SECONDS_LIMIT=560      after so many seconds it has ended by itself; what did not run says so
 #   LIMIT_<step>=<seconds> of one step, e.g. LIMIT_pytest=200
 #   SITE=<folder>          a package that build_package.sh made, or where it is to be made
 #   WHEELS=, GTEST_SOURCE= see build_package.sh
 #   PYTEST_FILES=test/python   what pytest is given
+#   HIP_ARGS               more arguments of cmake, e.g. -DSYMM_HIP_ARCHITECTURES=gfx942
 #   PYTEST_ARGS, FAULT_ARGS, PROBE_ARGS, CONFORMANCE_ARGS, BENCH_ARGS, CALLS_ARGS: more arguments
 #   GTEST_FILTER, CHECK_FILTER: tests of gtest, and of memcheck and racecheck
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
-# A program that uses NVLink multicast can put GPUs that others share out of service.
-for setting in NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1; do
-  if [ "$(printenv "${setting%%=*}")" != "${setting##*=}" ]; then
-    echo "cuda_suite: $setting must be set in the environment" >&2
-    exit 2
-  fi
-done
-readonly every_step=(gtest memcheck racecheck pytest faults probe models conformance bench calls)
+readonly vendor=${VENDOR:-cuda} suite=${VENDOR:-cuda}_suite
+every_step=(gtest memcheck racecheck pytest faults probe models conformance bench calls)
+case $vendor in
+  cuda)
+    # A program that uses NVLink multicast can put GPUs that others share out of service.
+    for setting in NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1; do
+      if [ "$(printenv "${setting%%=*}")" != "${setting##*=}" ]; then
+        echo "$suite: $setting must be set in the environment" >&2
+        exit 2
+      fi
+    done
+    gpus=$(nvidia-smi -L | grep -c '^GPU')
+    ;;
+  hip)
+    every_step=(gtest pytest faults probe models conformance bench)
+    gpus=$(python3 -c 'import torch; print(torch.cuda.device_count() if torch.version.hip else 0)')
+    if [ "${gpus:-0}" -lt 1 ]; then
+      echo "$suite: python3 has no PyTorch for ROCm that sees a GPU" >&2
+      exit 2
+    fi
+    ;;
+  *) echo "cuda_suite: VENDOR must be cuda or hip, but is '$vendor'" >&2; exit 2 ;;
+esac
 steps=("$@")
 [ ${#steps[@]} -gt 0 ] || steps=("${every_step[@]}")
 for step in "${steps[@]}"; do
   case " ${every_step[*]} " in
     *" $step "*) ;;
-    *) echo "cuda_suite: no step '$step', expected some of: ${every_step[*]}" >&2; exit 2 ;;
+    *) echo "$suite: no step '$step', expected some of: ${every_step[*]}" >&2; exit 2 ;;
   esac
 done
 
@@ -42,7 +61,6 @@ export SITE
 export PYTHONPATH=$SITE PYTHONUNBUFFERED=1 SYMM_TEST_DEVICE=cuda
 limit=${SECONDS_LIMIT:-560}
 reserve=12 # seconds for packing at the end
-gpus=$(nvidia-smi -L | grep -c '^GPU')
 ranks=$((gpus >= 4 ? 4 : 2))
 bench_nccl=() probe_nccl=() # NCCL needs a GPU for each rank
 if [ "$gpus" -ge "$ranks" ]; then
@@ -71,8 +89,21 @@ run_step() {
 }
 
 : >"$work/steps"
-[ -n "${DEVICE_LIBRARY:-}" ] || { echo "cuda_suite: DEVICE_LIBRARY is not set" >&2; exit 2; }
-export WORK=$work LOGS=$logs
+[ -n "${DEVICE_LIBRARY:-}" ] || [ "$vendor" = hip ] ||
+  { echo "$suite: DEVICE_LIBRARY is not set" >&2; exit 2; }
+export WORK=$work LOGS=$logs SUITE=test/device/$suite.sh
+if [ -z "${DEVICE_LIBRARY:-}" ]; then
+  build_library() {
+    cmake -G Ninja -S . -B "$work/hip" -DCMAKE_BUILD_TYPE=Release -DSYMM_BUILD_TORCH=OFF \
+      -DSYMM_BUILD_PYTHON=OFF -DSYMM_CUDA=OFF -DSYMM_HIP=ON ${HIP_ARGS:-} &&
+      cmake --build "$work/hip" --target symm_hip symm_hip_tests
+  }
+  export -f build_library
+  export work
+  run_step library 1800 bash -c build_library
+  export DEVICE_LIBRARY=$work/hip/backend/libsymm_hip.so
+  GPU_TESTS=$work/hip/test/symm_hip_tests
+fi
 run_step build 240 test/device/build_package.sh
 
 step_gtest() {

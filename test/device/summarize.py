@@ -1,5 +1,5 @@
-"""Writes what cuda_suite.sh has found so far: the machine, and for each step its exit status, its
-seconds and its counts.
+"""Writes what cuda_suite.sh (or hip_suite.sh) has found so far: the machine, and for each step its
+exit status, its seconds and its counts.
 
     python3 test/device/summarize.py <summary.json> <steps> <logs folder> [--print]
 
@@ -18,8 +18,13 @@ from pathlib import Path
 
 _MACHINE = """
 import json, torch
-print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda,
-                  "nccl": ".".join(map(str, torch.cuda.nccl.version()))}))
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+found = {"torch": torch.__version__, "cuda": torch.version.cuda,
+         "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+if torch.version.hip:
+    found |= {"hip": torch.version.hip,
+              "gpus": [f"{p.name}, {p.gcnArchName}, {p.total_memory >> 20} MiB" for p in gpus]}
+print(json.dumps(found))
 """
 
 
@@ -30,9 +35,15 @@ def _output_of(*command: str) -> str:
         return ""
 
 
+def _text_of(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
+
+
 def machine() -> dict:
     gpus = _output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
     driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    if not driver:
+        driver = _text_of(Path("/sys/module/amdgpu/version"))
     found = {"gpus": gpus.splitlines(), "driver": driver.partition("\n")[0]}
     found |= {"cores": os.cpu_count(), "kernel": platform.release()}
     found |= {"python": platform.python_version()}
@@ -72,7 +83,8 @@ def main() -> None:
     path, steps, logs = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     summary = json.loads(path.read_text()) if path.exists() else {}
     if "machine" not in summary:
-        summary = {"command": "test/device/cuda_suite.sh", "machine": machine(), "steps": {}}
+        command = os.environ.get("SUITE", "test/device/cuda_suite.sh")
+        summary = {"command": command, "machine": machine(), "steps": {}}
     for line in steps.read_text().splitlines():
         name, status, seconds, limit = line.split()
         row = {"status": int(status) if status.lstrip("-").isdigit() else status}

@@ -240,13 +240,13 @@ std::int32_t graph_value(int rank, std::size_t index, int replay) {
 }
 
 // Sums and gathers of a graph, with new data in each replay.
-void check_replay(GpuRank& rank, gpuStream_t stream, cudaGraphExec_t graph, std::size_t count,
+void check_replay(GpuRank& rank, gpuStream_t stream, gpuGraphExec_t graph, std::size_t count,
                   int replay) {
   std::vector<std::byte> bytes(count * sizeof(std::int32_t));
   auto* values = reinterpret_cast<std::int32_t*>(bytes.data());
   for (std::size_t i = 0; i < count; ++i) values[i] = graph_value(rank.number(), i, replay);
   rank.write(rank.input(), bytes);
-  SYMM_GPU_CHECK(cudaGraphLaunch(graph, stream));
+  SYMM_GPU_CHECK(gpuGraphLaunch(graph, stream));
   rank.finish();
   const std::size_t gathered = count * static_cast<std::size_t>(rank.world());
   const auto result = rank.read(rank.output(), (count + gathered) * sizeof(std::int32_t));
@@ -283,22 +283,22 @@ TEST_F(DeviceGraphsTest, ReplaysUseNewData) {
       rank.launch(CollectiveArgs{});
       rank.finish();
       rank.meet();
-      cudaGraph_t graph = nullptr;
-      cudaGraphExec_t executable = nullptr;
-      SYMM_GPU_CHECK(cudaStreamBeginCapture(rank.stream(), cudaStreamCaptureModeThreadLocal));
+      gpuGraph_t graph = nullptr;
+      gpuGraphExec_t executable = nullptr;
+      SYMM_GPU_CHECK(gpuStreamBeginCapture(rank.stream(), gpuStreamCaptureModeThreadLocal));
       rank.launch(sum);
       rank.launch(gather);
       rank.launch(CollectiveArgs{});
-      SYMM_GPU_CHECK(cudaStreamEndCapture(rank.stream(), &graph));
-      SYMM_GPU_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+      SYMM_GPU_CHECK(gpuStreamEndCapture(rank.stream(), &graph));
+      SYMM_GPU_CHECK(gpuGraphInstantiate(&executable, graph));
       rank.meet();
       for (int replay = 0; replay < 100; ++replay) {
         check_replay(rank, rank.stream(), executable, count, replay);
         if (replay % 10 == 0) check_call(rank, {.count = 77});  // eager calls in between
       }
       rank.meet();
-      SYMM_GPU_CHECK(cudaGraphExecDestroy(executable));
-      SYMM_GPU_CHECK(cudaGraphDestroy(graph));
+      SYMM_GPU_CHECK(gpuGraphExecDestroy(executable));
+      SYMM_GPU_CHECK(gpuGraphDestroy(graph));
     });
   }
 }
@@ -307,11 +307,11 @@ TEST_F(DeviceGraphsTest, AColdCallLeavesTheCaptureValid) {
   run_group(2, [](GpuRank& rank) {
     rank.engine();
     rank.meet();
-    cudaGraph_t graph = nullptr;
-    SYMM_GPU_CHECK(cudaStreamBeginCapture(rank.stream(), cudaStreamCaptureModeThreadLocal));
+    gpuGraph_t graph = nullptr;
+    SYMM_GPU_CHECK(gpuStreamBeginCapture(rank.stream(), gpuStreamCaptureModeThreadLocal));
     EXPECT_THROW(rank.launch(CollectiveArgs{}), Error);
-    SYMM_GPU_CHECK(cudaStreamEndCapture(rank.stream(), &graph));
-    SYMM_GPU_CHECK(cudaGraphDestroy(graph));
+    SYMM_GPU_CHECK(gpuStreamEndCapture(rank.stream(), &graph));
+    SYMM_GPU_CHECK(gpuGraphDestroy(graph));
     check_call(rank, {.count = 1000});
   });
 }

@@ -2,7 +2,6 @@
 // its kernels and its stream. Launches return at once, so one thread can start every rank's part.
 #pragma once
 
-#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -14,28 +13,29 @@
 
 #include "kernels/core/atomics.hpp"
 #include "kernels/gpu/gpu_group_kernels.hpp"
+#include "test/support/gpu_calls.hpp"
 
 namespace symm::test {
 
-inline void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) {
-    ADD_FAILURE() << what << ": " << cudaGetErrorString(status);
+inline void check(gpuError_t status, const char* what) {
+  if (status != gpuSuccess) {
+    ADD_FAILURE() << what << ": " << gpuGetErrorString(status);
     std::abort();
   }
 }
 
 inline bool gpu_visible() {
   int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+  return gpuGetDeviceCount(&count) == gpuSuccess && count > 0;
 }
 
 // Device memory with a way in and out.
 class DeviceBytes {
  public:
   explicit DeviceBytes(std::size_t bytes) : bytes_(bytes) {
-    check(cudaMalloc(&data_, bytes + 64), "cudaMalloc");
+    check(gpuMalloc(&data_, bytes + 64), "Malloc");
   }
-  ~DeviceBytes() { (void)cudaFree(data_); }
+  ~DeviceBytes() { (void)gpuFree(data_); }
   DeviceBytes(const DeviceBytes&) = delete;
   DeviceBytes& operator=(const DeviceBytes&) = delete;
 
@@ -73,21 +73,21 @@ class DeviceRig {
     for (int rank = 0; rank < world; ++rank) {
       Rank& r = ranks_.emplace_back();
       r.segment = std::make_unique<DeviceBytes>(layout_.total_bytes);
-      check(cudaMemset(r.segment->at(0), 0, layout_.total_bytes), "cudaMemset");
+      check(gpuMemset(r.segment->at(0), 0, layout_.total_bytes), "Memset");
       r.page = make_page();
-      check(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+      check(gpuStreamCreateNonBlocking(&r.stream), "StreamCreate");
     }
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    check(gpuDeviceSynchronize(), "DeviceSynchronize");
     for (int rank = 0; rank < world; ++rank) {
       ranks_[index(rank)].kernels = make_kernels(rank, page(rank));
     }
   }
   ~DeviceRig() {
     for (Rank& r : ranks_) store_release(&r.page->abort, std::uint32_t{1});
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    check(gpuDeviceSynchronize(), "DeviceSynchronize");
     for (Rank& r : ranks_) {
       r.kernels.reset();
-      check(cudaStreamDestroy(r.stream), "cudaStreamDestroy");
+      check(gpuStreamDestroy(r.stream), "StreamDestroy");
     }
   }
 
@@ -112,7 +112,7 @@ class DeviceRig {
   }
   GroupKernels& kernels(int rank) const { return *ranks_[index(rank)].kernels; }
   DevicePage& page(int rank) const { return *ranks_[index(rank)].page; }
-  cudaStream_t stream(int rank) const { return ranks_[index(rank)].stream; }
+  gpuStream_t stream(int rank) const { return ranks_[index(rank)].stream; }
   LaunchOptions options(int rank) const {
     return {.stream = stream(rank), .timeout = std::chrono::seconds(20)};
   }
@@ -122,7 +122,7 @@ class DeviceRig {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(40);
     bool aborted = false;
     for (Rank& r : ranks_) {
-      while (cudaStreamQuery(r.stream) == cudaErrorNotReady) {
+      while (gpuStreamQuery(r.stream) == gpuErrorNotReady) {
         if (!aborted && std::chrono::steady_clock::now() > deadline) {
           aborted = true;
           ADD_FAILURE() << "the ranks did not come to an end";
@@ -130,7 +130,7 @@ class DeviceRig {
         }
         std::this_thread::yield();
       }
-      check(cudaStreamSynchronize(r.stream), "cudaStreamSynchronize");
+      check(gpuStreamSynchronize(r.stream), "StreamSynchronize");
     }
   }
 
@@ -147,7 +147,7 @@ class DeviceRig {
     std::unique_ptr<DeviceBytes> segment;
     PagePointer page;
     std::unique_ptr<GroupKernels> kernels;
-    cudaStream_t stream = nullptr;
+    gpuStream_t stream = nullptr;
   };
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 

@@ -30,6 +30,14 @@ using test::read_gpu;
 using test::write_gpu;
 using Word = std::uint64_t;
 
+// Of device 0, whatever their type is called.
+template <typename Properties>
+Properties properties_by(gpuError_t (*get)(Properties*, int)) {
+  Properties properties{};
+  SYMM_GPU_CHECK(get(&properties, 0));
+  return properties;
+}
+
 class GpuMemory : public test::GpuTest {
  protected:
   std::size_t granule() const { return runtime_->granularity(); }
@@ -54,8 +62,7 @@ class GpuMemory : public test::GpuTest {
 };
 
 TEST_F(GpuMemory, IdentityIsThatOfTheRuntimesOwnDevice) {
-  SYMM_GPU_NAME(DeviceProp) properties{};
-  SYMM_GPU_CHECK(SYMM_GPU_NAME(GetDeviceProperties)(&properties, 0));
+  const auto properties = properties_by(&SYMM_GPU_NAME(GetDeviceProperties));
   const GpuIdentity& identity = runtime_->identity();
   EXPECT_EQ(identity.name, properties.name);
   EXPECT_EQ(identity.index, 0);

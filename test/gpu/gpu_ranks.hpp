@@ -5,7 +5,6 @@
 // this one: so every rank allocates before the first collective and frees after the last.
 #pragma once
 
-#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -18,6 +17,7 @@
 
 #include "backend/engine/communicator.hpp"
 #include "test/support/gpu.hpp"
+#include "test/support/gpu_calls.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"
 
@@ -32,19 +32,19 @@ class GpuRank {
     SYMM_GPU_CHECK(gpuSetDevice(0));
     SYMM_GPU_CHECK(gpuStreamCreateNonBlocking(&stream_));
     void* memory = nullptr;
-    SYMM_GPU_CHECK(cudaMalloc(&memory, 2 * kRegionBytes));
+    SYMM_GPU_CHECK(gpuMalloc(&memory, 2 * kRegionBytes));
     memory_ = static_cast<std::byte*>(memory);
     meet();
   }
   ~GpuRank() {
-    (void)cudaStreamSynchronize(stream_);
+    (void)gpuStreamSynchronize(stream_);
     if (std::uncaught_exceptions() > 0) {
       meeting_.arrive_and_drop();  // the others need not wait for a rank that has failed
     } else {
       meeting_.arrive_and_wait();
     }
-    (void)cudaFree(memory_);
-    (void)cudaStreamDestroy(stream_);
+    (void)gpuFree(memory_);
+    (void)gpuStreamDestroy(stream_);
   }
   GpuRank(const GpuRank&) = delete;
   GpuRank& operator=(const GpuRank&) = delete;
@@ -73,7 +73,7 @@ class GpuRank {
   }
   std::vector<std::byte> read(const std::byte* source, std::size_t bytes) {
     std::vector<std::byte> result(bytes);
-    SYMM_GPU_CHECK(gpuMemcpyAsync(result.data(), source, bytes, cudaMemcpyDeviceToHost, stream_));
+    SYMM_GPU_CHECK(gpuMemcpyAsync(result.data(), source, bytes, gpuMemcpyDeviceToHost, stream_));
     SYMM_GPU_CHECK(gpuStreamSynchronize(stream_));
     return result;
   }

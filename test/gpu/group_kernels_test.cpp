@@ -96,13 +96,13 @@ class Checker {
       inputs_.push_back(input);
       in_.push_back(std::make_unique<DeviceBytes>(input.size()));
       out_.push_back(std::make_unique<DeviceBytes>(output_count(rank) * size_));
-      check(cudaMemset(out_[rank]->at(0), static_cast<int>(kPoison), out_[rank]->bytes() + 64),
-            "cudaMemset");
+      check(gpuMemset(out_[rank]->at(0), static_cast<int>(kPoison), out_[rank]->bytes() + 64),
+            "Memset");
       std::byte* to = call_.in_place ? out_[rank]->at(call_.offset) + input_offset(rank)
                                      : in_[rank]->at(call_.offset);
-      check(cudaMemcpy(to, input.data(), input.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+      check(gpuMemcpy(to, input.data(), input.size(), gpuMemcpyHostToDevice), "Memcpy");
     }
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    check(gpuDeviceSynchronize(), "DeviceSynchronize");
   }
 
   void launch_all() {
@@ -179,7 +179,7 @@ class Checker {
   void compare(std::size_t rank) {
     const DeviceBytes& out = *out_[rank];
     Bytes all(out.bytes() + 64);
-    check(cudaMemcpy(all.data(), out.at(0), all.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    check(gpuMemcpy(all.data(), out.at(0), all.size(), gpuMemcpyDeviceToHost), "Memcpy");
     const Bytes want = expected(rank);
     const bool untouched = want.empty() && out.bytes() > 0;
     if (untouched && call_.in_place) return;
@@ -342,8 +342,7 @@ TEST_P(GroupKernelsTest, ManyCallsInFlight) {
   for (int rank = 0; rank < world(); ++rank) {
     data.push_back(std::make_unique<DeviceBytes>(kCount * 4));
     const std::vector<std::int32_t> start(kCount, rank + 1);
-    check(cudaMemcpy(data.back()->at(0), start.data(), kCount * 4, cudaMemcpyHostToDevice),
-          "cudaMemcpy");
+    check(gpuMemcpy(data.back()->at(0), start.data(), kCount * 4, gpuMemcpyHostToDevice), "Memcpy");
   }
   for (int rank = 0; rank < world(); ++rank) {
     for (int i = 0; i < kCalls; ++i) {
@@ -369,9 +368,9 @@ TEST_P(GroupKernelsTest, ManyCallsInFlight) {
   }
   for (int rank = 0; rank < world(); ++rank) {
     std::vector<std::uint32_t> got(kCount);
-    check(cudaMemcpy(got.data(), data[static_cast<std::size_t>(rank)]->at(0), kCount * 4,
-                     cudaMemcpyDeviceToHost),
-          "cudaMemcpy");
+    check(gpuMemcpy(got.data(), data[static_cast<std::size_t>(rank)]->at(0), kCount * 4,
+                    gpuMemcpyDeviceToHost),
+          "Memcpy");
     ASSERT_EQ(got, std::vector<std::uint32_t>(kCount, value)) << "rank " << rank;
     EXPECT_EQ(load_acquire(&rig.page(rank).completed), static_cast<std::uint64_t>(kCalls));
   }

@@ -28,27 +28,27 @@ class GraphedCalls {
       kernels_[rank] = rig.make_kernels(rank, *pages_[rank], poll_period);
       capture(rank, data[static_cast<std::size_t>(rank)], algorithm, count);
     }
-    check(cudaEventCreate(&begin_), "cudaEventCreate");
-    check(cudaEventCreate(&end_), "cudaEventCreate");
+    check(gpuEventCreate(&begin_), "EventCreate");
+    check(gpuEventCreate(&end_), "EventCreate");
     for (int i = 0; i < 5; ++i) replay();
   }
   ~GraphedCalls() {
-    for (cudaGraphExec_t graph : graphs_) (void)cudaGraphExecDestroy(graph);
-    (void)cudaEventDestroy(begin_);
-    (void)cudaEventDestroy(end_);
+    for (gpuGraphExec_t graph : graphs_) (void)gpuGraphExecDestroy(graph);
+    (void)gpuEventDestroy(begin_);
+    (void)gpuEventDestroy(end_);
   }
 
   // Nanoseconds of a call.
   double replay() {
-    check(cudaEventRecord(begin_, rig_.stream(0)), "cudaEventRecord");
+    check(gpuEventRecord(begin_, rig_.stream(0)), "EventRecord");
     for (int rank = 0; rank < 2; ++rank) {
-      check(cudaGraphLaunch(graphs_[rank], rig_.stream(rank)), "cudaGraphLaunch");
+      check(gpuGraphLaunch(graphs_[rank], rig_.stream(rank)), "GraphLaunch");
     }
-    check(cudaEventRecord(end_, rig_.stream(0)), "cudaEventRecord");
+    check(gpuEventRecord(end_, rig_.stream(0)), "EventRecord");
     rig_.finish();
     for (const PagePointer& page : pages_) EXPECT_EQ(load_acquire(&page->report.fault), 0u);
     float milliseconds = 0.0f;
-    check(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
+    check(gpuEventElapsedTime(&milliseconds, begin_, end_), "EventElapsedTime");
     return static_cast<double>(milliseconds) * 1e6 / kCalls;
   }
 
@@ -62,20 +62,20 @@ class GraphedCalls {
     Plan plan;
     plan.algorithm = algorithm;
     plan.channels = 16;
-    check(cudaStreamBeginCapture(rig_.stream(rank), cudaStreamCaptureModeRelaxed), "capture");
+    check(gpuStreamBeginCapture(rig_.stream(rank), gpuStreamCaptureModeRelaxed), "capture");
     for (int i = 0; i < kCalls; ++i) kernels_[rank]->launch(args, plan, 0, rig_.options(rank));
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(rig_.stream(rank), &graph), "capture");
-    check(cudaGraphInstantiate(&graphs_[rank], graph, 0), "instantiate");
-    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    gpuGraph_t graph = nullptr;
+    check(gpuStreamEndCapture(rig_.stream(rank), &graph), "capture");
+    check(gpuGraphInstantiate(&graphs_[rank], graph), "instantiate");
+    check(gpuGraphDestroy(graph), "GraphDestroy");
   }
 
   DeviceRig& rig_;
   PagePointer pages_[2];
   std::unique_ptr<GroupKernels> kernels_[2];
-  cudaGraphExec_t graphs_[2] = {};
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
+  gpuGraphExec_t graphs_[2] = {};
+  gpuEvent_t begin_ = nullptr;
+  gpuEvent_t end_ = nullptr;
 };
 
 double median(std::vector<double> values) {
@@ -97,9 +97,8 @@ TEST(PollingCostTest, IsLost) {
         Case{"two_shot", Algorithm::kTwoShot, 1u << 20}}) {
     DeviceRig rig(2, {});
     const std::array<DeviceBytes, 2> data{DeviceBytes(c.count * 4), DeviceBytes(c.count * 4)};
-    for (const DeviceBytes& each : data)
-      check(cudaMemset(each.at(0), 0, c.count * 4), "cudaMemset");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    for (const DeviceBytes& each : data) check(gpuMemset(each.at(0), 0, c.count * 4), "Memset");
+    check(gpuDeviceSynchronize(), "DeviceSynchronize");
     GraphedCalls looking(rig, data, 256, c.algorithm, c.count);
     GraphedCalls blind(rig, data, 1u << 31, c.algorithm, c.count);
     std::vector<double> with;

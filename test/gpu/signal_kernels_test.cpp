@@ -2,7 +2,6 @@
 // each has streams of its own.
 #include "kernels/gpu/signal_kernels.hpp"
 
-#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -173,12 +172,12 @@ class SignalFailuresTest : public SignalKernelsTest {
   void expect_failure(SignalRig& rig, int rank, ErrorCode code,
                       const std::vector<std::string>& words) {
     const auto start = steady_clock::now();
-    SYMM_GPU_CHECK(cudaStreamSynchronize(rig.stream(rank)));
+    SYMM_GPU_CHECK(gpuStreamSynchronize(rig.stream(rank)));
     EXPECT_LT(steady_clock::now() - start, milliseconds(2000));
     expect_error(error_of([&] { rig.kernels(rank).check(); }), code, words);
     expect_error(error_of([&] { rig.kernels(rank).barrier(rig.pads(), rig.options(rank, 0)); }),
                  code, words);
-    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    EXPECT_EQ(gpuGetLastError(), gpuSuccess);
   }
 
   // A group that is made afterwards on the same device works.
@@ -278,7 +277,7 @@ TEST_F(SignalFailuresTest, DestructionEndsWhatWaits) {
     rig.kernels(1).wait_signal(rig.pads(), 0, rig.options(1, 0, milliseconds(0)));
     EXPECT_TRUE(rig.stays_busy(1));
     rig.destroy_kernels(1);
-    EXPECT_EQ(cudaStreamQuery(rig.stream(1)), cudaSuccess);
+    EXPECT_EQ(gpuStreamQuery(rig.stream(1)), gpuSuccess);
   }
   expect_working_device();
 }

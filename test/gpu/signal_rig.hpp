@@ -1,12 +1,12 @@
 // Ranks that signal each other on GPU 0: pads, data, kernels and two streams for each.
 #pragma once
 
-#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -16,30 +16,31 @@
 #include "kernels/core/signal_pad.hpp"
 #include "kernels/gpu/signal_kernels.hpp"
 #include "test/support/gpu.hpp"
+#include "test/support/gpu_calls.hpp"
 
 namespace symm::test {
 
 // What `body` puts on `stream`, as a graph.
 class SignalGraph {
  public:
-  SignalGraph(cudaStream_t stream, const std::function<void()>& body) {
-    SYMM_GPU_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  SignalGraph(gpuStream_t stream, const std::function<void()>& body) {
+    SYMM_GPU_CHECK(gpuStreamBeginCapture(stream, gpuStreamCaptureModeThreadLocal));
     body();
-    cudaGraph_t graph = nullptr;
-    SYMM_GPU_CHECK(cudaStreamEndCapture(stream, &graph));
-    SYMM_GPU_CHECK(cudaGraphInstantiate(&graph_, graph, 0));
-    SYMM_GPU_CHECK(cudaGraphDestroy(graph));
+    gpuGraph_t graph = nullptr;
+    SYMM_GPU_CHECK(gpuStreamEndCapture(stream, &graph));
+    SYMM_GPU_CHECK(gpuGraphInstantiate(&graph_, graph));
+    SYMM_GPU_CHECK(gpuGraphDestroy(graph));
   }
   ~SignalGraph() {
-    if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
+    if (graph_ != nullptr) (void)gpuGraphExecDestroy(graph_);
   }
   SignalGraph(SignalGraph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
   SignalGraph& operator=(SignalGraph&&) = delete;
 
-  void launch(cudaStream_t stream) { SYMM_GPU_CHECK(cudaGraphLaunch(graph_, stream)); }
+  void launch(gpuStream_t stream) { SYMM_GPU_CHECK(gpuGraphLaunch(graph_, stream)); }
 
  private:
-  cudaGraphExec_t graph_ = nullptr;
+  gpuGraphExec_t graph_ = nullptr;
 };
 
 class SignalRig {
@@ -58,27 +59,29 @@ class SignalRig {
       Rank& r = ranks_.emplace_back();
       r.kernels =
           runtime.make_signal_kernels({.rank = rank, .world_size = world, .poll_period = 64});
-      for (cudaStream_t& stream : r.streams) {
-        SYMM_GPU_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      for (gpuStream_t& stream : r.streams) {
+        SYMM_GPU_CHECK(gpuStreamCreateNonBlocking(&stream));
       }
-      SYMM_GPU_CHECK(cudaMalloc(&r.pad, kPadBytes));
-      SYMM_GPU_CHECK(cudaMemset(r.pad, 0, kPadBytes));
-      SYMM_GPU_CHECK(cudaMalloc(&r.data, kWordBytes));
-      SYMM_GPU_CHECK(cudaMalloc(&r.seen, count * kWordBytes));
-      SYMM_GPU_CHECK(cudaMemset(r.seen, 0xa5, count * kWordBytes));
-      SYMM_GPU_CHECK(cudaMallocHost(&r.staged, kWordBytes));
+      SYMM_GPU_CHECK(gpuMalloc(&r.pad, kPadBytes));
+      SYMM_GPU_CHECK(gpuMemset(r.pad, 0, kPadBytes));
+      SYMM_GPU_CHECK(gpuMalloc(&r.data, kWordBytes));
+      SYMM_GPU_CHECK(gpuMalloc(&r.seen, count * kWordBytes));
+      SYMM_GPU_CHECK(gpuMemset(r.seen, 0xa5, count * kWordBytes));
+      r.staged = std::aligned_alloc(4096, kWordBytes);
+      SYMM_GPU_CHECK(gpuHostRegisterMapped(r.staged, kWordBytes));
       addresses_.push_back(static_cast<std::byte*>(r.pad));
     }
-    SYMM_GPU_CHECK(cudaDeviceSynchronize());
+    SYMM_GPU_CHECK(gpuDeviceSynchronize());
   }
   ~SignalRig() {
     abort_all();
-    (void)cudaDeviceSynchronize();
+    (void)gpuDeviceSynchronize();
     for (Rank& r : ranks_) {
       r.kernels.reset();
-      for (cudaStream_t stream : r.streams) (void)cudaStreamDestroy(stream);
-      for (void* memory : {r.pad, r.data, r.seen}) (void)cudaFree(memory);
-      (void)cudaFreeHost(r.staged);
+      for (gpuStream_t stream : r.streams) (void)gpuStreamDestroy(stream);
+      for (void* memory : {r.pad, r.data, r.seen}) (void)gpuFree(memory);
+      (void)gpuHostUnregister(r.staged);
+      std::free(r.staged);
     }
   }
   SignalRig(const SignalRig&) = delete;
@@ -88,7 +91,7 @@ class SignalRig {
   SignalPads pads() const { return {addresses_, kPadBytes}; }
   SignalKernels& kernels(int rank) { return *at(rank).kernels; }
   void destroy_kernels(int rank) { at(rank).kernels.reset(); }
-  cudaStream_t stream(int rank, int which = kFirstStream) const { return at(rank).streams[which]; }
+  gpuStream_t stream(int rank, int which = kFirstStream) const { return at(rank).streams[which]; }
   SignalOptions options(int rank, int channel, int which = kFirstStream) const {
     return {stream(rank, which), channel, std::chrono::seconds(20)};
   }
@@ -99,7 +102,7 @@ class SignalRig {
   // Words of a rank's data, no two rounds alike.
   static Words filled(int value) { return Words(kWords, 0x01010101 * (value % 100 + 1)); }
   void fill(int rank, int value) {
-    SYMM_GPU_CHECK(cudaMemsetAsync(at(rank).data, value % 100 + 1, kWordBytes, stream(rank)));
+    SYMM_GPU_CHECK(gpuMemsetAsync(at(rank).data, value % 100 + 1, kWordBytes, stream(rank)));
   }
   // The same from the host's memory, which stage() writes.
   void stage(int rank, int value) {
@@ -121,7 +124,7 @@ class SignalRig {
   bool stays_busy(int rank, int which = kFirstStream) const {
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
     while (std::chrono::steady_clock::now() < end) {
-      if (cudaStreamQuery(stream(rank, which)) != cudaErrorNotReady) return false;
+      if (gpuStreamQuery(stream(rank, which)) != gpuErrorNotReady) return false;
     }
     return true;
   }
@@ -130,7 +133,7 @@ class SignalRig {
   void finish(int which) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     for (int rank = 0; rank < world_; ++rank) {
-      while (cudaStreamQuery(stream(rank, which)) == cudaErrorNotReady) {
+      while (gpuStreamQuery(stream(rank, which)) == gpuErrorNotReady) {
         if (std::chrono::steady_clock::now() > deadline) {
           ADD_FAILURE() << "the ranks did not come to an end";
           abort_all();
@@ -138,7 +141,7 @@ class SignalRig {
         }
         std::this_thread::yield();
       }
-      SYMM_GPU_CHECK(cudaStreamSynchronize(stream(rank, which)));
+      SYMM_GPU_CHECK(gpuStreamSynchronize(stream(rank, which)));
       at(rank).kernels->check();
     }
   }
@@ -158,7 +161,7 @@ class SignalRig {
 
   struct Rank {
     std::unique_ptr<SignalKernels> kernels;
-    cudaStream_t streams[2] = {};
+    gpuStream_t streams[2] = {};
     void* pad = nullptr;
     void* data = nullptr;
     void* seen = nullptr;
@@ -169,8 +172,8 @@ class SignalRig {
   std::byte* seen_at(int rank, int peer) const {
     return static_cast<std::byte*>(at(rank).seen) + static_cast<std::size_t>(peer) * kWordBytes;
   }
-  static void copy(void* to, const void* from, cudaStream_t stream) {
-    SYMM_GPU_CHECK(cudaMemcpyAsync(to, from, kWordBytes, cudaMemcpyDefault, stream));
+  static void copy(void* to, const void* from, gpuStream_t stream) {
+    SYMM_GPU_CHECK(gpuMemcpyAsync(to, from, kWordBytes, gpuMemcpyDefault, stream));
   }
   void abort_all() {
     for (Rank& r : ranks_) {

@@ -47,15 +47,15 @@ void exchange(DeviceRig& rig, const std::vector<Sent>& sent, bool collective) {
     const Bytes data = message(m.from, m.to, static_cast<int>(i), m.bytes);
     keep.push_back(std::make_unique<DeviceBytes>(m.bytes));
     std::byte* source = keep.back()->at(i % 3);
-    check(cudaMemcpy(source, data.data(), m.bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    check(gpuMemcpy(source, data.data(), m.bytes, gpuMemcpyHostToDevice), "Memcpy");
     keep.push_back(std::make_unique<DeviceBytes>(m.bytes));
     std::byte* target = keep.back()->at(0);
-    check(cudaMemset(target, 0xA5, m.bytes + 64), "cudaMemset");
+    check(gpuMemset(target, 0xA5, m.bytes + 64), "Memset");
     received.push_back(target);
     ops[static_cast<std::size_t>(m.from)].push_back({source, m.bytes, m.tag, m.to, true});
     ops[static_cast<std::size_t>(m.to)].push_back({target, m.bytes, m.tag, m.from, false});
   }
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  check(gpuDeviceSynchronize(), "DeviceSynchronize");
   for (int rank = 0; rank < rig.world(); ++rank) {
     rig.kernels(rank).transfer(ops[static_cast<std::size_t>(rank)], collective, rig.options(rank));
   }
@@ -64,7 +64,7 @@ void exchange(DeviceRig& rig, const std::vector<Sent>& sent, bool collective) {
   for (std::size_t i = 0; i < sent.size(); ++i) {
     const Sent& m = sent[i];
     Bytes got(m.bytes + 16);
-    check(cudaMemcpy(got.data(), received[i], got.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    check(gpuMemcpy(got.data(), received[i], got.size(), gpuMemcpyDeviceToHost), "Memcpy");
     Bytes want = message(m.from, m.to, static_cast<int>(i), m.bytes);
     want.resize(got.size(), 0xA5);
     ASSERT_EQ(got, want) << "message " << i << " of " << m.bytes << " bytes from " << m.from
@@ -202,11 +202,11 @@ TEST_P(TransferTest, TheAbortWordEndsEveryKernel) {
     while (load_acquire(&rig.page(0).entered) == 0) std::this_thread::yield();
     const auto begin = std::chrono::steady_clock::now();
     store_release(&rig.page(0).abort, std::uint32_t{1});
-    check(cudaStreamSynchronize(rig.stream(0)), "cudaStreamSynchronize");
+    check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(500));
     EXPECT_EQ(load_acquire(&rig.page(0).completed), 0u);
     // The context is usable.
-    check(cudaMemset(memory.at(0), 0, 1024), "cudaMemset");
+    check(gpuMemset(memory.at(0), 0, 1024), "Memset");
   }
 }
 
@@ -218,7 +218,7 @@ TEST_P(TransferTest, TheTimeOutNamesThePeer) {
     options.timeout = std::chrono::milliseconds(200);
     const auto begin = std::chrono::steady_clock::now();
     rig.kernels(0).launch(all_reduce(memory.at(0), 100), plan_of(algorithm), 0, options);
-    check(cudaStreamSynchronize(rig.stream(0)), "cudaStreamSynchronize");
+    check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
     const auto elapsed = std::chrono::steady_clock::now() - begin;
     EXPECT_GE(elapsed, std::chrono::milliseconds(190));
     EXPECT_LT(elapsed, std::chrono::milliseconds(900));
@@ -241,10 +241,10 @@ TEST_P(TransferTest, CopyEnginesFillPromisedOutputs) {
     outputs.push_back(std::make_unique<DeviceBytes>(n * kShare));
     inputs.push_back(std::make_unique<DeviceBytes>(kShare));
     bases.push_back(outputs.back()->at(0));
-    check(cudaMemset(bases.back(), 0xA5, n * kShare), "cudaMemset");
-    check(cudaMemset(inputs.back()->at(0), static_cast<int>(r + 1), kShare), "cudaMemset");
+    check(gpuMemset(bases.back(), 0xA5, n * kShare), "Memset");
+    check(gpuMemset(inputs.back()->at(0), static_cast<int>(r + 1), kShare), "Memset");
   }
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  check(gpuDeviceSynchronize(), "DeviceSynchronize");
   for (int rank = 0; rank < world(); ++rank) {
     const auto r = static_cast<std::size_t>(rank);
     std::vector<Part> parts;
@@ -260,7 +260,7 @@ TEST_P(TransferTest, CopyEnginesFillPromisedOutputs) {
   rig.expect_healthy();
   for (std::size_t r = 0; r < n; ++r) {
     Bytes got(n * kShare);
-    check(cudaMemcpy(got.data(), bases[r], got.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    check(gpuMemcpy(got.data(), bases[r], got.size(), gpuMemcpyDeviceToHost), "Memcpy");
     for (std::size_t i = 0; i < got.size(); ++i) {
       ASSERT_EQ(got[i], i / kShare + 1) << "rank " << r << ", byte " << i;
     }

@@ -27,10 +27,18 @@ TORCH_HEADER = re.compile(r"(torch|c10|c10d|ATen|caffe2|pybind11)/|Python\.h$")
 VENDOR_HEADER = re.compile(
     r"(cuda|hip|nv|nccl|rccl|cub|thrust|rocm|hsa|cooperative_groups|cu[A-Z])[\w/.]*"
 )
+# By these code tells one vendor from the other, in whatever condition they stand; comments may
+# name them.
 VENDOR_MACRO = re.compile(
-    r"^\s*#\s*(?:if|ifdef|ifndef|elif)\b.*\b(__CUDA\w*|__NVCC__|__HIP\w*|__AMDGCN\w*|USE_ROCM)\b"
+    r"^(?:(?!//).)*?\b(__CUDA\w*|CUDA_VERSION|CUDART_VERSION|__NVCC__|__HIP\w*|HIP_VERSION\w*|"
+    r"__AMDGCN\w*|__gfx\w*|USE_ROCM|SYMM_GPU_HIP|SYMM_GPU_AMD|SYMM_PTX|SYMM_AMDGCN)\b"
 )
-VENDOR_MACRO_FILES = {"platform.hpp", "atomics.hpp", "gpu_api.hpp"}
+# Where they may stand: the headers of the platform and the atomics, and the two halves of the GPU's
+# interface with what HIP's half of the driver lacks.
+VENDOR_MACRO_FILES = {
+    *["kernels/core/platform.hpp", "kernels/core/atomics.hpp", "kernels/gpu/gpu_api.hpp"],
+    *["kernels/gpu/gpu_driver_api.hpp", "kernels/gpu/gpu_driver_hip.hpp"],
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(<|")([^>"]+)[>"]')
 
 SOURCES = sorted(
@@ -100,16 +108,50 @@ def test_include_rule():
     assert not faults, "\n" + "\n".join(faults)
 
 
+def vendor_conditions(path: Path) -> list[str]:
+    found = []
+    for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+        match = VENDOR_MACRO.match(line)
+        if match:
+            found.append(f"{path}:{number}: tests {match[1]}")
+    return found
+
+
 def test_vendor_conditions_stand_in_their_headers():
-    faults = []
-    for path in SOURCES:
-        if path.name in VENDOR_MACRO_FILES:
-            continue
-        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
-            match = VENDOR_MACRO.match(line)
-            if match:
-                faults.append(f"{path}:{number}: tests {match[1]}")
-    assert not faults, "\n" + "\n".join(faults)
+    faults = [
+        fault
+        for path in SOURCES
+        if str(path) not in VENDOR_MACRO_FILES
+        for fault in vendor_conditions(path)
+    ]
+    assert not faults, f"{len(faults)} vendor conditionals:\n" + "\n".join(faults)
+
+
+def test_every_vendor_header_has_conditions():
+    # Else the list above, or the expression, has gone stale.
+    for name in VENDOR_MACRO_FILES:
+        assert vendor_conditions(Path(name)), name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#if defined(__HIP_DEVICE_COMPILE__)",
+        "  #ifdef __CUDA_ARCH__",
+        "#elif SYMM_AMDGCN",
+        "#if HIP_VERSION_MAJOR >= 6",
+        "  if constexpr (SYMM_GPU_HIP) return nullptr;",
+        "constexpr int kKind = SYMM_GPU_HIP ? 1 : 2;",
+    ],
+)
+def test_the_vendor_check_finds_conditions(line):
+    assert VENDOR_MACRO.match(line)
+
+
+def test_no_copies_for_hip():
+    """The kernels of HIP are those of CUDA."""
+    copies = [str(path) for layer in LAYERS for path in (ROOT / layer).rglob("*.hip*")]
+    assert not copies
 
 
 def test_headers_have_pragma_once():

@@ -2,17 +2,14 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "kernels/core/error.hpp"
 #include "test/support/expect_error.hpp"
+#include "test/support/symbols.hpp"
 #include "test/support/temporary_directory.hpp"
 
 namespace symm {
@@ -111,18 +108,8 @@ TEST(DeviceLibrary, TheCudaLibraryOfThisBuildOpensWithoutAGpu) {
 
 // Else the CUDA runtime inside it could be taken for another library's.
 TEST(DeviceLibrary, TheCudaLibraryOfThisBuildExportsOneSymbol) {
-  const std::string command = "nm -D --defined-only " SYMM_TEST_CUDA_DIRECTORY "/libsymm_cuda.so";
-  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
-  ASSERT_TRUE(pipe);
-  std::vector<std::string> symbols;
-  std::array<char, 512> line{};
-  while (std::fgets(line.data(), line.size(), pipe.get()) != nullptr) {
-    std::istringstream words(line.data());
-    std::string word;
-    while (words >> word) continue;
-    symbols.push_back(word);
-  }
-  EXPECT_EQ(symbols, std::vector<std::string>{kDeviceLibrarySymbol});
+  EXPECT_EQ(test::symbols_of(SYMM_TEST_CUDA_DIRECTORY "/libsymm_cuda.so", "--defined-only"),
+            std::vector<std::string>{kDeviceLibrarySymbol});
 }
 
 #else
