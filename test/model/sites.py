@@ -29,6 +29,13 @@ GIVE_UP = "kernels/gpu/wait.cuh"
 SIGNAL = "kernels/gpu/signal.cuh"
 END = "kernels/gpu/call_end.cuh"
 
+# How a thread of a GPU finds that a counter of a peer has come far enough; the second is AMD's.
+REACHED = [
+    Site(GIVE_UP, "bool counter_reached(", "acquire_if(counter,"),
+    Site("kernels/core/atomics.hpp", "bool acquire_if(", "test(load_acquire(address))"),
+    Site("kernels/core/atomics.hpp", "bool acquire_if(", "acquire_fence()"),
+]
+
 SITES: dict[str, list[Site]] = {
     "host open_slot": [Site(HOST, "HostExecutor::open_slot", "wait_for(done, needed")],
     "host await": [Site(HOST, "HostExecutor::await(int", "wait_for(view_.controls[peer]->ready")],
@@ -38,10 +45,14 @@ SITES: dict[str, list[Site]] = {
     "device begin": [Site(BLOCK, "bool begin()", "await_done(peer, epoch_ + 1 - kSlots)")],
     "device open_slot": [
         Site(BLOCK, "open_slot(std::uint32_t step)", "await_done(peer, needed)"),
-        Site(BLOCK, "bool await_done(int", "load_acquire(done), target)"),
+        Site(BLOCK, "bool await_done(int", "counter_reached(done, target)"),
+        *REACHED,
     ],
     "device end": [Site(BLOCK, "bool end()", "await_done(peer, epoch_ + steps_)")],
-    "device await": [Site(BLOCK, "bool await_ready(int", "load_acquire(ready), target)")],
+    "device await": [
+        Site(BLOCK, "bool await_ready(int", "counter_reached(ready, target)"),
+        *REACHED,
+    ],
     "device publish": [Site(BLOCK, "void publish(", "tell_peers(&ChannelSignal::ready")],
     "device read_done": [Site(BLOCK, "void read_done(", "tell_peers(&ChannelSignal::done")],
     "channel tell filled": [
@@ -50,10 +61,17 @@ SITES: dict[str, list[Site]] = {
         Site(BLOCK, "void tell_peers(", "store_relaxed(&(signal_at(peer, rank()).*counter)"),
     ],
     "channel tell freed": [Site(BLOCK, "void tell_peers(", "release_after_barrier()")],
-    "channel wait freed": [Site(BLOCK, "bool await_done(int", "load_acquire(done), target)")],
-    "channel wait filled": [Site(BLOCK, "bool await_ready(int", "load_acquire(ready), target)")],
-    "packets begin": [Site(PACKETS, "bool begin()", "load_acquire(done), target)")],
+    "channel wait freed": [
+        Site(BLOCK, "bool await_done(int", "counter_reached(done, target)"),
+        *REACHED,
+    ],
+    "channel wait filled": [
+        Site(BLOCK, "bool await_ready(int", "counter_reached(ready, target)"),
+        *REACHED,
+    ],
+    "packets begin": [Site(PACKETS, "bool begin()", "counter_reached(done, target)"), *REACHED],
     "packets end": [
+        Site(PACKETS, "void end()", "release_before_barrier()"),
         Site(PACKETS, "void end()", "release_after_barrier()"),
         Site(PACKETS, "void end()", "store_relaxed(done, epoch_)"),
     ],
@@ -67,7 +85,8 @@ SITES: dict[str, list[Site]] = {
     ],
     "lane wait freed": [
         Site(TRANSFER, "bool send(", "wait_for(freed, count_ + 1 - kLaneSlots)"),
-        Site(TRANSFER, "bool wait_for(", "load_acquire(counter), target)"),
+        Site(TRANSFER, "bool wait_for(", "counter_reached(counter, target)"),
+        *REACHED,
     ],
     "lane tell filled": [
         Site(TRANSFER, "bool send(", "release_before_barrier()"),
@@ -102,7 +121,7 @@ SITES: dict[str, list[Site]] = {
         Site(CALLS, "words[i] = load_acquire", "load_acquire(&place.sequence) != sequence")
     ],
     "report fault": [
-        Site(GIVE_UP, "bool fail(", "store_release(&report.fault"),
+        Site(GIVE_UP, "void fail_group(", "store_release(&report.fault"),
         Site(SIGNAL, "void report(", "store_release(&report.fault"),
     ],
     "report look": [
@@ -144,9 +163,9 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
     },
     PACKETS: {"relaxed_pair(words": "the words of packets, which have no order"},
     TRANSFER: {
-        "__threadfence()": "between the blocks of a launch",
-        "atomicAdd(ticket": "between the blocks of a launch",
-        "group.page->": "progress that hosts read for messages only",
+        "device_fence()": "between the blocks of a launch",
+        "device_fetch_add(ticket": "between the blocks of a launch",
+        "page_of(group)": "progress that hosts read for messages only",
         "local_state(group).dead": "a dead group's counters are left as they are",
     },
     CALLS: {
@@ -155,19 +174,20 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "completed)": "how far a peer is; for messages only",
     },
     GIVE_UP: {
-        "atomicCAS(": "who reports; a dead group's counters are left as they are",
+        "bool counter_reached(": "the function that is modelled",
+        "device_compare_exchange(": "who reports; a dead group's counters are left as they are",
         "load_relaxed(": "a look at a word that ends the wait",
     },
     SIGNAL: {
         "try_put(slot)": "modelled as try_put",
         "try_take(slot)": "modelled as try_take",
-        "atomicCAS(": "who reports; a dead group's counters are left as they are",
+        "device_compare_exchange(": "who reports; a dead group's counters are left as they are",
         "load_relaxed(": "a look at a word that ends the wait",
     },
     END: {
-        "__threadfence()": "between the blocks of a launch",
-        "atomicAdd(ticket": "between the blocks of a launch",
-        "group.page->": "progress that hosts read for messages only",
+        "device_fence()": "between the blocks of a launch",
+        "device_fetch_add(ticket": "between the blocks of a launch",
+        "page_of(group)": "progress that hosts read for messages only",
         "local_state(group).dead": "a dead group's counters are left as they are",
     },
     PAD: {"bool try_": "the functions that are modelled"},
