@@ -41,7 +41,7 @@ tidy() {
     -DSYMM_CUDA=OFF -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE="$python" >build/tidy.log 2>&1 ||
     { cat build/tidy.log; return 1; }
   find kernels symm_mem backend/engine -name '*.cpp' -not -path 'symm_mem/c10d/*' \
-    -not -name 'reduce_avx*' -not -name 'gpu_*' -not -path 'kernels/gpu/copy_streams.cpp' | sort |
+    -not -name 'reduce_avx*' -not -name 'gpu_*' -not -path 'kernels/gpu/launch/copy_streams.cpp' | sort |
     xargs -P "$jobs" -n 2 "$(tool clang_tidy clang-tidy)" -p build/tidy --quiet \
       --extra-arg=-Wno-unknown-warning-option --extra-arg=-idirafter"$(g++ -print-file-name=include)" \
       2> >(grep -Ev 'warnings? (generated|treated)' >&2)

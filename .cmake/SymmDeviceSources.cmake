@@ -1,24 +1,24 @@
 # What a device library is made of, whatever the vendor; absolute paths.
 #
-#   SYMM_DEVICE_KERNELS  *.cu: for the vendor's compiler
-#   SYMM_DEVICE_LAUNCH   *.cpp beside them: what launches the kernels
+#   SYMM_DEVICE_KERNELS  kernels/gpu/*/*.cu: for the vendor's compiler
+#   SYMM_DEVICE_LAUNCH   kernels/gpu/launch/*.cpp: what launches the kernels
 #   SYMM_DEVICE_RUNTIME  symm_mem/device/gpu_*.cpp
 #   SYMM_DEVICE_SHARED   free of vendor headers: symm_core has them too, but a device library does
 #                        not link that
 
-file(GLOB SYMM_DEVICE_KERNELS CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/gpu/*.cu")
-file(GLOB SYMM_DEVICE_LAUNCH CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/gpu/*.cpp")
+file(GLOB SYMM_DEVICE_KERNELS CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/gpu/*/*.cu")
+file(GLOB SYMM_DEVICE_LAUNCH CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/gpu/launch/*.cpp")
 file(GLOB SYMM_DEVICE_RUNTIME CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/symm_mem/device/gpu_*.cpp")
 set(SYMM_DEVICE_SHARED
-    kernels/gpu/device_layout.cpp
-    kernels/gpu/transfer_schedule.cpp
+    kernels/protocol/device_layout.cpp
+    kernels/gpu/launch/transfer_schedule.cpp
     kernels/core/error.cpp
-    kernels/core/signal_pad.cpp
+    kernels/protocol/signal_pad.cpp
     symm_mem/device/device_runtime.cpp
     symm_mem/device/memory_handle.cpp
-    symm_mem/fork_guard.cpp
-    symm_mem/multicast.cpp
-    symm_mem/system_error.cpp)
+    symm_mem/process/fork_guard.cpp
+    symm_mem/device/multicast.cpp
+    symm_mem/process/system_error.cpp)
 list(TRANSFORM SYMM_DEVICE_SHARED PREPEND "${PROJECT_SOURCE_DIR}/")
 list(REMOVE_ITEM SYMM_DEVICE_LAUNCH ${SYMM_DEVICE_SHARED})
 

@@ -1,5 +1,5 @@
 # SYMM_HIP_PLATFORM=nvidia: makes symm_cuda of HIP's calls; see SymmHip.cmake. Defines the target
-# symm_hip_on_nvidia, which whatever includes kernels/gpu/gpu_api.hpp links.
+# symm_hip_on_nvidia, which whatever includes kernels/gpu/vendor/gpu_api.hpp links.
 
 if(NOT TARGET symm_cuda)
   message(FATAL_ERROR "SYMM_HIP_PLATFORM=nvidia needs SYMM_CUDA=ON and nvcc.")

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/device/relaxed_capture.hpp"
 
 namespace symm {
 

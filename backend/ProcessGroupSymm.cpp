@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "backend/profiling.hpp"
-#include "symm_mem/blocking_section.hpp"
 #include "symm_mem/c10d/c10d_store.hpp"
 #include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
 

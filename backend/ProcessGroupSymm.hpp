@@ -40,7 +40,7 @@
 #include "backend/configured_call.hpp"
 #include "backend/device_launcher.hpp"
 #include "backend/engine/group_engine.hpp"
-#include "backend/engine/point_to_point.hpp"
+#include "backend/engine/host/point_to_point.hpp"
 #include "symm_mem/c10d/group_links.hpp"
 
 namespace symm {

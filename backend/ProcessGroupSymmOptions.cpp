@@ -1,7 +1,7 @@
 #include "backend/ProcessGroupSymmOptions.hpp"
 
 #include "kernels/core/error.hpp"
-#include "kernels/gpu/device_layout.hpp"
+#include "kernels/protocol/device_layout.hpp"
 
 namespace symm {
 

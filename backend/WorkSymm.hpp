@@ -23,7 +23,7 @@
 
 #include "backend/collective_call.hpp"
 #include "backend/engine/communicator.hpp"
-#include "backend/engine/point_to_point.hpp"
+#include "backend/engine/host/point_to_point.hpp"
 
 namespace symm {
 

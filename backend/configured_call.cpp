@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "backend/engine/call_record.hpp"
+#include "backend/engine/group/call_record.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 
 namespace symm {

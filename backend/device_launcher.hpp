@@ -30,7 +30,7 @@
 #include "backend/DeviceWork.hpp"
 #include "backend/collective_call.hpp"
 #include "backend/device_streams.hpp"
-#include "backend/engine/device_engine.hpp"
+#include "backend/engine/device/device_engine.hpp"
 
 namespace symm {
 

@@ -6,8 +6,9 @@
 #include <thread>
 #include <utility>
 
-#include "symm_mem/deadline.hpp"
-#include "symm_mem/fork_guard.hpp"
+#include "symm_mem/device/relaxed_capture.hpp"
+#include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
 

@@ -7,7 +7,7 @@
 #include "backend/ProcessGroupSymm.hpp"
 #include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/errors.hpp"
-#include "symm_mem/local_heap.hpp"
+#include "symm_mem/segment/local_heap.hpp"
 
 namespace symm {
 

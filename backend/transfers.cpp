@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "backend/ProcessGroupSymm.hpp"
-#include "backend/engine/point_to_point.hpp"
+#include "backend/engine/host/point_to_point.hpp"
 #include "symm_mem/c10d/errors.hpp"
 
 namespace symm {

@@ -16,13 +16,13 @@
 #include "backend/engine/live_groups.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
-#include "symm_mem/blocking_section.hpp"
 #include "symm_mem/c10d/adoption.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/memory_provider.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "symm_mem/device/device_library.hpp"
+#include "symm_mem/process/blocking_section.hpp"
 
 namespace {
 

@@ -5,17 +5,17 @@
 #include <numeric>
 #include <thread>
 
-#include "backend/engine/call_record.hpp"
-#include "backend/engine/device_slot.hpp"
-#include "backend/engine/group_health.hpp"
-#include "backend/engine/group_memory.hpp"
-#include "backend/engine/mailbox_engine.hpp"
-#include "backend/engine/settings.hpp"
-#include "backend/engine/validation.hpp"
+#include "backend/engine/device/device_slot.hpp"
+#include "backend/engine/group/call_record.hpp"
+#include "backend/engine/group/group_health.hpp"
+#include "backend/engine/group/group_memory.hpp"
+#include "backend/engine/group/settings.hpp"
+#include "backend/engine/group/validation.hpp"
+#include "backend/engine/host/mailbox_engine.hpp"
 #include "kernels/core/atomics.hpp"
 #include "kernels/cpu/host_collectives.hpp"
 #include "kernels/plan/plan.hpp"
-#include "symm_mem/fork_guard.hpp"
+#include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
 

@@ -20,32 +20,17 @@
 #include <string>
 #include <vector>
 
-#include "backend/engine/device_engine.hpp"
+#include "backend/engine/device/device_engine.hpp"
+#include "backend/engine/group/communicator_config.hpp"
 #include "kernels/core/collective.hpp"
 #include "kernels/core/error.hpp"
-#include "kernels/plan/algorithm.hpp"
 #include "kernels/plan/plan.hpp"
-#include "symm_mem/segment.hpp"
-#include "symm_mem/store.hpp"
+#include "symm_mem/bootstrap/store.hpp"
+#include "symm_mem/segment/segment.hpp"
 
 namespace symm {
 
 class PointToPoint;
-
-struct CommunicatorConfig {
-  std::string group_name;
-  int rank = 0;  // group rank
-  int world_size = 1;
-  std::vector<std::int64_t> global_ranks;  // by group rank; for messages. Empty: same as group rank
-  std::chrono::milliseconds timeout{1'800'000};    // default of every operation, and of set-up
-  Algorithm algorithm = Algorithm::kAuto;          // forced for every collective that has it
-  std::size_t workspace_bytes = 8u << 20;          // a rank; multiple of 64 KiB, 512 KiB to 1 GiB
-  std::size_t device_workspace_bytes = 64u << 20;  // on a GPU; multiple of 1 MiB, 4 MiB to 4 GiB
-  // Reductions give the same bits by every method, so methods that cannot are refused. The same on
-  // every rank.
-  bool deterministic = true;
-  bool high_priority = false;  // raises nothing on the host; the torch-facing half reads it
-};
 
 class Communicator {
  public:

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "backend/engine/live_groups.hpp"
-#include "symm_mem/blocking_section.hpp"
-#include "symm_mem/fork_guard.hpp"
+#include "symm_mem/process/blocking_section.hpp"
+#include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
 

@@ -20,7 +20,7 @@
 
 #include "backend/engine/async_queue.hpp"
 #include "backend/engine/communicator.hpp"
-#include "symm_mem/store.hpp"
+#include "symm_mem/bootstrap/store.hpp"
 
 namespace symm {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backend/engine/group_engine.hpp"
-#include "symm_mem/fork_guard.hpp"
+#include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
 

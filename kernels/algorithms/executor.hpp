@@ -42,7 +42,7 @@
 
 #include "kernels/core/collective.hpp"
 #include "kernels/core/platform.hpp"
-#include "kernels/core/signal.hpp"
+#include "kernels/protocol/signal.hpp"
 
 namespace symm {
 

@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #include "kernels/algorithms/executor.hpp"
-#include "kernels/core/symm_view.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "kernels/cpu/wait.hpp"
+#include "kernels/protocol/symm_view.hpp"
 
 namespace symm {
 

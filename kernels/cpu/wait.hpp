@@ -11,7 +11,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "kernels/core/signal.hpp"
+#include "kernels/protocol/signal.hpp"
 
 namespace symm {
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "kernels/core/control_region.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
-#include "kernels/gpu/device_layout.hpp"
+#include "kernels/protocol/control_region.hpp"
+#include "kernels/protocol/device_layout.hpp"
 
 namespace symm {
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "kernels/core/control_region.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/plan/plan.hpp"
+#include "kernels/protocol/control_region.hpp"
 
 namespace symm {
 

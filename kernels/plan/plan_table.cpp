@@ -1,8 +1,8 @@
 // The compiled table. Each line's threshold and chunk come from the measurements in
 // docs/benchmarks.md ("How the table was made").
-#include "kernels/core/control_region.hpp"
 #include "kernels/core/platform.hpp"
 #include "kernels/plan/plan.hpp"
+#include "kernels/protocol/control_region.hpp"
 
 namespace symm {
 

@@ -4,9 +4,9 @@
 
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
+#include "symm_mem/bootstrap/peer_exchange.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
-#include "symm_mem/peer_exchange.hpp"
-#include "symm_mem/segment_offer.hpp"
+#include "symm_mem/segment/segment_offer.hpp"
 
 namespace symm {
 namespace {

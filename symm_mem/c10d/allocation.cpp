@@ -13,8 +13,9 @@
 #include "kernels/core/platform.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/c10d/symmetric_memory.hpp"
-#include "symm_mem/fork_guard.hpp"
-#include "symm_mem/local_heap.hpp"
+#include "symm_mem/device/relaxed_capture.hpp"
+#include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/segment/local_heap.hpp"
 
 namespace symm {
 namespace {

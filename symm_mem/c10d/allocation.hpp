@@ -24,8 +24,8 @@
 
 #include "symm_mem/c10d/adopted_storage.hpp"
 #include "symm_mem/c10d/group_links.hpp"
-#include "symm_mem/host_signals.hpp"
-#include "symm_mem/segment.hpp"
+#include "symm_mem/group/host_signals.hpp"
+#include "symm_mem/segment/segment.hpp"
 
 namespace symm {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/deadline.hpp"
+#include "symm_mem/process/deadline.hpp"
 
 namespace symm {
 

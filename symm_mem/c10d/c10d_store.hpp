@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "symm_mem/store.hpp"
+#include "symm_mem/bootstrap/store.hpp"
 
 namespace symm {
 

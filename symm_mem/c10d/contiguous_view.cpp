@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/blocking_section.hpp"
 #include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
+#include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
 namespace {

@@ -5,8 +5,9 @@
 #include <c10/util/Logging.h>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/blocking_section.hpp"
 #include "symm_mem/device/device_library.hpp"
+#include "symm_mem/device/relaxed_capture.hpp"
+#include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
 

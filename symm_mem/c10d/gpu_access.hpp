@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "symm_mem/device/device_runtime.hpp"
-#include "symm_mem/fork_guard.hpp"
+#include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
 
@@ -29,20 +29,6 @@ c10::Stream current_stream(c10::Device device);
 
 // True while that stream is captured into a graph. Throws as gpu_runtime().
 bool is_captured(c10::Device device);
-
-// Lets this thread do what a graph capture in this or another thread forbids, while it lives.
-class RelaxedCapture {
- public:
-  explicit RelaxedCapture(GpuRuntime& runtime)
-      : runtime_(runtime), before_(runtime.relax_capture_mode()) {}
-  ~RelaxedCapture() { runtime_.restore_capture_mode(before_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  GpuRuntime& runtime_;
-  const int before_;
-};
 
 // Waits until all that was put on `device` has ended, well or not; at once for the host. Never
 // throws; without Python's interpreter lock.

@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/byte_codec.hpp"
 #include "symm_mem/c10d/c10d_store.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
+#include "symm_mem/process/byte_codec.hpp"
 
 namespace symm {
 namespace {

@@ -22,9 +22,9 @@
 #include <string>
 #include <vector>
 
-#include "symm_mem/c10d/device_signals.hpp"
-#include "symm_mem/peer_link.hpp"
-#include "symm_mem/segment.hpp"
+#include "symm_mem/group/device_signals.hpp"
+#include "symm_mem/group/peer_link.hpp"
+#include "symm_mem/segment/segment.hpp"
 
 namespace symm {
 

@@ -3,12 +3,12 @@
 #include <mutex>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/blocking_section.hpp"
 #include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/c10d/symmetric_memory.hpp"
-#include "symm_mem/multicast_team.hpp"
+#include "symm_mem/process/blocking_section.hpp"
+#include "symm_mem/segment/multicast_team.hpp"
 
 namespace symm {
 namespace {

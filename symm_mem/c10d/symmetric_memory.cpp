@@ -2,9 +2,9 @@
 
 #include <chrono>
 
-#include "symm_mem/blocking_section.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
+#include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
 namespace {

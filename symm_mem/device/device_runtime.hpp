@@ -19,10 +19,10 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/gpu/group_kernels.hpp"
-#include "kernels/gpu/signal_kernels.hpp"
+#include "kernels/gpu/interface/group_kernels.hpp"
+#include "kernels/gpu/interface/signal_kernels.hpp"
 #include "symm_mem/device/memory_handle.hpp"
-#include "symm_mem/file_descriptor.hpp"
+#include "symm_mem/process/file_descriptor.hpp"
 
 namespace symm {
 

@@ -12,7 +12,7 @@
 
 #include "symm_mem/device/device_runtime.hpp"
 #include "symm_mem/device/gpu_driver.hpp"
-#include "symm_mem/fork_guard.hpp"
+#include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
 

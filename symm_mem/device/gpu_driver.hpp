@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "kernels/gpu/gpu_driver_api.hpp"
+#include "kernels/gpu/vendor/gpu_driver_api.hpp"
 
 namespace symm {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/system_error.hpp"
+#include "symm_mem/process/system_error.hpp"
 
 namespace symm {
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <mutex>
 
-#include "kernels/gpu/gpu_api.hpp"
+#include "kernels/gpu/vendor/gpu_api.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/gpu_runtime.hpp"
 

@@ -7,7 +7,7 @@
 #include "kernels/plan/multimem.hpp"
 #include "symm_mem/device/gpu_handles.hpp"
 #include "symm_mem/device/gpu_memory.hpp"
-#include "symm_mem/multicast.hpp"
+#include "symm_mem/device/multicast.hpp"
 
 namespace symm {
 

@@ -8,9 +8,9 @@
 
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
-#include "kernels/gpu/gpu_api.hpp"
-#include "kernels/gpu/gpu_group_kernels.hpp"
-#include "kernels/gpu/gpu_signal_kernels.hpp"
+#include "kernels/gpu/launch/gpu_group_kernels.hpp"
+#include "kernels/gpu/launch/gpu_signal_kernels.hpp"
+#include "kernels/gpu/vendor/gpu_api.hpp"
 #include "symm_mem/device/gpu_device.hpp"
 #include "symm_mem/device/gpu_handles.hpp"
 #include "symm_mem/device/gpu_memory.hpp"

@@ -22,9 +22,9 @@
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
 #include "symm_mem/device/device_runtime.hpp"
-#include "symm_mem/fork_guard.hpp"
-#include "symm_mem/guarded_descriptor.hpp"
-#include "symm_mem/system_error.hpp"
+#include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/process/guarded_descriptor.hpp"
+#include "symm_mem/process/system_error.hpp"
 
 namespace symm {
 namespace {

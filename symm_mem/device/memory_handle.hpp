@@ -13,7 +13,7 @@
 #include <string_view>
 #include <variant>
 
-#include "symm_mem/file_descriptor.hpp"
+#include "symm_mem/process/file_descriptor.hpp"
 
 namespace symm {
 

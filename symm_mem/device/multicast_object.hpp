@@ -5,7 +5,7 @@
 // One rank creates the object for a number of devices and exports it; the others import it. Every
 // rank adds its own device, and only when all have done so may anyone bind memory, since binding
 // waits inside the driver for devices that are missing. An object is of use once every rank has
-// bound and mapped. symm_mem/multicast_team.hpp carries these steps out for a group.
+// bound and mapped. symm_mem/segment/multicast_team.hpp carries these steps out for a group.
 //
 // Never run on hardware: this is tested against a stand-in for the driver alone.
 #pragma once

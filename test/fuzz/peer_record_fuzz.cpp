@@ -2,7 +2,7 @@
 // is accepted must encode to the same bytes again.
 //
 //   clang++ -std=c++20 -g -fsanitize=fuzzer,address,undefined -I. test/fuzz/peer_record_fuzz.cpp
-//       symm_mem/peer_record.cpp symm_mem/peer_frame.cpp kernels/core/error.cpp
+//       symm_mem/bootstrap/peer_record.cpp symm_mem/bootstrap/peer_frame.cpp kernels/core/error.cpp
 // With -DSYMM_FUZZ_MAIN and any compiler it is a program that runs random inputs; its argument is
 // their number.
 #include <cstddef>
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/peer_frame.hpp"
-#include "symm_mem/peer_record.hpp"
+#include "symm_mem/bootstrap/peer_frame.hpp"
+#include "symm_mem/bootstrap/peer_record.hpp"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "kernels/core/error.hpp"
-#include "kernels/gpu/gpu_driver_api.hpp"
+#include "kernels/gpu/vendor/gpu_driver_api.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/gpu.hpp"
 

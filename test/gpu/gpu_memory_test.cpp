@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/local_heap.hpp"
+#include "symm_mem/segment/local_heap.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/gpu.hpp"
 

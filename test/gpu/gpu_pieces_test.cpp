@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "symm_mem/segment.hpp"
+#include "symm_mem/segment/segment.hpp"
 #include "test/support/foreign_range.hpp"
 #include "test/support/gpu.hpp"
 

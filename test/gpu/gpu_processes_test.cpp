@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "symm_mem/peer_mesh.hpp"
-#include "symm_mem/segment.hpp"
+#include "symm_mem/bootstrap/peer_mesh.hpp"
+#include "symm_mem/segment/segment.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/file_store.hpp"
 #include "test/support/forked_child.hpp"

@@ -1,6 +1,6 @@
 // Every collective by every method of the GPU, against the host's reduction kernels and plain
 // copies: all bytes must be equal.
-#include "kernels/gpu/group_kernels.hpp"
+#include "kernels/gpu/interface/group_kernels.hpp"
 
 #include <gtest/gtest.h>
 

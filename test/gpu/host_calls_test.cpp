@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "kernels/core/error.hpp"
-#include "kernels/gpu/gpu_api.hpp"
+#include "kernels/gpu/vendor/gpu_api.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/gpu.hpp"
 

@@ -1,6 +1,6 @@
 // Signals between ranks that share GPU 0. Launches return at once, so one thread plays every rank;
 // each has streams of its own.
-#include "kernels/gpu/signal_kernels.hpp"
+#include "kernels/gpu/interface/signal_kernels.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/core/signal_pad.hpp"
+#include "kernels/protocol/signal_pad.hpp"
 #include "test/gpu/signal_rig.hpp"
 #include "test/support/expect_error.hpp"
 

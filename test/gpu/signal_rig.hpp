@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/core/signal_pad.hpp"
-#include "kernels/gpu/signal_kernels.hpp"
+#include "kernels/gpu/interface/signal_kernels.hpp"
+#include "kernels/protocol/signal_pad.hpp"
 #include "test/support/gpu.hpp"
 #include "test/support/gpu_calls.hpp"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/segment.hpp"
+#include "symm_mem/segment/segment.hpp"
 #include "test/gpu_driver/driver_fixture.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/forked_child.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/segment.hpp"
+#include "symm_mem/segment/segment.hpp"
 #include "test/gpu_driver/driver_fixture.hpp"
 #include "test/support/environment.hpp"
 #include "test/support/expect_error.hpp"

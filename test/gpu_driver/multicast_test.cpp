@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/multicast.hpp"
-#include "symm_mem/segment.hpp"
+#include "symm_mem/device/multicast.hpp"
+#include "symm_mem/segment/segment.hpp"
 #include "test/gpu_driver/driver_fixture.hpp"
 #include "test/support/environment.hpp"
 #include "test/support/expect_error.hpp"

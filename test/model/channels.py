@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from program import ACQUIRE, RELEASE, Program, Thread
 
-SLOTS = 8  # kSlots of kernels/core/signal.hpp; test_model_sites.py compares
+SLOTS = 8  # kSlots of kernels/protocol/signal.hpp; test_model_sites.py compares
 
 Operation = tuple[str, ...]
 

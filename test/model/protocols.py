@@ -8,7 +8,7 @@ from program import ACQUIRE, RELEASE, SEQ_CST, Program, Thread
 def packets(
     world: int, root: int | None, epochs: int = 5, sets: int = 2, words: int = 2, fault: str = ""
 ) -> Program:
-    """PacketCall of kernels/gpu/packets.cuh: one unit from the root, or from everybody, to all.
+    """PacketCall of kernels/gpu/ll/packets.cuh: one unit from the root, or from everybody, to all.
 
     A word is data and epoch in one, so its value stands for both. `sets`: boxes a sender, by parity
     of the epoch. Faults: "split" puts data and epoch into words of their own; "early" tells
@@ -67,8 +67,8 @@ def _end_packets(thread: Thread, rank: int, peers: list[int], epoch: int, site: 
 
 
 def packet_gate(world: int, calls: int = 3) -> Program:
-    """copy_gate of kernels/gpu/move.cu around copies into the peers' outputs; packet_barrier of
-    kernels/gpu/packet_kernels.cuh is the same gate."""
+    """copy_gate of kernels/gpu/entry/move.cu around copies into the peers' outputs; packet_barrier of
+    kernels/gpu/ll/packet_kernels.cuh is the same gate."""
     program = Program(f"copies between gates, {world} ranks")
     program.first_choice_only = world > 2
     for rank in range(world):
@@ -99,7 +99,7 @@ def _gate(thread: Thread, rank: int, peers: list[int], epoch: int) -> None:
 def block_pipeline(name: str, slots: int, pieces: int, fault: str = "") -> Program:
     """A block of two threads hands pieces to a block of another rank through slots.
 
-    name "lane": Lane::send and Lane::receive of kernels/gpu/transfer.cu; name "channel":
+    name "lane": Lane::send and Lane::receive of kernels/gpu/entry/transfer.cu; name "channel":
     open_slot, publish, await and read_done of kernels/gpu/block_executor.cuh. Each thread writes
     half of a slot and reads both; thread 0 keeps the counters. Fault "no barrier": thread 0 tells
     without the barrier of the block before.
@@ -154,7 +154,7 @@ def mailbox_pipeline(name: str, capacity: int, count: int) -> Program:
 def pad_barriers(world: int, threads_a_rank: bool, rounds: int = 3, fault: str = "") -> Program:
     """Barriers on a signal pad between writing one's data and reading the peers', and after it.
 
-    try_put and try_take of kernels/core/signal_pad.hpp, used as by HostSignals::barrier, or with
+    try_put and try_take of kernels/protocol/signal_pad.hpp, used as by HostSignals::barrier, or with
     a thread for each peer as by signal_barrier of kernels/gpu/signal.cuh. Fault "blind": a put
     does not wait until the signal before it was taken.
     """
@@ -204,7 +204,7 @@ def pad_messages(count: int = 4) -> Program:
 
 
 def device_records(count: int = 3, words: int = 2) -> Program:
-    """DeviceCallBoard::post and ::record of backend/engine/device_calls.cpp, in a ring of one."""
+    """DeviceCallBoard::post and ::record of backend/engine/device/device_calls.cpp, in a ring of one."""
     program = Program(f"device call records, {words} words, {count} calls in one place")
     writer, reader = program.thread(), program.thread()
     for sequence in range(1, count + 1):
@@ -231,7 +231,7 @@ def device_records(count: int = 3, words: int = 2) -> Program:
 
 
 def report() -> Program:
-    """Waiter::fail of kernels/gpu/wait.cuh; SignalThread::report and failure records are alike."""
+    """Waiter::fail of kernels/gpu/device/wait.cuh; SignalThread::report and failure records are alike."""
     program = Program("reports of failures")
     writer, reader = program.thread(), program.thread()
     writer.write("fields", 1)

@@ -19,15 +19,15 @@ class Site(NamedTuple):
 
 HOST = "kernels/cpu/host_executor.cpp"
 WAIT = "kernels/cpu/wait.cpp"
-BLOCK = "kernels/gpu/block_executor.cuh"
-PACKETS = "kernels/gpu/packets.cuh"
-TRANSFER = "kernels/gpu/transfer.cu"
-PAD = "kernels/core/signal_pad.hpp"
-MAILBOX = "backend/engine/mailbox_progress.cpp"
-CALLS = "backend/engine/device_calls.cpp"
-GIVE_UP = "kernels/gpu/wait.cuh"
-SIGNAL = "kernels/gpu/signal.cuh"
-END = "kernels/gpu/call_end.cuh"
+BLOCK = "kernels/gpu/simple/block_executor.cuh"
+PACKETS = "kernels/gpu/ll/packets.cuh"
+TRANSFER = "kernels/gpu/entry/transfer.cu"
+PAD = "kernels/protocol/signal_pad.hpp"
+MAILBOX = "backend/engine/host/mailbox_progress.cpp"
+CALLS = "backend/engine/device/device_calls.cpp"
+GIVE_UP = "kernels/gpu/device/wait.cuh"
+SIGNAL = "kernels/gpu/device/signal.cuh"
+END = "kernels/gpu/device/call_end.cuh"
 
 # How a thread of a GPU finds that a counter of a peer has come far enough; the second is AMD's.
 REACHED = [
@@ -76,12 +76,12 @@ SITES: dict[str, list[Site]] = {
         Site(PACKETS, "void end()", "store_relaxed(done, epoch_)"),
     ],
     "gate before": [
-        Site("kernels/gpu/move.cu", "copy_gate(", "release_earlier_work()"),
-        Site("kernels/gpu/packet_kernels.cuh", "bool packet_barrier(", "release_earlier_work()"),
+        Site("kernels/gpu/entry/move.cu", "copy_gate(", "release_earlier_work()"),
+        Site("kernels/gpu/ll/packet_kernels.cuh", "bool packet_barrier(", "release_earlier_work()"),
     ],
     "gate after": [
-        Site("kernels/gpu/move.cu", "copy_gate(", "acquire_for_later_work()"),
-        Site("kernels/gpu/packet_kernels.cuh", "bool packet_barrier(", "acquire_for_later_work()"),
+        Site("kernels/gpu/entry/move.cu", "copy_gate(", "acquire_for_later_work()"),
+        Site("kernels/gpu/ll/packet_kernels.cuh", "bool packet_barrier(", "acquire_for_later_work()"),
     ],
     "lane wait freed": [
         Site(TRANSFER, "bool send(", "wait_for(freed, count_ + 1 - kLaneSlots)"),
@@ -125,8 +125,8 @@ SITES: dict[str, list[Site]] = {
         Site(SIGNAL, "void report(", "store_release(&report.fault"),
     ],
     "report look": [
-        Site("backend/engine/device_watch.cpp", "DeviceWatch", "load_acquire(&report.fault)"),
-        Site("kernels/gpu/gpu_signal_kernels.cpp", "report", "load_acquire(&report.fault)"),
+        Site("backend/engine/device/device_watch.cpp", "DeviceWatch", "load_acquire(&report.fault)"),
+        Site("kernels/gpu/launch/gpu_signal_kernels.cpp", "report", "load_acquire(&report.fault)"),
     ],
     "post exchange": [Site(WAIT, "void post(", "exchange_seq_cst(&line.value")],
     "post look": [Site(WAIT, "void wake_sleepers(", "load_seq_cst(&line.waiters)")],

@@ -51,5 +51,5 @@ def test_every_order_of_the_protocols_is_in_a_model_or_left_out_by_name(file):
 
 
 def test_slots_are_those_of_the_code():
-    text = (ROOT / "kernels/core/signal.hpp").read_text()
+    text = (ROOT / "kernels/protocol/signal.hpp").read_text()
     assert f"kSlots = {SLOTS};" in text

@@ -7,7 +7,7 @@
 #include <latch>
 #include <thread>
 
-#include "backend/engine/point_to_point.hpp"
+#include "backend/engine/host/point_to_point.hpp"
 #include "test/support/collective_cases.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/memory_store.hpp"

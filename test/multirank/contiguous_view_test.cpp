@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/segment.hpp"
+#include "symm_mem/segment/segment.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/mesh_ranks.hpp"
 #include "test/support/passing_runtime.hpp"

@@ -1,6 +1,6 @@
 // The engine of a device over fake GPUs: exchange of segments, choice of methods, promises,
 // messages.
-#include "backend/engine/device_engine.hpp"
+#include "backend/engine/device/device_engine.hpp"
 
 #include <gtest/gtest.h>
 

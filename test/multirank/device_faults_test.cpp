@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "backend/engine/group_engine.hpp"
-#include "kernels/core/control_region.hpp"
+#include "kernels/protocol/control_region.hpp"
 #include "test/support/device_ranks.hpp"
 #include "test/support/expect_error.hpp"
 

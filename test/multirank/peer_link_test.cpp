@@ -1,5 +1,5 @@
 // Links: rounds, tries that failed before, ranks that give up; and signals in host memory.
-#include "symm_mem/peer_link.hpp"
+#include "symm_mem/group/peer_link.hpp"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/host_signals.hpp"
+#include "symm_mem/group/host_signals.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"

@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/peer_frame.hpp"
-#include "symm_mem/peer_inbox.hpp"
-#include "symm_mem/peer_mesh.hpp"
-#include "symm_mem/unix_socket.hpp"
+#include "symm_mem/bootstrap/peer_frame.hpp"
+#include "symm_mem/bootstrap/peer_inbox.hpp"
+#include "symm_mem/bootstrap/peer_mesh.hpp"
+#include "symm_mem/bootstrap/unix_socket.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/file_store.hpp"
 #include "test/support/forked_child.hpp"

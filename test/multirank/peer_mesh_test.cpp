@@ -1,6 +1,6 @@
 // Set-up, exchange and hang-up of meshes whose ranks behave. What strangers, wrong records and
 // deaths during set-up do is in peer_mesh_faults_test.cpp.
-#include "symm_mem/peer_mesh.hpp"
+#include "symm_mem/bootstrap/peer_mesh.hpp"
 
 #include <gtest/gtest.h>
 #include <sched.h>

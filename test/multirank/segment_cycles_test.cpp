@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/core/decimal.hpp"
-#include "symm_mem/local_heap.hpp"
-#include "symm_mem/segment.hpp"
+#include "symm_mem/segment/local_heap.hpp"
+#include "symm_mem/segment/segment.hpp"
 #include "test/support/mesh_ranks.hpp"
 #include "test/support/process_footprint.hpp"
 #include "test/support/segment_ranks.hpp"

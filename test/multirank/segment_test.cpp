@@ -1,4 +1,4 @@
-#include "symm_mem/segment.hpp"
+#include "symm_mem/segment/segment.hpp"
 
 #include <gtest/gtest.h>
 #include <signal.h>

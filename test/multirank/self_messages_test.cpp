@@ -1,5 +1,5 @@
 // Batches of messages on the host, among them those of a rank to itself. Ranks are threads.
-#include "backend/engine/self_messages.hpp"
+#include "backend/engine/group/self_messages.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/engine/communicator.hpp"
-#include "backend/engine/point_to_point.hpp"
+#include "backend/engine/host/point_to_point.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"

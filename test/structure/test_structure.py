@@ -14,6 +14,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ["kernels", "symm_mem", "backend", "python_registration"]
+# Every folder of sources, from the lowest: one includes only itself and what comes before it.
+FOLDERS = [
+    *["kernels/core", "kernels/gpu/vendor", "kernels/protocol", "symm_mem/process"],
+    *["kernels/plan", "kernels/algorithms", "symm_mem/bootstrap", "kernels/gpu/interface"],
+    *["kernels/cpu", "kernels/gpu/launch", "kernels/gpu/device", "symm_mem/device"],
+    *["kernels/gpu/ll", "kernels/gpu/simple", "symm_mem/segment", "kernels/gpu/entry"],
+    *["backend/engine/group", "symm_mem/group", "backend/engine/host", "symm_mem/c10d"],
+    *["backend/engine/device", "backend/engine", "backend", "python_registration"],
+]
+# A folder that has more is more than one concept. A header and its source count once.
+MOST_NAMES_IN_A_FOLDER = 20
 SUFFIXES = {".hpp", ".cpp", ".cuh", ".cu", ".inc", ".h"}
 
 TOP_LEVEL = {
@@ -36,8 +47,8 @@ VENDOR_MACRO = re.compile(
 # Where they may stand: the headers of the platform and the atomics, and the two halves of the GPU's
 # interface with what HIP's half of the driver lacks.
 VENDOR_MACRO_FILES = {
-    *["kernels/core/platform.hpp", "kernels/core/atomics.hpp", "kernels/gpu/gpu_api.hpp"],
-    *["kernels/gpu/gpu_driver_api.hpp", "kernels/gpu/gpu_driver_hip.hpp"],
+    *["kernels/core/platform.hpp", "kernels/core/atomics.hpp", "kernels/gpu/vendor/gpu_api.hpp"],
+    *["kernels/gpu/vendor/gpu_driver_api.hpp", "kernels/gpu/vendor/gpu_driver_hip.hpp"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+(<|")([^>"]+)[>"]')
 
@@ -85,6 +96,8 @@ def include_faults(path: Path) -> list[str]:
                 faults.append(f"{place}, which does not exist")
             if LAYERS.index(name.split("/")[0]) > layer:
                 faults.append(f"{place}, which stands to the right of {path.parts[0]}")
+            elif FOLDERS.index(os.path.dirname(name)) > FOLDERS.index(str(path.parent)):
+                faults.append(f"{place}, which comes after {path.parent} in FOLDERS")
             if is_torch_facing(Path(name)) and not is_torch_facing(path):
                 faults.append(f"{place}, a torch-facing header, from a torch-free file")
         elif quote == '"':
@@ -106,6 +119,16 @@ def test_there_are_sources():
 def test_include_rule():
     faults = [fault for path in SOURCES for fault in include_faults(path)]
     assert not faults, "\n" + "\n".join(faults)
+
+
+def test_every_folder_has_a_place():
+    assert {str(path.parent) for path in SOURCES} == set(FOLDERS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_size_of_folder(folder):
+    names = {path.stem for path in SOURCES if str(path.parent) == folder}
+    assert len(names) <= MOST_NAMES_IN_A_FOLDER, sorted(names)
 
 
 def vendor_conditions(path: Path) -> list[str]:
@@ -171,12 +194,14 @@ def test_top_level_names():
 @pytest.mark.parametrize(
     ("path", "text", "fault"),
     [
-        ("kernels/core/x.hpp", '#include "symm_mem/segment.hpp"', "to the right of kernels"),
-        ("symm_mem/x.hpp", "#include <torch/types.h>", "a header of torch"),
+        ("kernels/core/x.hpp", '#include "symm_mem/segment/segment.hpp"', "to the right of kernels"),
+        ("kernels/core/x.hpp", '#include "kernels/plan/plan.hpp"', "after kernels/core in FOLDERS"),
+        ("symm_mem/device/x.hpp", '#include "symm_mem/segment/segment.hpp"', "in FOLDERS"),
+        ("symm_mem/process/x.hpp", "#include <torch/types.h>", "a header of torch"),
         ("backend/engine/x.cpp", "#include <c10/util/Exception.h>", "a header of torch"),
         ("kernels/cpu/x.cpp", "#include <cuda_runtime.h>", "a header of CUDA or HIP"),
-        ("symm_mem/x.cpp", '#include "segment.hpp"', "from the root"),
-        ("symm_mem/x.cpp", '#include "symm_mem/no_such.hpp"', "does not exist"),
+        ("symm_mem/segment/x.cpp", '#include "segment.hpp"', "from the root"),
+        ("symm_mem/segment/x.cpp", '#include "symm_mem/segment/no_such.hpp"', "does not exist"),
     ],
 )
 def test_the_include_check_finds_faults(monkeypatch, path, text, fault):

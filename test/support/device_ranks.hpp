@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "backend/engine/communicator.hpp"
-#include "symm_mem/deadline.hpp"
+#include "symm_mem/process/deadline.hpp"
 #include "test/support/fake_gpu.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "kernels/core/error.hpp"
+#include "symm_mem/device/multicast.hpp"
 #include "symm_mem/device/multicast_object.hpp"
-#include "symm_mem/multicast.hpp"
 
 namespace symm::test {
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/deadline.hpp"
-#include "symm_mem/store.hpp"
+#include "symm_mem/bootstrap/store.hpp"
+#include "symm_mem/process/deadline.hpp"
 
 namespace symm::test {
 

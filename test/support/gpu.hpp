@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "kernels/gpu/gpu_api.hpp"
+#include "kernels/gpu/vendor/gpu_api.hpp"
 #include "symm_mem/device/device_library.hpp"
 
 namespace symm::test {

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "kernels/gpu/gpu_api.hpp"
+#include "kernels/gpu/vendor/gpu_api.hpp"
 
 namespace symm::test {
 

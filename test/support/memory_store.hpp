@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/store.hpp"
+#include "symm_mem/bootstrap/store.hpp"
 
 namespace symm::test {
 

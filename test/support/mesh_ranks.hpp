@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "symm_mem/peer_mesh.hpp"
+#include "symm_mem/bootstrap/peer_mesh.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "symm_mem/segment.hpp"
+#include "symm_mem/segment/segment.hpp"
 #include "test/support/mesh_ranks.hpp"
 
 namespace symm::test {

@@ -1,4 +1,4 @@
-#include "symm_mem/handle_choice.hpp"
+#include "symm_mem/segment/handle_choice.hpp"
 
 #include <gtest/gtest.h>
 

@@ -21,8 +21,8 @@
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/device/device_runtime.hpp"
-#include "symm_mem/fork_guard.hpp"
-#include "symm_mem/guarded_descriptor.hpp"
+#include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/process/guarded_descriptor.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/forked_child.hpp"
 

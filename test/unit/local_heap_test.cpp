@@ -1,5 +1,5 @@
 // Finding symmetric host memory again by address.
-#include "symm_mem/local_heap.hpp"
+#include "symm_mem/segment/local_heap.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What a group's memory costs, and that no two mailboxes of a rank share a byte.
-#include "backend/engine/mailbox.hpp"
+#include "kernels/protocol/mailbox.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "symm_mem/multicast.hpp"
+#include "symm_mem/device/multicast.hpp"
 
 #include <gtest/gtest.h>
 

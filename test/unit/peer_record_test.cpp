@@ -1,4 +1,4 @@
-#include "symm_mem/peer_record.hpp"
+#include "symm_mem/bootstrap/peer_record.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "symm_mem/peer_frame.hpp"
-#include "symm_mem/peer_mesh.hpp"
+#include "symm_mem/bootstrap/peer_frame.hpp"
+#include "symm_mem/bootstrap/peer_mesh.hpp"
 #include "test/support/expect_error.hpp"
 
 namespace symm {

@@ -9,7 +9,7 @@
 
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
-#include "kernels/gpu/device_layout.hpp"
+#include "kernels/protocol/device_layout.hpp"
 #include "test/support/expect_error.hpp"
 
 namespace symm {

@@ -1,5 +1,5 @@
 // What a rank may claim of the memory that it brings to a rendezvous.
-#include "symm_mem/segment_offer.hpp"
+#include "symm_mem/segment/segment_offer.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Signal pads on the host: where slots stand, and that signals carry data, are never lost and leave
 // the pad zero.
-#include "kernels/core/signal_pad.hpp"
+#include "kernels/protocol/signal_pad.hpp"
 
 #include <gtest/gtest.h>
 

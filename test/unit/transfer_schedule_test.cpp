@@ -1,5 +1,5 @@
 // How batches of messages become launches: those of a rank to itself beside the others.
-#include "kernels/gpu/transfer_schedule.hpp"
+#include "kernels/gpu/launch/transfer_schedule.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,214 @@
+// How a device carries out a call: the part of DeviceGroup that chooses.
+#include <algorithm>
+
+#include "backend/engine/device/device_group.hpp"
+#include "backend/engine/group/validation.hpp"
+#include "kernels/plan/multimem.hpp"
+
+namespace symm {
+
+namespace {
+
+bool is_even(std::span<const Part> parts) {
+  return std::all_of(parts.begin(), parts.end(),
+                     [&](const Part& part) { return part.count == parts[0].count; });
+}
+
+// What copy engines would write: one array, and how much of it goes to or comes from one peer.
+struct CopyTarget {
+  InputArray output;
+  std::uint64_t bytes_a_peer = 0;
+  bool even = true;  // shares of an all_to_all
+};
+
+CopyTarget copy_target(const CollectiveArgs& args) {
+  const std::size_t size = dtype_bytes(args.dtype);
+  switch (args.kind) {
+    case CollectiveKind::kBroadcast:
+      return {{args.output, args.count * size}, args.count * size};
+    case CollectiveKind::kAllGather: {
+      std::size_t largest = 0;
+      for (const Part& part : args.output_parts) largest = std::max(largest, part.count);
+      return {joined_parts(args.output_parts, size), largest * size};
+    }
+    case CollectiveKind::kAllToAll:
+      if (!is_even(args.input_parts) || !is_even(args.output_parts)) return {{}, 0, false};
+      return {joined_parts(args.output_parts, size), args.output_parts[0].count * size};
+    default:
+      return {};
+  }
+}
+
+// What multimem would read and write on all ranks at once; null where a kind has no such array, or
+// what it has is not one array of equal shares.
+struct MultimemTarget {
+  bool has_input = false;
+  bool has_output = false;
+  InputArray input;
+  InputArray output;
+};
+
+MultimemTarget multimem_target(const CollectiveArgs& args) {
+  const std::size_t size = dtype_bytes(args.dtype);
+  const InputArray input{args.input, args.count * size};
+  const InputArray output{args.output, args.count * size};
+  const auto shares = [size](std::span<const Part> parts) {
+    return is_even(parts) ? joined_parts(parts, size) : InputArray{};
+  };
+  switch (args.kind) {
+    case CollectiveKind::kAllReduce:
+      return {true, true, input, output};
+    case CollectiveKind::kReduceScatter:
+      return {true, false, shares(args.input_parts), {}};
+    case CollectiveKind::kAllGather:
+      return {false, true, {}, shares(args.output_parts)};
+    default:
+      return {false, true, {}, output};
+  }
+}
+
+// What such a segment must be, and the fix.
+std::string promised_segment(bool call_promises) {
+  return call_promises ? "a segment of the group; share its memory with the group"
+                       : "a segment registered with symmetric=True; register it";
+}
+
+}  // namespace
+
+Place DeviceGroup::Found::place() const {
+  return (static_cast<std::uint64_t>(number + 1) << kPlaceShift) | offset;
+}
+
+std::optional<DeviceGroup::Found> DeviceGroup::find(const void* data, std::size_t bytes) const {
+  const auto& segments = resources_->segments;
+  const std::size_t known = std::min<std::size_t>(segments.size(), kMaxSegments);
+  for (std::size_t i = 0; i < known; ++i) {
+    if (!segments[i].segment) continue;
+    const LocalSegment& local = *segments[i].segment->local();
+    if (!local.contains(data, bytes)) continue;
+    return Found{static_cast<int>(i),
+                 static_cast<std::size_t>(static_cast<const std::byte*>(data) - local.base())};
+  }
+  return std::nullopt;
+}
+
+std::optional<DeviceGroup::Found> DeviceGroup::find_promised(const InputArray& array,
+                                                             bool call_promises) const {
+  if (array.data == nullptr || array.bytes == 0) return std::nullopt;
+  const std::optional<Found> found = find(array.data, array.bytes);
+  if (found &&
+      (call_promises || resources_->segments[static_cast<std::size_t>(found->number)].symmetric)) {
+    return found;
+  }
+  return std::nullopt;
+}
+
+// Where copy engines are to write; nullopt where they are not used. A promise makes this the same
+// on every rank; where it is broken, the call's record says so.
+std::optional<DeviceGroup::Found> DeviceGroup::promised_output(const CollectiveArgs& args,
+                                                               const PlanRequest& request) const {
+  const Agreement& agreement = context_.agreement;
+  const bool possible = has_algorithm(args.kind, Algorithm::kCopyEngine, PlanTarget::kGpu);
+  const bool requested = request.algorithm == Algorithm::kCopyEngine;
+  const Algorithm named =
+      request.algorithm != Algorithm::kAuto ? request.algorithm : agreement.algorithm;
+  const bool forced = named == Algorithm::kCopyEngine;
+  if (!possible || world_size() == 1) return std::nullopt;
+  const CopyTarget target = copy_target(args);
+  if (!forced) {
+    const bool other_forced =
+        named != Algorithm::kAuto && has_algorithm(args.kind, named, PlanTarget::kGpu);
+    if (other_forced || target.bytes_a_peer < agreement.tables.gpu.copy_engine_bytes()) {
+      return std::nullopt;
+    }
+  }
+  if (target.bytes_a_peer > 0) {
+    if (const std::optional<Found> found = find_promised(target.output, requested)) return found;
+  }
+  // A rank whose row of an all_to_all is empty may have peers whose rows are not.
+  const bool row_may_be_uneven =
+      args.kind == CollectiveKind::kAllToAll && !(requested && target.even);
+  if (!forced || (target.bytes_a_peer == 0 && !row_may_be_uneven)) return std::nullopt;
+  throw Error(ErrorCode::kUnsupported,
+              std::string(collective_name(args.kind)) + " on rank " + std::to_string(rank()) +
+                  ": the algorithm copy_engine needs an output that is one array with equal "
+                  "shares inside " +
+                  promised_segment(requested) + ", or choose another algorithm");
+}
+
+bool DeviceGroup::knows(const void* data, std::size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  return find(data, bytes).has_value();
+}
+
+// Throws the reason where multimem cannot carry out the call. What decides is the same on every
+// rank: the call, the group's settings, the multicast object that all ranks agreed on, and by the
+// promise where the tensors stand. This rank's GPU speaks for all of them: a multicast object is
+// had by GPUs that have the instructions alone.
+DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const Plan& plan,
+                                             bool call_promises) const {
+  const std::string call =
+      std::string(collective_name(args.kind)) + " on rank " + std::to_string(rank()) + ": ";
+  const auto promised = [&](const InputArray& array, const char* what) {
+    const std::string needs = call + "the algorithm multimem needs ";
+    const std::optional<Found> found = find_promised(array, call_promises);
+    if (!found) {
+      throw Error(ErrorCode::kUnsupported,
+                  needs + "an " + what + " that is one array with equal shares inside " +
+                      promised_segment(call_promises) + ", or choose another algorithm");
+    }
+    const Multicast& multicast =
+        resources_->segments[static_cast<std::size_t>(found->number)].segment->multicast();
+    if (!multicast.available()) {
+      throw Error(ErrorCode::kUnsupported,
+                  needs + "a segment with a multicast address, and that of the " + what +
+                      " has none: " + multicast.why_not());
+    }
+    return found;
+  };
+  const MultimemTarget target = multimem_target(args);
+  Choice choice;
+  choice.plan = plan;
+  if (target.has_input) choice.promised_input = promised(target.input, "input");
+  if (target.has_output) choice.promised_output = promised(target.output, "output");
+  MultimemFacts facts;
+  facts.kind = args.kind;
+  facts.dtype = args.dtype;
+  facts.op = args.op;
+  facts.bytes = args.count * dtype_bytes(args.dtype);
+  facts.has_multicast = true;
+  facts.architecture = runtime_.identity().architecture;
+  facts.input_offset = choice.promised_input ? choice.promised_input->offset : 0;
+  facts.output_offset = choice.promised_output ? choice.promised_output->offset : 0;
+  facts.same_bits = context_.agreement.deterministic;
+  if (const std::string refusal = multimem_refusal(facts); !refusal.empty()) {
+    throw Error(ErrorCode::kUnsupported, call + refusal);
+  }
+  return choice;
+}
+
+DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args,
+                                        const PlanRequest& request) const {
+  validate_request(args.kind, request, PlanTarget::kGpu, context_.agreement, world_size());
+  if (const std::optional<Found> output = promised_output(args, request)) {
+    return {{Algorithm::kCopyEngine, 0, 0}, std::nullopt, std::nullopt, output};
+  }
+  Choice choice;
+  // A group of one has the methods of two ranks, without a peer.
+  const int methods_of = std::max(2, world_size());
+  const std::uint64_t bytes = plan_bytes(args, world_size());
+  choice.plan = context_.agreement.tables.gpu.select(args.kind, methods_of, bytes,
+                                                     context_.agreement.algorithm, request);
+  if (choice.plan.algorithm == Algorithm::kMultimem) {
+    if (world_size() > 1 && bytes > 0) {
+      return by_multimem(args, choice.plan, request.algorithm == Algorithm::kMultimem);
+    }
+    // There is nothing to send, so any method will do.
+    choice.plan = PlanTable::built_in_gpu().select(args.kind, methods_of, bytes, Algorithm::kAuto);
+  }
+  const InputArray input = input_array(args, rank(), choice.plan.algorithm);
+  if (input.data != nullptr && input.bytes > 0) choice.input = find(input.data, input.bytes);
+  return choice;
+}
+
+}  // namespace symm

@@ -1,0 +1,75 @@
+#include "backend/engine/device/device_messages.hpp"
+
+#include "kernels/core/atomics.hpp"
+
+namespace symm {
+
+void DeviceMessages::note(const TransferOp& op, int lane_group) {
+  const std::lock_guard lock(mutex_);
+  Direction& lane = peers_[static_cast<std::size_t>(op.peer)][static_cast<std::size_t>(lane_group)]
+                          [op.is_send ? 0 : 1];
+  ++lane.count;
+  lane.last[lane.count % kNotes] = {op.tag, op.bytes};
+}
+
+bool DeviceMessages::all_ended() const {
+  const std::lock_guard lock(mutex_);
+  const DevicePage& page = board_.own_page();
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+    for (std::size_t group = 0; group < kLaneGroups; ++group) {
+      for (std::size_t direction = 0; direction < 2; ++direction) {
+        const std::uint64_t ended = load_acquire(&page.messages_completed[peer][group][direction]);
+        if (ended < peers_[peer][group][direction].count) return false;
+      }
+    }
+  }
+  return true;
+}
+
+std::string DeviceMessages::needing(int peer) const {
+  const auto other = static_cast<std::size_t>(peer);
+  const auto self = static_cast<std::size_t>(rank_);
+  const DevicePage& mine = board_.own_page();
+  const DevicePage& theirs = board_.page(peer);
+  for (int group = 1; group < kLaneGroups; ++group) {
+    for (int direction = 0; direction < 2; ++direction) {
+      const std::uint64_t ended = load_acquire(&mine.messages_completed[other][group][direction]);
+      const std::uint64_t begun = load_acquire(&mine.messages_entered[other][group][direction]);
+      if (begun <= ended) continue;
+      if (load_acquire(&theirs.messages_completed[self][group][1 - direction]) >= begun) continue;
+      return describe(peer, group, direction, ended + 1);
+    }
+  }
+  return "";
+}
+
+std::string DeviceMessages::name(int peer, std::uint64_t number) const {
+  const DevicePage& page = board_.own_page();
+  for (int group = 1; group < kLaneGroups; ++group) {
+    for (int direction = 0; direction < 2; ++direction) {
+      const auto other = static_cast<std::size_t>(peer);
+      if (load_acquire(&page.messages_entered[other][group][direction]) >= number &&
+          load_acquire(&page.messages_completed[other][group][direction]) + 1 == number) {
+        return describe(peer, group, direction, number);
+      }
+    }
+  }
+  return "a message with rank " + std::to_string(peer);
+}
+
+std::string DeviceMessages::describe(int peer, int lane_group, int direction,
+                                     std::uint64_t number) const {
+  std::string text = direction == 0 ? "send to rank " : "recv from rank ";
+  text += std::to_string(peer) + " (message " + std::to_string(number) + " of its lane";
+  const std::lock_guard lock(mutex_);
+  const Direction& lane =
+      peers_[static_cast<std::size_t>(peer)][static_cast<std::size_t>(lane_group)]
+            [static_cast<std::size_t>(direction)];
+  if (!board_.captured() && number <= lane.count && lane.count - number < kNotes) {
+    const Note& note = lane.last[number % kNotes];
+    text += ", tag " + std::to_string(note.tag) + ", " + std::to_string(note.bytes) + " bytes";
+  }
+  return text + ")";
+}
+
+}  // namespace symm

@@ -1,0 +1,59 @@
+// What this rank has put on streams of messages with each peer, so that a message of which the
+// device knows the number alone can be named, and one that is under way be told from one that has
+// ended.
+//
+// Thread safety: every member may be called from any thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend/engine/device/device_calls.hpp"
+#include "kernels/gpu/interface/group_kernels.hpp"
+
+namespace symm {
+
+class DeviceMessages {
+ public:
+  // References must outlive the object.
+  DeviceMessages(int rank, int world_size, const DeviceCallBoard& board)
+      : rank_(rank), board_(board), peers_(static_cast<std::size_t>(world_size)) {}
+
+  void note(const TransferOp& op, int lane_group);
+
+  // True where every message of this rank that was put on a stream has ended; of use as long as no
+  // stream was captured.
+  bool all_ended() const;
+
+  // Names the first message with `peer` that this rank's device has begun and not ended and that
+  // the peer's has not ended either, hence will not end without the peer; "" where there is none.
+  std::string needing(int peer) const;
+
+  // "recv from rank 1 (message 3 of its lane, tag 7, 4000 bytes)": the message with `peer` that the
+  // device calls number `number`.
+  std::string name(int peer, std::uint64_t number) const;
+
+ private:
+  static constexpr std::uint64_t kNotes = 16;
+  struct Note {
+    std::int64_t tag = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct Direction {
+    std::uint64_t count = 0;
+    std::array<Note, kNotes> last{};  // message n at n % kNotes
+  };
+  using Lanes = std::array<std::array<Direction, 2>, kLaneGroups>;  // [..][0] send, [..][1] recv
+
+  std::string describe(int peer, int lane_group, int direction, std::uint64_t number) const;
+
+  const int rank_;
+  const DeviceCallBoard& board_;
+  mutable std::mutex mutex_;
+  std::vector<Lanes> peers_;
+};
+
+}  // namespace symm

@@ -1,0 +1,160 @@
+#include "backend/engine/group/call_record.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/cpu/host_collectives.hpp"
+#include "kernels/plan/placement.hpp"
+
+namespace symm {
+
+namespace {
+
+bool has_root(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast ||
+         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
+}
+
+// FNV-1a over the ranks' counts: agreed lists must agree element by element.
+std::uint64_t hash_counts(std::span<const Part> parts) {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const Part& part : parts) hash = (hash ^ part.count) * 1099511628211u;
+  return hash;
+}
+
+}  // namespace
+
+InputArray joined_parts(std::span<const Part> parts, std::size_t element_bytes) {
+  std::size_t total = 0;
+  const auto* base = static_cast<const std::byte*>(parts[0].data);
+  for (const Part& part : parts) {
+    if (part.data != base + total) return {};
+    total += part.count * element_bytes;
+  }
+  return {base, total};
+}
+
+InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm) {
+  const std::size_t size = dtype_bytes(args.dtype);
+  const std::size_t bytes = args.count * size;
+  switch (remote_access(args.kind, algorithm)) {
+    case RemoteAccess::kNone:
+    case RemoteAccess::kWritesOutput:
+    case RemoteAccess::kNeedsInput:
+    case RemoteAccess::kNeedsBoth:
+      return {};
+    case RemoteAccess::kReadsInputApart:
+      if (args.input == args.output) return {};
+      break;
+    case RemoteAccess::kReadsInputInPlace:
+      if (args.input != args.output) return {};
+      break;
+    case RemoteAccess::kReadsInput:
+      break;
+  }
+  switch (args.kind) {
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kGather:
+      return {args.input, bytes};
+    case CollectiveKind::kBroadcast:
+      return rank == args.root ? InputArray{args.input, bytes} : InputArray{};
+    case CollectiveKind::kScatter:
+      if (rank != args.root) return {};
+      break;
+    case CollectiveKind::kReduceScatter:
+      break;
+    default:
+      return {};
+  }
+  return joined_parts(args.input_parts, size);
+}
+
+std::string describe_call(const CallRecord& record) {
+  if (record.kind >= kCollectiveKindCount || record.dtype >= kDtypeCount ||
+      record.op >= kReduceOpCount || record.algorithm >= kAlgorithmCount) {
+    return "an unreadable record";
+  }
+  const auto kind = static_cast<CollectiveKind>(record.kind);
+  std::string text(collective_name(kind));
+  if (kind == CollectiveKind::kBarrier) {
+    if (record.count == kRendezvousCount) return "rendezvous";
+    if (record.count == kSymmetricRendezvousCount) return "rendezvous(symmetric)";
+    return text;
+  }
+  text += "(" + std::string(dtype_name(static_cast<Dtype>(record.dtype)));
+  if (reduces(kind)) {
+    text += ", " + std::string(reduce_op_name(static_cast<ReduceOp>(record.op)));
+  }
+  if (kind == CollectiveKind::kAllToAll) {
+    text += ", own counts";
+  } else {
+    text += ", count " + std::to_string(record.count);
+  }
+  if (has_root(kind)) text += ", root " + std::to_string(record.root);
+  text += ", " + std::string(algorithm_name(static_cast<Algorithm>(record.algorithm)));
+  return text + ")";
+}
+
+std::uint64_t plan_bytes(const CollectiveArgs& args, int world_size) {
+  if (args.kind == CollectiveKind::kAllToAll) return PlanRow::kNoLimit;
+  std::size_t count = args.count;
+  const auto& parts =
+      args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;
+  if (args.kind == CollectiveKind::kAllGather || args.kind == CollectiveKind::kReduceScatter) {
+    for (const Part& part : parts) count = std::max(count, part.count);
+  }
+  return staged_bytes(args.kind, world_size, count * dtype_bytes(args.dtype));
+}
+
+CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64_t sequence) {
+  CallRecord record{};
+  record.sequence = sequence;
+  record.kind = static_cast<std::uint8_t>(args.kind);
+  record.dtype = static_cast<std::uint8_t>(args.dtype);
+  record.op = reduces(args.kind) ? static_cast<std::uint8_t>(args.op) : std::uint8_t{0};
+  record.layout = args.layout;
+  record.root = args.root;
+  record.count = args.count;
+  if (args.kind == CollectiveKind::kAllGather) {
+    record.counts_hash = hash_counts(args.output_parts);
+  } else if (args.kind == CollectiveKind::kReduceScatter) {
+    record.counts_hash = hash_counts(args.input_parts);
+  }
+  // Shares of one agreed list: a rank's own differs from its peers' where the list is uneven.
+  if (record.counts_hash != 0) {
+    const auto& list =
+        args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;
+    record.count = std::accumulate(list.begin(), list.end(), std::uint64_t{0},
+                                   [](std::uint64_t sum, const Part& p) { return sum + p.count; });
+  }
+  record.algorithm = static_cast<std::uint8_t>(plan.algorithm);
+  record.chunk_bytes = static_cast<std::uint32_t>(plan.chunk_bytes);
+  record.channels = static_cast<std::uint32_t>(plan.channels);
+  record.factor = args.factor;
+  return record;
+}
+
+bool same_call(const CallRecord& a, const CallRecord& b) {
+  return a.sequence == b.sequence && a.kind == b.kind && a.dtype == b.dtype && a.op == b.op &&
+         a.root == b.root && a.count == b.count && a.counts_hash == b.counts_hash &&
+         a.layout == b.layout && a.algorithm == b.algorithm && a.chunk_bytes == b.chunk_bytes &&
+         a.channels == b.channels;
+}
+
+std::string describe_difference(const CallRecord& a, const CallRecord& b) {
+  const auto with = [](const char* what, std::uint32_t mine, std::uint32_t theirs) {
+    if (mine == theirs) return std::string();
+    return std::string(" with ") + what + " " + std::to_string(mine) + " and " +
+           std::to_string(theirs);
+  };
+  std::string text;
+  if (a.layout != b.layout) text += " with another memory layout";
+  if (a.counts_hash != b.counts_hash) text += " with other counts of the ranks";
+  if (a.kind != b.kind || a.algorithm != b.algorithm) return text;
+  return text + with("chunk_bytes", a.chunk_bytes, b.chunk_bytes) +
+         with("channels", a.channels, b.channels);
+}
+
+}  // namespace symm

@@ -1,0 +1,45 @@
+// What the environment and the options say, parsed once, and what the ranks of a group agree on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/engine/group/communicator_config.hpp"
+#include "kernels/plan/plan.hpp"
+
+namespace symm {
+
+// The environment of this process. Throws Error(kInvalidArgument) that names the variable.
+//   SYMM_ALGO         an algorithm's name: forces it for every collective that has it
+//   SYMM_DETERMINISTIC  0: methods may be named whose sums have other bits; 1: as unset
+//   SYMM_TUNING_FILE  path of JSON tuning tables (PlanTables::from_json)
+//   SYMM_HANDLE_TYPE  checked here, read where memory is made and shared (handle_preference())
+struct Environment {
+  Algorithm algorithm = Algorithm::kAuto;
+  bool deterministic = true;
+  PlanTables tables;
+
+  static Environment read();
+};
+
+// Throws Error(kInvalidArgument) that names the option, what is expected and what came.
+void check_config(const CommunicatorConfig& config);
+
+// What must be the same on every rank. Rank 0 decides the algorithm and the tables; the rest must
+// have been given alike.
+struct Agreement {
+  Algorithm algorithm = Algorithm::kAuto;
+  std::uint64_t workspace_bytes = 0;
+  std::uint64_t device_workspace_bytes = 0;
+  bool deterministic = true;  // false where the option or the environment waives it
+  PlanTables tables;
+
+  static Agreement proposed_by(const CommunicatorConfig& config, const Environment& environment);
+  std::vector<std::uint8_t> encode() const;
+  // Hostile input. Throws Error(kSecurity).
+  static Agreement decode(std::span<const std::uint8_t> bytes);
+};
+
+}  // namespace symm

@@ -1,0 +1,18 @@
+// Checks of a collective's arguments that need no peer.
+#pragma once
+
+#include "backend/engine/group/settings.hpp"
+#include "kernels/core/collective.hpp"
+#include "kernels/plan/plan.hpp"
+
+namespace symm {
+
+// Throws Error(kInvalidArgument) or Error(kUnsupported) that names the argument, what is expected
+// and what came. Local.
+void validate_collective(const CollectiveArgs& args, int rank, int world_size);
+
+// Throws as check_request(), by what the group of `agreement` has. Local, free for an empty one.
+void validate_request(CollectiveKind kind, const PlanRequest& request, PlanTarget target,
+                      const Agreement& agreement, int world_size);
+
+}  // namespace symm

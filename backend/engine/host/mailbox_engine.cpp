@@ -1,0 +1,322 @@
+#include "backend/engine/host/mailbox_engine.hpp"
+
+#include <pthread.h>
+
+#include <cstring>
+
+#include "backend/engine/group/self_messages.hpp"
+#include "backend/engine/host/mailbox_item.hpp"
+#include "kernels/core/atomics.hpp"
+#include "symm_mem/process/fork_guard.hpp"
+
+namespace symm {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// How often somebody who waits looks for what no doorbell tells.
+constexpr milliseconds kLookPeriod{2};
+// How long the background thread keeps looking for work before it needs to be woken: waking it for
+// each of many short transfers would cost more than the transfers.
+constexpr int kLingerRounds = 50;
+constexpr milliseconds kLingerRound{1};
+// A program that has just waited will probably wait for its next transfer too. For this long the
+// background thread only looks in now and then, and does not sleep on the doorbell: it would be
+// woken by every message, beside the waiter.
+constexpr milliseconds kStandBy{5};
+
+std::string describe(const MailboxItem& item, const std::string& peer_name) {
+  return std::string(item.is_send ? "send to " : "recv from ") + peer_name + " (" +
+         std::to_string(item.bytes) + " bytes, tag " + std::to_string(item.tag) + ", seq " +
+         std::to_string(item.number) + ")";
+}
+
+// The two ends of one message. Neither is known to anybody else yet.
+void copy_to_self(MailboxItem& send, MailboxItem& recv) {
+  if (send.bytes > 0) std::memmove(recv.data, send.data, send.bytes);
+  for (MailboxItem* const item : {&send, &recv}) {
+    item->complete(std::nullopt);
+    if (const std::function<void()> on_done = std::move(item->on_done)) on_done();
+  }
+}
+
+}  // namespace
+
+MailboxEngine::MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory,
+                             GroupHealth& health)
+    : config_(config), memory_(memory), health_(health), policy_(wait_policy(config.world_size)) {
+  policy_.pauses /= 10;  // a round here looks at every channel, which takes as long as ten pauses
+  if (memory == nullptr) return;
+  doorbell_ = &memory->control(config.rank).doorbell;
+  const MailboxLayout& layout = memory->mailbox_layout();
+  channels_.resize(static_cast<std::size_t>(config.world_size));
+  std::byte* own = memory->mailboxes(config.rank);
+  for (int peer = 0; peer < config.world_size; ++peer) {
+    Channel& channel = channels_[static_cast<std::size_t>(peer)];
+    channel.peer = peer;
+    if (peer == config.rank) continue;
+    std::byte* theirs = memory->mailboxes(peer);
+    channel.outbox = &layout.outbox(own, config.rank, peer);
+    channel.ring = layout.ring(own, config.rank, peer);
+    channel.inbox = &layout.inbox(own, peer);
+    channel.peer_outbox = &layout.outbox(theirs, peer, config.rank);
+    channel.peer_ring = layout.ring(theirs, peer, config.rank);
+    channel.peer_inbox = &layout.inbox(theirs, config.rank);
+  }
+}
+
+MailboxEngine::~MailboxEngine() { stop(); }
+
+void MailboxEngine::check_peer(const Message& message) const {
+  const int peer = message.peer;
+  if (peer == kAnySource && !message.is_send && config_.world_size > 1) return;
+  if (peer < 0 || peer >= config_.world_size || peer == config_.rank) {
+    throw Error(ErrorCode::kInvalidArgument,
+                health_.prefix() + "peer: expected another group rank from 0 to " +
+                    std::to_string(config_.world_size - 1) + ", got " + std::to_string(peer));
+  }
+}
+
+std::shared_ptr<Transfer> MailboxEngine::start_send(const void* data, std::size_t bytes, int peer,
+                                                    std::int64_t tag, milliseconds timeout,
+                                                    std::function<void()> on_done) {
+  // The engine only reads from a send's data.
+  return start({.data = const_cast<void*>(data),
+                .bytes = bytes,
+                .peer = peer,
+                .tag = tag,
+                .is_send = true,
+                .on_done = std::move(on_done)},
+               timeout);
+}
+
+std::shared_ptr<Transfer> MailboxEngine::start_recv(void* data, std::size_t bytes, int peer,
+                                                    std::int64_t tag, milliseconds timeout,
+                                                    std::function<void()> on_done) {
+  return start({.data = data,
+                .bytes = bytes,
+                .peer = peer,
+                .tag = tag,
+                .is_send = false,
+                .on_done = std::move(on_done)},
+               timeout);
+}
+
+MailboxEngine::ItemPtr MailboxEngine::make_item(Message message, milliseconds timeout) const {
+  auto item = std::make_shared<MailboxItem>(message.is_send, static_cast<std::byte*>(message.data),
+                                            message.bytes, message.peer, message.tag);
+  item->on_done = std::move(message.on_done);
+  item->started = Clock::now();
+  item->deadline = item->started + (timeout.count() > 0 ? timeout : config_.timeout);
+  return item;
+}
+
+MailboxEngine::ItemPtr MailboxEngine::start(Message message, milliseconds timeout) {
+  check_peer(message);
+  if (health_.failed()) throw health_.failure();
+  ItemPtr item = make_item(std::move(message), timeout);
+  std::unique_lock lock(mutex_);
+  if (stopping_) throw health_.failure();
+  begin(item);
+  run_callbacks(lock);
+  return item;
+}
+
+std::vector<std::shared_ptr<Transfer>> MailboxEngine::start_batch(std::vector<Message> messages,
+                                                                  milliseconds timeout) {
+  SelfMessages own(health_, config_.rank);
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const Message& message = messages[i];
+    if (message.peer == config_.rank) {
+      own.add(i, message.is_send, message.tag, message.bytes);
+    } else {
+      check_peer(message);
+    }
+  }
+  own.check_all_met();
+  if (health_.failed()) throw health_.failure();
+  std::vector<ItemPtr> items;
+  items.reserve(messages.size());
+  for (Message& message : messages) items.push_back(make_item(std::move(message), timeout));
+  {
+    std::unique_lock lock(mutex_);
+    if (stopping_) throw health_.failure();
+    for (const ItemPtr& item : items) {
+      if (item->peer() != config_.rank) begin(item);
+    }
+    run_callbacks(lock);
+  }
+  for (const SelfMessages::Pair& pair : own.pairs()) {
+    copy_to_self(*items[pair.send], *items[pair.recv]);
+  }
+  return {items.begin(), items.end()};
+}
+
+void MailboxEngine::begin(const ItemPtr& item) {
+  item->number = ++started_;
+  item->slot = in_flight_.size();
+  in_flight_.push_back(item);
+  if (item->is_send) {
+    Channel& channel = channels_[static_cast<std::size_t>(item->peer())];
+    channel.unposted.push_back(item);
+    progress_channel(channel);
+  } else {
+    if (!match_recv(item)) recvs_.push_back(item);
+    if (item->peer() == kAnySource) {
+      progress();
+    } else {
+      progress_channel(channels_[static_cast<std::size_t>(item->peer())]);
+    }
+  }
+  if (asleep_ && !in_flight_.empty()) wake_.notify_one();
+}
+
+void MailboxEngine::progress_in_background() {
+  const std::lock_guard lock(mutex_);
+  if (stopping_ || thread_.joinable()) return;
+  thread_ = std::thread([this] { background(); });
+}
+
+void MailboxEngine::run_callbacks(std::unique_lock<std::mutex>& lock) {
+  if (callbacks_.empty()) return;
+  std::vector<std::function<void()>> callbacks;
+  callbacks.swap(callbacks_);
+  lock.unlock();
+  for (const auto& callback : callbacks) callback();
+  lock.lock();
+}
+
+bool MailboxEngine::turn() {
+  std::unique_lock lock(mutex_);
+  moved_ = false;
+  progress();
+  const bool moved = moved_;
+  const Clock::time_point now = Clock::now();
+  if (!moved && now >= next_look_) {
+    next_look_ = now + kLookPeriod;
+    look_for_trouble();
+  }
+  run_callbacks(lock);
+  return moved;
+}
+
+void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
+  const Clock::time_point end = Clock::now() + limit;
+  waiters_.fetch_add(1);
+  int round = 0;
+  while (!transfer.done()) {
+    const std::uint32_t bell = load_acquire(&doorbell_->value);
+    if (turn()) {
+      round = 0;
+      continue;
+    }
+    if (transfer.done() || (limit.count() > 0 && Clock::now() >= end)) break;
+    if (!spin_or_yield(round++, policy_)) sleep_on(*doorbell_, bell, kLookPeriod);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    waiters_.fetch_sub(1);
+    last_wait_ = Clock::now();
+  }
+  if (!transfer.done()) {
+    throw Error(ErrorCode::kTimeout, health_.prefix() + "a transfer is not done after " +
+                                         std::to_string(limit.count()) + " ms");
+  }
+  if (const std::optional<Error> error = transfer.error()) throw *error;
+}
+
+void MailboxEngine::background() {
+  pthread_setname_np(pthread_self(), "symm_transfers");
+  background_id_.store(std::this_thread::get_id());
+  int idle_rounds = 0;
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (in_flight_.empty() && ++idle_rounds > kLingerRounds) {
+      asleep_ = true;
+      wake_.wait(lock, [this] { return stopping_ || !in_flight_.empty(); });
+      asleep_ = false;
+      idle_rounds = 0;
+    } else if (in_flight_.empty() || waiters_.load() > 0) {
+      wake_.wait_for(lock, kLingerRound, [this] { return stopping_; });
+    } else {
+      idle_rounds = 0;
+      const bool stand_by = Clock::now() - last_wait_ < kStandBy;
+      lock.unlock();
+      const std::uint32_t bell = load_acquire(&doorbell_->value);
+      const bool moved = turn();
+      if (!moved && !stand_by) sleep_on(*doorbell_, bell, kLookPeriod);
+      lock.lock();
+      if (!moved && stand_by) wake_.wait_for(lock, kLingerRound, [this] { return stopping_; });
+    }
+  }
+}
+
+// A peer that is gone may still have left what a transfer needs: that is looked for first.
+bool MailboxEngine::look_at_item(const MailboxItem& item, Clock::time_point now) {
+  const int peer = item.peer();
+  const std::string name = peer == kAnySource ? "any rank" : health_.rank_name(peer);
+  Error reason(ErrorCode::kPeerLost, "");
+  if (now >= item.deadline) {
+    const std::chrono::duration<double> elapsed = now - item.started;
+    reason =
+        Error(ErrorCode::kTimeout, "Timed out after " + std::to_string(elapsed.count()) + " s");
+  } else if (peer != kAnySource) {
+    if (!health_.is_gone(peer, &reason)) return false;
+  } else {
+    for (int other = 0; other < config_.world_size; ++other) {
+      if (other != config_.rank && !health_.is_gone(other, &reason)) return false;
+    }
+  }
+  moved_ = false;
+  progress();
+  if (moved_) return false;
+  health_.fail(
+      Error(reason.code(), health_.prefix() + describe(item, name) + ": " + reason.what()));
+  return true;
+}
+
+void MailboxEngine::look_for_trouble() {
+  const Clock::time_point now = Clock::now();
+  bool failed = !health_.check_peers(0, "point-to-point");
+  for (std::size_t i = 0; i < in_flight_.size() && !failed; ++i) {
+    const ItemPtr item = in_flight_[i];
+    failed = look_at_item(*item, now);
+    if (moved_) return;
+  }
+  if (failed) fail_all(health_.failure());
+}
+
+void MailboxEngine::fail_all(const Error& error) {
+  recvs_.clear();
+  for (Channel& channel : channels_) {
+    channel.unposted.clear();
+    channel.posted.clear();
+    channel.outgoing.clear();
+    channel.incoming.clear();
+  }
+  while (!in_flight_.empty()) {
+    const ItemPtr item = in_flight_.back();
+    finish(item, error);
+  }
+}
+
+void MailboxEngine::stop() {
+  std::thread thread;
+  {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    if (!in_flight_.empty()) {
+      if (!health_.failed()) health_.leave();
+      fail_all(health_.failure());
+    }
+    if (!on_background_thread()) thread.swap(thread_);
+    wake_.notify_all();
+    run_callbacks(lock);
+  }
+  if (!thread.joinable()) return;
+  ring_bell(*doorbell_);
+  thread.join();
+}
+
+}  // namespace symm

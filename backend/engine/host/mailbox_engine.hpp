@@ -1,0 +1,135 @@
+// PointToPoint over the mailboxes of a group (NOTE [Mailboxes], NOTE [Point-to-point progress]).
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "backend/engine/group/communicator_config.hpp"
+#include "backend/engine/group/group_health.hpp"
+#include "backend/engine/group/group_memory.hpp"
+#include "backend/engine/host/point_to_point.hpp"
+#include "kernels/cpu/wait.hpp"
+
+namespace symm {
+
+class MailboxItem;
+
+class MailboxEngine : public PointToPoint {
+ public:
+  // `memory` is null in a group of one. Config, memory and health must outlive the engine.
+  MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory, GroupHealth& health);
+  ~MailboxEngine() override;
+
+  std::shared_ptr<Transfer> start_send(const void* data, std::size_t bytes, int peer,
+                                       std::int64_t tag, std::chrono::milliseconds timeout,
+                                       std::function<void()> on_done) override;
+  std::shared_ptr<Transfer> start_recv(void* data, std::size_t bytes, int peer, std::int64_t tag,
+                                       std::chrono::milliseconds timeout,
+                                       std::function<void()> on_done) override;
+  std::vector<std::shared_ptr<Transfer>> start_batch(std::vector<Message> messages,
+                                                     std::chrono::milliseconds timeout) override;
+  void progress_in_background() override;
+  void wait(Transfer& transfer, std::chrono::milliseconds limit) override;
+
+  // Ends every transfer with the group's failure, and the background thread, if any, unless it is
+  // the caller. Idempotent.
+  void stop();
+
+  bool on_background_thread() const { return background_id_.load() == std::this_thread::get_id(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  using ItemPtr = std::shared_ptr<MailboxItem>;
+
+  // An envelope that has been taken and that no recv has asked for yet.
+  struct Arrival {
+    std::uint64_t id;
+    std::int64_t tag;
+    std::uint64_t bytes;
+    std::vector<std::byte> data;  // what travelled inside the envelope
+  };
+
+  // This rank's traffic with one peer.
+  struct Channel {
+    int peer = 0;
+    // As a sender: envelopes and data go to `outbox` and `ring`, the peer answers in `peer_inbox`.
+    OutboxHeader* outbox = nullptr;
+    std::byte* ring = nullptr;
+    const Inbox* peer_inbox = nullptr;
+    std::uint64_t next_id = 1;
+    std::deque<ItemPtr> unposted;  // sends without an envelope
+    std::deque<ItemPtr> posted;    // large sends without a grant
+    std::deque<ItemPtr> outgoing;  // granted sends, in the order of grants
+
+    // As a receiver: the same with the roles changed.
+    const OutboxHeader* peer_outbox = nullptr;
+    const std::byte* peer_ring = nullptr;
+    Inbox* inbox = nullptr;
+    std::deque<Arrival> arrivals;  // envelopes without a recv
+    std::deque<Grant> ungranted;   // grants that found no free place
+    std::deque<ItemPtr> incoming;  // recvs whose data is to come, in the order of grants
+
+    bool rang = false;  // something was changed that the peer must be told of
+  };
+
+  void check_peer(const Message& message) const;
+  ItemPtr make_item(Message message, std::chrono::milliseconds timeout) const;
+  ItemPtr start(Message message, std::chrono::milliseconds timeout);
+  void begin(const ItemPtr& item);  // with mutex_ held
+
+  // mailbox_progress.cpp. All with mutex_ held; they note in `moved_` that something moved.
+  void progress();
+  void progress_channel(Channel& channel);
+  void post_envelopes(Channel& channel);
+  void take_envelopes(Channel& channel);
+  void write_grants(Channel& channel);
+  void take_grants(Channel& channel);
+  void stream_out(Channel& channel);
+  void stream_in(Channel& channel);
+  bool match_arrival(Channel& channel, std::uint64_t id, std::int64_t tag, std::uint64_t bytes,
+                     const std::byte* data);
+  bool match_recv(const ItemPtr& recv);
+  void deliver(Channel& channel, std::uint64_t id, std::uint64_t bytes, const std::byte* data,
+               const ItemPtr& recv);
+  void finish(const ItemPtr& item, std::optional<Error> error);
+
+  // With mutex_ held.
+  void fail_all(const Error& error);
+  void look_for_trouble();
+  bool look_at_item(const MailboxItem& item, Clock::time_point now);
+
+  void run_callbacks(std::unique_lock<std::mutex>& lock);
+  // One round of progress; true when something moved.
+  bool turn();
+  void background();
+
+  const CommunicatorConfig& config_;
+  GroupMemory* memory_;
+  GroupHealth& health_;
+  WaitPolicy policy_;
+  SignalLine* doorbell_ = nullptr;
+
+  std::mutex mutex_;
+  std::vector<Channel> channels_;  // by peer
+  std::list<ItemPtr> recvs_;       // not matched yet, in the order of their start
+  std::vector<ItemPtr> in_flight_;
+  std::uint64_t started_ = 0;  // numbers transfers, for messages
+  bool moved_ = false;
+  std::vector<std::function<void()>> callbacks_;  // to run without the lock
+  Clock::time_point next_look_;
+  Clock::time_point last_wait_;  // when a wait() last ended
+
+  std::atomic<int> waiters_{0};  // threads inside wait(): the background thread keeps out
+  std::condition_variable wake_;
+  std::thread thread_;
+  std::atomic<std::thread::id> background_id_{};
+  bool stopping_ = false;
+  bool asleep_ = false;  // the background thread waits without a limit
+};
+
+}  // namespace symm

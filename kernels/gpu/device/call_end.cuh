@@ -1,0 +1,42 @@
+// How a launch begins and ends in the eyes of the group.
+#pragma once
+
+#include "kernels/gpu/device/wait.cuh"
+
+namespace symm {
+
+// True in the block that is the last of the grid to come here; that block then sees what the others
+// did before. By one thread a block.
+__device__ inline bool is_last_block(std::uint32_t* ticket) {
+  device_fence();
+  if (device_fetch_add(ticket, 1u) + 1 != gridDim.x) return false;
+  store_data(ticket, 0);
+  device_fence();
+  return true;
+}
+
+// Number of the collective that this launch carries out.
+__device__ inline std::uint64_t collective_number(const GroupParams& group) {
+  return load_data(&local_state(group).sequence) + 1;
+}
+
+// False in a dead group. Tells the host that the collective has begun. By the whole block.
+__device__ inline bool begin_collective(const GroupParams& group) {
+  const bool alive = threadIdx.x != 0 || load_relaxed(&local_state(group).dead) == 0;
+  if (!block_all(alive)) return false;
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    store_relaxed(&page_of(group).entered, collective_number(group));
+  }
+  return true;
+}
+
+// By one thread of the last block.
+__device__ inline void end_collective(const GroupParams& group, bool ends_call) {
+  if (!ends_call) return;
+  LocalState& local = local_state(group);
+  const std::uint64_t number = load_data(&local.sequence) + 1;
+  store_data(&local.sequence, number);
+  store_relaxed(&page_of(group).completed, number);
+}
+
+}  // namespace symm

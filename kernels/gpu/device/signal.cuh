@@ -1,0 +1,85 @@
+// Device side of signal pads: how a thread puts and takes, and how a kernel that does ends when the
+// peer does not come (NOTE [Signals that fail] in signal_kernels.hpp, NOTE [Giving up] in
+// wait.cuh).
+#pragma once
+
+#include "kernels/core/atomics.hpp"
+#include "kernels/gpu/interface/signal_params.hpp"
+#include "kernels/gpu/vendor/gpu_api.hpp"
+#include "kernels/protocol/signal_pad.hpp"
+
+namespace symm {
+
+class SignalThread {
+ public:
+  __device__ explicit SignalThread(const SignalParams& params) : params_(params) {}
+
+  // A signal of this rank to `peer` on `channel`; false when the kernel must end.
+  __device__ bool put(int peer, int channel) {
+    SignalSlot* const slot =
+        params_.pads[peer] + signal_slot(channel, params_.world_size, params_.rank);
+    return poll(peer, channel, true, [slot] { return try_put(slot); });
+  }
+
+  // Takes the signal of `peer` on `channel`; false when the kernel must end.
+  __device__ bool take(int peer, int channel) {
+    SignalSlot* const slot =
+        params_.pads[params_.rank] + signal_slot(channel, params_.world_size, peer);
+    return poll(peer, channel, false, [slot] { return try_take(slot); });
+  }
+
+  __device__ bool is_dead() const { return load_relaxed(&params_.state->dead) != 0; }
+
+ private:
+  template <class Try>
+  __device__ bool poll(int peer, int channel, bool putting, const Try& attempt) {
+    std::uint64_t first_look = 0;
+    for (std::uint32_t polls = 1;; ++polls) {
+      if (attempt()) return true;
+      if ((polls & (params_.poll_period - 1)) == 0 &&
+          gives_up(peer, channel, putting, first_look)) {
+        return false;
+      }
+    }
+  }
+
+  __device__ SYMM_OUTLINED_METHOD bool gives_up(int peer, int channel, bool putting,
+                                                std::uint64_t& first_look) {
+    if (is_dead()) return true;
+    if (load_relaxed(&params_.page->abort) != 0) {
+      report(DeviceFault::kAborted, peer, channel, putting);
+      return true;
+    }
+    const std::uint64_t now = device_clock_ns();
+    if (first_look == 0) first_look = now;
+    if (params_.timeout_ns == 0 || now - first_look < params_.timeout_ns) return false;
+    report(DeviceFault::kTimeout, peer, channel, putting);
+    return true;
+  }
+
+  // Of those who give up, the first tells the host.
+  __device__ void report(DeviceFault fault, int peer, int channel, bool putting) {
+    if (device_compare_exchange(&params_.state->dead, 0u, 1u) != 0u) return;
+    SignalPage::Report& report = params_.page->report;
+    store_data(&report.peer, peer);
+    store_data(&report.channel, channel);
+    store_data(&report.operation, params_.operation);
+    store_data(&report.putting, putting ? 1 : 0);
+    store_data(&report.timeout_ns, params_.timeout_ns);
+    store_release(&report.fault, static_cast<std::uint32_t>(fault));
+  }
+
+  const SignalParams& params_;
+};
+
+// A barrier of all ranks on `channel`, by threads [0, world_size) of a block: each speaks with the
+// rank of its number. False in a thread that gave up. The block's other threads, and memory that
+// they wrote, are the caller's to synchronise.
+__device__ inline bool signal_barrier(const SignalParams& params, int channel) {
+  const int peer = static_cast<int>(threadIdx.x);
+  if (peer >= params.world_size || peer == params.rank) return true;
+  SignalThread thread(params);
+  return thread.put(peer, channel) && thread.take(peer, channel);
+}
+
+}  // namespace symm

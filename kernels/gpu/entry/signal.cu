@@ -1,0 +1,32 @@
+// The kernel of barrier, put_signal and wait_signal: one block. A barrier has a thread for each
+// rank, the others one thread. What earlier kernels of the stream wrote is published by the put's
+// release, whose effect is cumulative.
+#include "kernels/gpu/device/signal.cuh"
+#include "kernels/gpu/launch/gpu_signal_kernels.hpp"
+
+namespace symm {
+
+namespace {
+
+__global__ void SYMM_LAUNCH_BOUNDS(kMaxDeviceRanks, 1)
+    run_signal(const SYMM_GRID_CONSTANT SignalParams params) {
+  SignalThread thread(params);
+  if (thread.is_dead()) return;
+  switch (params.operation) {
+    case SignalOperation::kBarrier:
+      signal_barrier(params, params.channel);
+      return;
+    case SignalOperation::kPutSignal:
+      if (threadIdx.x == 0) thread.put(params.peer, params.channel);
+      return;
+    case SignalOperation::kWaitSignal:
+      if (threadIdx.x == 0) thread.take(params.peer, params.channel);
+      return;
+  }
+}
+
+}  // namespace
+
+const void* signal_kernel() { return reinterpret_cast<const void*>(&run_signal); }
+
+}  // namespace symm

@@ -1,0 +1,78 @@
+// What a launch hands to a kernel. Plain data; pointers are device addresses of this process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/core/collective.hpp"
+#include "kernels/plan/algorithm.hpp"
+#include "kernels/protocol/device_layout.hpp"
+
+namespace symm {
+
+// The same for every launch of a group on one rank.
+struct GroupParams {
+  std::int32_t rank;
+  std::int32_t world_size;
+  DevicePage* page;  // of this rank
+  DeviceLayout layout;
+  std::byte* segments[kMaxDeviceRanks];  // by rank; null where not mapped yet
+};
+
+// How a launch waits.
+struct WaitParams {
+  std::uint64_t timeout_ns;
+  // Failed polls between two looks at the abort word and the clock; a power of two.
+  std::uint32_t poll_period;
+};
+
+struct CollectiveParams {
+  CollectiveKind kind;
+  Algorithm algorithm;
+  bool premultiplies;  // PREMUL_SUM: factors count
+  bool ends_call;      // the last launch of a call that was cut into several
+  std::int32_t root;
+  std::int32_t divisor;  // AVG: world size; else 0
+  std::uint32_t element_bytes;
+  std::uint32_t slot_bytes;  // of a slot that a step fills at most
+  const void* input;
+  void* output;
+  std::uint64_t count;  // elements, as in CollectiveArgs
+  // The launch carries out [begin, begin + limit) of every message and share, in bytes.
+  std::uint64_t begin;
+  std::uint64_t limit;
+  std::uint64_t place;  // Announcement::place of the input
+  double factor;
+  Part parts[kMaxDeviceRanks];  // input_parts or output_parts, whichever the kind has
+};
+
+// Messages of one peer, direction and lane group, in order: ops [first, first + count).
+struct TransferGroup {
+  std::int16_t peer;
+  std::int8_t is_send;
+  std::int8_t lane_group;
+  std::uint16_t first;
+  std::uint16_t count;
+};
+
+struct TransferItem {
+  void* data;
+  std::uint64_t bytes;
+  std::int64_t tag;
+};
+
+inline constexpr int kMaxTransferItems = 96;
+
+struct TransferParams {
+  std::int32_t group_count;
+  bool collective;  // all_to_all: counts as one
+  bool ends_call;
+  // A message of this rank to itself, or its own share of an all_to_all; own_bytes 0 for none.
+  const void* own_input;
+  void* own_output;
+  std::uint64_t own_bytes;
+  TransferGroup groups[kMaxTransferItems];
+  TransferItem items[kMaxTransferItems];
+};
+
+}  // namespace symm

@@ -1,0 +1,76 @@
+// Signals of symmetric memory between the GPUs of a group: barrier, put_signal and wait_signal as
+// operations on a stream, by the protocol of NOTE [Signal pads] in kernels/core/signal_pad.hpp.
+//
+// The interface between libsymm and a device library; free of vendor headers. An object serves one
+// rank of one group on one device, with any number of allocations. Operations put a kernel on a
+// stream and return: they never wait for the device, allocate nothing and may be called while the
+// stream is captured; a captured operation replays. What the stream did before a put or a barrier
+// is seen by what the receiver's stream does after the wait or the barrier. Thread safe.
+//
+// NOTE [Signals that fail]
+// A kernel that waits for longer than its time-out, or while abort() has been called, leaves; it
+// traps nothing, so the device stays usable. From then on the object is dead: kernels of it do
+// nothing, replays of graphs included, and every operation and check() throw the reason. The pads
+// of the allocation that was used are then in no defined state.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/core/error.hpp"
+#include "kernels/gpu/interface/group_kernels.hpp"
+
+namespace symm {
+
+struct SignalKernelsConfig {
+  int rank = 0;  // group rank
+  int world_size = 1;
+  // As in GroupKernelsConfig.
+  std::uint32_t poll_period = 256;
+};
+
+// The signal pads of one allocation: by rank their addresses in this process, [world_size], and the
+// size of each. Read during the call only; the pads themselves must stay mapped until the stream
+// has passed the operation, and as long as a graph that captured it.
+struct SignalPads {
+  std::span<std::byte* const> addresses;
+  std::size_t bytes = 0;
+};
+
+struct SignalOptions {
+  StreamHandle stream = nullptr;
+  int channel = 0;
+  // How long a kernel waits for a peer; 0: until it comes or abort() is called.
+  std::chrono::nanoseconds timeout{0};
+};
+
+class SignalKernels {
+ public:
+  // Ends what waits, then waits for the device, so that no kernel uses what is freed. A graph that
+  // captured an operation must not be replayed afterwards.
+  virtual ~SignalKernels() = default;
+
+  // Collective on the group, in the same order on every rank as other uses of the channel.
+  // The operations throw Error: kInvalidArgument where channel, rank or pads are out of range,
+  // kSystem where the launch failed, and what check() throws.
+  virtual void barrier(const SignalPads& pads, const SignalOptions& options) = 0;
+
+  // To the pad of `destination`, which may be this rank.
+  virtual void put_signal(const SignalPads& pads, int destination,
+                          const SignalOptions& options) = 0;
+
+  // One signal that `source` has put.
+  virtual void wait_signal(const SignalPads& pads, int source, const SignalOptions& options) = 0;
+
+  // Makes kernels that wait leave, and check() throw `reason`; the first reason counts. Any thread.
+  virtual void abort(const Error& reason) noexcept = 0;
+
+  // Throws the failure, if there is one: what was given to abort(), or Error(kTimeout) that names
+  // the operation, the channel and the rank that was waited for. Does not wait for the device, so
+  // it tells of kernels that have ended. Local.
+  virtual void check() const = 0;
+};
+
+}  // namespace symm

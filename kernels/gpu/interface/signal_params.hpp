@@ -1,0 +1,53 @@
+// What a signal kernel is given, and the page of host memory on which it says why it gave up.
+//
+// Host and device; free of vendor headers; owns nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/core/platform.hpp"
+#include "kernels/protocol/device_layout.hpp"
+#include "kernels/protocol/signal_pad.hpp"
+
+namespace symm {
+
+enum class SignalOperation : std::uint32_t { kBarrier, kPutSignal, kWaitSignal };
+
+// Stands in this rank's host memory, mapped by its GPU. The host writes `abort`, the GPU the rest.
+struct alignas(4096) SignalPage {
+  std::uint32_t abort;  // kernels that wait leave
+
+  struct alignas(kCacheLine) Report {
+    std::uint32_t fault;  // DeviceFault kAborted or kTimeout; written last
+    std::int32_t peer;    // group rank that was waited for
+    std::int32_t channel;
+    SignalOperation operation;
+    std::uint32_t putting;  // 1: the signal before was not taken; 0: no signal came
+    std::uint32_t reserved;
+    std::uint64_t timeout_ns;
+  } report;
+};
+
+// In this rank's device memory; zero at the start.
+struct alignas(kCacheLine) SignalState {
+  std::uint32_t dead;  // a kernel gave up: later ones leave at once, replays of graphs too
+};
+
+// A launch. Everything goes by value, so that a captured graph needs nothing but the memory that
+// the pointers name.
+struct SignalParams {
+  SignalOperation operation;
+  std::int32_t rank;
+  std::int32_t world_size;
+  std::int32_t peer;  // of put and wait
+  std::int32_t channel;
+  // Failed polls between two looks at the abort word and the clock; a power of two.
+  std::uint32_t poll_period;
+  std::uint64_t timeout_ns;  // 0: no limit
+  SignalPage* page;          // device address
+  SignalState* state;
+  SignalSlot* pads[kMaxDeviceRanks];  // by rank
+};
+
+}  // namespace symm

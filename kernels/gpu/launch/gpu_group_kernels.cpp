@@ -1,0 +1,334 @@
+#include "kernels/gpu/launch/gpu_group_kernels.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/core/error.hpp"
+#include "kernels/gpu/interface/call_params.hpp"
+#include "kernels/gpu/interface/kernel_table.hpp"
+#include "kernels/gpu/interface/multimem_params.hpp"
+#include "kernels/gpu/launch/copy_streams.hpp"
+#include "kernels/gpu/launch/transfer_schedule.hpp"
+#include "kernels/gpu/vendor/gpu_api.hpp"
+#include "kernels/gpu/vendor/gpu_check.hpp"
+
+namespace symm {
+
+namespace {
+
+constexpr unsigned kBlockThreads = 512;
+constexpr std::uint64_t kBlockBytes = kBlockThreads * 16;  // that a block takes at once
+static_assert(kMultimemThreads == kBlockThreads);
+
+constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
+
+struct ReduceKernels {
+  const void* packets = nullptr;
+  const void* pipeline = nullptr;
+};
+using ReduceTable = std::array<std::array<ReduceKernels, kReduceOpCount>, kDtypeCount>;
+
+ReduceTable make_reduce_table() {
+  ReduceTable table{};
+  for (const auto& list :
+       {reduce_kernels_half(), reduce_kernels_bfloat16(), reduce_kernels_float32(),
+        reduce_kernels_float64(), reduce_kernels_float8(), reduce_kernels_float8_uz(),
+        reduce_kernels_narrow_integer(), reduce_kernels_wide_integer()}) {
+    for (const ReduceKernelEntry& entry : list) {
+      table[static_cast<std::size_t>(entry.dtype)][static_cast<std::size_t>(entry.op)] = {
+          entry.packets, entry.pipeline};
+    }
+  }
+  return table;
+}
+
+const ReduceTable& reduce_table() {
+  static const ReduceTable table = make_reduce_table();
+  return table;
+}
+
+const ReduceKernels& reduce_kernels(const ReductionRule& rule) {
+  return reduce_table()[static_cast<std::size_t>(rule.dtype)][static_cast<std::size_t>(rule.op)];
+}
+
+// Modules load lazily, and a first launch may then synchronise the device, which never ends while
+// another stream's kernel waits for a peer: so everything is loaded now.
+void load_kernels() {
+  const auto load = [](const void* kernel) {
+    if (kernel == nullptr) return;
+    gpuFuncAttributes attributes;
+    check_gpu(gpuFuncGetAttributes(&attributes, kernel), "loading a kernel");
+  };
+  for (const void* kernel :
+       {move_packet_kernel(), move_pipeline_kernel(), copy_gate_kernel(), transfer_kernel()}) {
+    load(kernel);
+  }
+  for (const auto& of_dtype : reduce_table()) {
+    for (const ReduceKernels& kernels : of_dtype) {
+      load(kernels.packets);
+      load(kernels.pipeline);
+    }
+  }
+  load(multimem_kernel(CollectiveKind::kAllGather, Dtype::kUInt8, ReduceOp::kSum));
+  for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
+    for (int op = 0; op < kReduceOpCount; ++op) {
+      load(multimem_kernel(CollectiveKind::kAllReduce, static_cast<Dtype>(dtype),
+                           static_cast<ReduceOp>(op)));
+    }
+  }
+}
+
+constexpr bool reduces_elements(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
+         kind == CollectiveKind::kReduceScatter;
+}
+
+class GpuGroupKernels final : public GroupKernels {
+ public:
+  GpuGroupKernels(const GroupKernelsConfig& config, int device_index);
+  ~GpuGroupKernels() override;
+
+  void set_peer(int rank, std::byte* segment) override;
+  void set_segment(int number, std::span<std::byte* const> bases) override;
+  void launch(const CollectiveArgs& args, const Plan& plan, Place place,
+              const LaunchOptions& options) override;
+  void transfer(std::span<const TransferOp> ops, bool collective,
+                const LaunchOptions& options) override;
+  void launch_copies(const CollectiveArgs& args, Place place,
+                     std::span<std::byte* const> peer_outputs,
+                     const LaunchOptions& options) override;
+  void launch_multimem(const CollectiveArgs& args, const Plan& plan, const MultimemMemory& memory,
+                       const LaunchOptions& options) override;
+
+ private:
+  void start_counters(std::byte* segment);
+  CollectiveParams params_of(const CollectiveArgs& args, const Plan& plan, Place place) const;
+  // Bytes of each message that one launch by packets carries.
+  std::uint64_t packet_limit(const CollectiveParams& call) const;
+  void launch_packets(const void* kernel, CollectiveParams& call, int channels,
+                      const LaunchOptions& options);
+  template <class Params, class... More>
+  void start(const void* kernel, unsigned blocks, const Params& params,
+             const LaunchOptions& options, const More&... more);
+
+  const GroupKernelsConfig config_;
+  const int device_;
+  GroupParams group_{};
+  CopyStreams copies_;
+  TransferSchedule schedule_;
+};
+
+GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_index)
+    : config_(config),
+      device_(device_index),
+      copies_(config.world_size - 1),
+      schedule_(config.rank, config.world_size) {
+  load_kernels();
+  group_.rank = config.rank;
+  group_.world_size = config.world_size;
+  group_.layout = config.layout;
+  check_gpu(gpuHostRegisterMapped(config.page, sizeof(DevicePage)),
+            "mapping the group's page of host memory");
+  void* page = nullptr;
+  const gpuError_t mapped = gpuHostGetDevicePointer(&page, config.page);
+  if (mapped != gpuSuccess) {
+    (void)gpuHostUnregister(config.page);
+    check_gpu(mapped, "mapping the group's page of host memory");
+  }
+  group_.page = static_cast<DevicePage*>(page);
+}
+
+GpuGroupKernels::~GpuGroupKernels() {
+  const DeviceGuard guard(device_);
+  (void)gpuHostUnregister(config_.page);
+}
+
+void GpuGroupKernels::set_peer(int rank, std::byte* segment) {
+  group_.segments[rank] = segment;
+  if (rank == config_.rank && config_.first_count != 0) {
+    const DeviceGuard guard(device_);
+    start_counters(segment);
+  }
+}
+
+// Every counter of the group begins at first_count in place of 0.
+void GpuGroupKernels::start_counters(std::byte* segment) {
+  const DeviceLayout& layout = config_.layout;
+  const std::uint32_t first = config_.first_count;
+  const auto write = [&](std::uint64_t offset, const auto& values) {
+    copies_.copy_to_device(segment + offset, values.data(), values.size() * sizeof(values[0]));
+  };
+  const auto world = static_cast<std::size_t>(config_.world_size);
+  ChannelSignal signal{};
+  signal.ready = signal.done = first;
+  write(layout.channel_signals, std::vector<ChannelSignal>(kMaxChannels * world, signal));
+  write(layout.packet_done, std::vector<std::uint32_t>(world, first));
+  write(layout.lane_signals, std::vector<LaneSignal>(world * kLanes, {first, first}));
+  std::vector<LocalState> local(1);
+  local[0].packet_epoch = first;
+  std::fill_n(local[0].channel_epoch, kMaxChannels, first);
+  for (auto& of_peer : local[0].lanes) {
+    std::fill_n(of_peer, kLanes, LaneCounter{first, first});
+  }
+  write(layout.local, local);
+}
+
+void GpuGroupKernels::set_segment(int number, std::span<std::byte* const> bases) {
+  if (number < 0 || number >= kMaxSegments) {
+    throw Error(ErrorCode::kUnsupported, "a group knows at most " + std::to_string(kMaxSegments) +
+                                             " symmetric segments of a device");
+  }
+  const DeviceGuard guard(device_);
+  const std::uint64_t row = static_cast<std::uint64_t>(number) * bases.size();
+  copies_.copy_to_device(
+      group_.segments[config_.rank] + config_.layout.table + row * sizeof(std::byte*), bases.data(),
+      bases.size() * sizeof(std::byte*));
+}
+
+CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Plan& plan,
+                                            Place place) const {
+  const bool reducing = reduces_elements(args.kind);
+  const ReductionRule rule =
+      reducing ? reduction_rule(args.dtype, args.op) : ReductionRule{args.dtype, args.op, 1};
+  const auto elements = static_cast<std::uint64_t>(rule.elements);
+  CollectiveParams call{};
+  call.kind = args.kind;
+  call.algorithm = plan.algorithm;
+  call.premultiplies = reducing && args.op == ReduceOp::kPreMulSum;
+  call.ends_call = true;
+  call.root = args.root;
+  call.divisor = reducing && args.op == ReduceOp::kAvg ? config_.world_size : 0;
+  call.element_bytes = static_cast<std::uint32_t>(dtype_bytes(rule.dtype));
+  call.slot_bytes = static_cast<std::uint32_t>(
+      plan.chunk_bytes == 0 ? config_.layout.slot_bytes
+                            : std::min<std::uint64_t>(plan.chunk_bytes, config_.layout.slot_bytes));
+  call.input = args.input;
+  call.output = args.output;
+  call.count = args.count * elements;
+  call.limit = kUnlimited;
+  call.place = place;
+  call.factor = args.factor;
+  const std::span<const Part> parts =
+      args.input_parts.empty() ? args.output_parts : args.input_parts;
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    call.parts[r] = {parts[r].data, parts[r].count * elements};
+  }
+  return call;
+}
+
+template <class Params, class... More>
+void GpuGroupKernels::start(const void* kernel, unsigned blocks, const Params& params,
+                            const LaunchOptions& options, const More&... more) {
+  const auto timeout = std::max<std::int64_t>(options.timeout.count(), 0);
+  WaitParams wait{static_cast<std::uint64_t>(timeout), config_.poll_period};
+  void* arguments[] = {&group_, const_cast<Params*>(&params), &wait, const_cast<More*>(&more)...};
+  check_gpu(gpuLaunchKernel(kernel, dim3(blocks), dim3(kBlockThreads), arguments, 0,
+                            static_cast<gpuStream_t>(options.stream)),
+            "launching a kernel");
+}
+
+std::uint64_t GpuGroupKernels::packet_limit(const CollectiveParams& call) const {
+  const std::uint64_t box = config_.layout.box_data_bytes() / 16 * 16;
+  if (call.algorithm != Algorithm::kPacketTwoShot) return box;
+  // A share's inputs and its results stand in one box.
+  return box / 32 * 16 * static_cast<std::uint64_t>(config_.world_size);
+}
+
+// As many launches as the boxes ask for.
+void GpuGroupKernels::launch_packets(const void* kernel, CollectiveParams& call, int channels,
+                                     const LaunchOptions& options) {
+  std::uint64_t largest = call.count;
+  for (int r = 0; r < config_.world_size; ++r) largest = std::max(largest, call.parts[r].count);
+  largest *= call.element_bytes;
+  call.limit = packet_limit(call);
+  for (call.begin = 0;; call.begin += call.limit) {
+    const std::uint64_t bytes = std::min(call.limit, largest - std::min(call.begin, largest));
+    const std::uint64_t blocks = std::clamp<std::uint64_t>((bytes + kBlockBytes - 1) / kBlockBytes,
+                                                           1, static_cast<std::uint64_t>(channels));
+    call.ends_call = largest - std::min(call.begin, largest) <= call.limit;
+    start(kernel, static_cast<unsigned>(blocks), call, options);
+    if (call.ends_call) return;
+  }
+}
+
+void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Place place,
+                             const LaunchOptions& options) {
+  const DeviceGuard guard(device_);
+  CollectiveParams call = params_of(args, plan, place);
+  const bool packets =
+      plan.algorithm == Algorithm::kPacket || plan.algorithm == Algorithm::kPacketTwoShot;
+  const int channels = std::clamp(plan.channels, 1, kMaxChannels);
+  const void* kernel = packets ? move_packet_kernel() : move_pipeline_kernel();
+  if (reduces_elements(args.kind)) {
+    const ReduceKernels& kernels = reduce_kernels(reduction_rule(args.dtype, args.op));
+    kernel = packets ? kernels.packets : kernels.pipeline;
+  }
+  if (packets) {
+    launch_packets(kernel, call, channels, options);
+  } else {
+    start(kernel, static_cast<unsigned>(channels), call, options);
+  }
+}
+
+void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
+                               const LaunchOptions& options) {
+  const DeviceGuard guard(device_);
+  schedule_.plan(ops, collective, [&](const TransferParams& params) {
+    constexpr unsigned kOwnBlocks = 4;
+    const unsigned lanes = static_cast<unsigned>(params.group_count * kBlocksPerLane);
+    const unsigned blocks = lanes + (params.own_bytes > 0 || lanes == 0 ? kOwnBlocks : 0);
+    start(transfer_kernel(), blocks, params, options);
+  });
+}
+
+void GpuGroupKernels::launch_copies(const CollectiveArgs& args, Place place,
+                                    std::span<std::byte* const> peer_outputs,
+                                    const LaunchOptions& options) {
+  const DeviceGuard guard(device_);
+  Plan plan;
+  plan.algorithm = Algorithm::kCopyEngine;
+  CollectiveParams gate = params_of(args, plan, place);
+  gate.ends_call = false;
+  start(copy_gate_kernel(), 1, gate, options);
+  copies_.run(copies_of(args, config_.rank, peer_outputs),
+              static_cast<gpuStream_t>(options.stream));
+  gate.ends_call = true;
+  start(copy_gate_kernel(), 1, gate, options);
+}
+
+void GpuGroupKernels::launch_multimem(const CollectiveArgs& args, const Plan& plan,
+                                      const MultimemMemory& memory, const LaunchOptions& options) {
+  const void* const kernel = multimem_kernel(args.kind, args.dtype, args.op);
+  if (kernel == nullptr) {
+    throw Error(ErrorCode::kUnsupported, "multimem: this device library has no such kernel");
+  }
+  const DeviceGuard guard(device_);
+  const bool has_output = memory.output.multicast != nullptr;
+  CollectiveParams call =
+      params_of(args, plan, has_output ? memory.output.place : memory.input.place);
+  call.factor = std::bit_cast<double>(has_output ? memory.input.place : Place{0});
+  MultimemParams params{};
+  params.input_multicast = memory.input.multicast;
+  params.output_multicast = memory.output.multicast;
+  std::copy(memory.input.ranks.begin(), memory.input.ranks.end(), params.inputs);
+  std::copy(memory.output.ranks.begin(), memory.output.ranks.end(), params.outputs);
+  const std::uint64_t bytes = call.count * call.element_bytes;
+  const std::uint64_t most = static_cast<std::uint64_t>(std::clamp(plan.channels, 1, kMaxChannels));
+  const std::uint64_t blocks =
+      std::clamp<std::uint64_t>((bytes + kBlockBytes - 1) / kBlockBytes, 1, most);
+  start(kernel, static_cast<unsigned>(blocks), call, options, params);
+}
+
+}  // namespace
+
+std::unique_ptr<GroupKernels> make_gpu_group_kernels(const GroupKernelsConfig& config,
+                                                     int device_index) {
+  const DeviceGuard guard(device_index);
+  return std::make_unique<GpuGroupKernels>(config, device_index);
+}
+
+}  // namespace symm

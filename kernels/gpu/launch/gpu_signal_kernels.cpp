@@ -1,0 +1,219 @@
+#include "kernels/gpu/launch/gpu_signal_kernels.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "kernels/core/atomics.hpp"
+#include "kernels/gpu/vendor/gpu_api.hpp"
+#include "kernels/gpu/vendor/gpu_check.hpp"
+
+namespace symm {
+
+namespace {
+
+const char* operation_name(SignalOperation operation) {
+  switch (operation) {
+    case SignalOperation::kPutSignal:
+      return "put_signal";
+    case SignalOperation::kWaitSignal:
+      return "wait_signal";
+    default:
+      return "barrier";
+  }
+}
+
+// As load_kernels() of the group's kernels: a first launch must not synchronise the device.
+void load_kernel() {
+  gpuFuncAttributes attributes;
+  check_gpu(gpuFuncGetAttributes(&attributes, signal_kernel()), "loading a kernel");
+}
+
+// A page of host memory that a device reads and writes.
+class MappedPage {
+ public:
+  MappedPage() {
+    check_gpu(gpuHostRegisterMapped(page_.get(), sizeof(SignalPage)), kWhat);
+    void* address = nullptr;
+    const gpuError_t mapped = gpuHostGetDevicePointer(&address, page_.get());
+    if (mapped != gpuSuccess) {
+      (void)gpuHostUnregister(page_.get());
+      check_gpu(mapped, kWhat);
+    }
+    device_ = static_cast<SignalPage*>(address);
+  }
+  ~MappedPage() { (void)gpuHostUnregister(page_.get()); }
+  MappedPage(const MappedPage&) = delete;
+  MappedPage& operator=(const MappedPage&) = delete;
+
+  SignalPage* operator->() const { return page_.get(); }
+  SignalPage* device_address() const { return device_; }
+
+ private:
+  static constexpr const char* kWhat = "mapping the page of host memory of signal kernels";
+  std::unique_ptr<SignalPage> page_ = std::make_unique<SignalPage>();
+  SignalPage* device_ = nullptr;
+};
+
+class GpuSignalKernels final : public SignalKernels {
+ public:
+  GpuSignalKernels(const SignalKernelsConfig& config, int device_index,
+                   std::shared_ptr<SignalState> state)
+      : config_(config),
+        device_(device_index),
+        resources_(std::make_unique<Resources>(std::move(state))) {
+    load_kernel();
+  }
+  ~GpuSignalKernels() override;
+
+  void barrier(const SignalPads& pads, const SignalOptions& options) override {
+    if (config_.world_size == 1) {
+      validate(SignalOperation::kBarrier, pads, 0, options);
+      check();
+      return;
+    }
+    launch(SignalOperation::kBarrier, pads, 0, options);
+  }
+  void put_signal(const SignalPads& pads, int destination, const SignalOptions& options) override {
+    launch(SignalOperation::kPutSignal, pads, destination, options);
+  }
+  void wait_signal(const SignalPads& pads, int source, const SignalOptions& options) override {
+    launch(SignalOperation::kWaitSignal, pads, source, options);
+  }
+
+  void abort(const Error& reason) noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (!abort_reason_) abort_reason_ = reason;
+    store_release(&resources_->page->abort, std::uint32_t{1});
+  }
+  void check() const override;
+
+ private:
+  // What kernels use; kept for ever where the device cannot be waited for.
+  struct Resources {
+    explicit Resources(std::shared_ptr<SignalState> device_state)
+        : state(std::move(device_state)) {}
+    std::shared_ptr<SignalState> state;
+    MappedPage page;
+  };
+
+  void validate(SignalOperation operation, const SignalPads& pads, int peer,
+                const SignalOptions& options) const;
+  SignalParams params_of(SignalOperation operation, const SignalPads& pads, int peer,
+                         const SignalOptions& options) const;
+  void launch(SignalOperation operation, const SignalPads& pads, int peer,
+              const SignalOptions& options) const;
+  void start(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
+             StreamHandle stream) const;
+  std::string timeout_message(const SignalPage::Report& report) const;
+
+  const SignalKernelsConfig config_;
+  const int device_;
+  std::unique_ptr<Resources> resources_;
+  mutable std::mutex mutex_;
+  std::optional<Error> abort_reason_;
+};
+
+GpuSignalKernels::~GpuSignalKernels() {
+  store_release(&resources_->page->abort, std::uint32_t{1});
+  try {
+    const DeviceGuard guard(device_);
+    gpuStreamCaptureMode mode = gpuStreamCaptureModeRelaxed;
+    check_gpu(gpuThreadExchangeStreamCaptureMode(&mode), "leaving a capture's rules");
+    const gpuError_t status = gpuDeviceSynchronize();
+    (void)gpuThreadExchangeStreamCaptureMode(&mode);
+    check_gpu(status, "waiting for signal kernels");
+    resources_.reset();
+  } catch (const Error&) {
+    [[maybe_unused]] const Resources* leaked = resources_.release();
+  }
+}
+
+void GpuSignalKernels::validate(SignalOperation operation, const SignalPads& pads, int peer,
+                                const SignalOptions& options) const {
+  const char* const name = operation_name(operation);
+  if (pads.addresses.size() != static_cast<std::size_t>(config_.world_size)) {
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": expected the signal pads of " +
+                                                 std::to_string(config_.world_size) +
+                                                 " ranks, got " +
+                                                 std::to_string(pads.addresses.size()));
+  }
+  check_signal_channel(name, pads.bytes, config_.world_size, options.channel);
+  check_signal_rank(name, config_.world_size, peer);
+  if (options.timeout.count() < 0) {
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) +
+                                                 ": the time-out must not be negative, got " +
+                                                 std::to_string(options.timeout.count()) + " ns");
+  }
+}
+
+SignalParams GpuSignalKernels::params_of(SignalOperation operation, const SignalPads& pads,
+                                         int peer, const SignalOptions& options) const {
+  SignalParams params{};
+  params.operation = operation;
+  params.rank = config_.rank;
+  params.world_size = config_.world_size;
+  params.peer = peer;
+  params.channel = options.channel;
+  params.poll_period = config_.poll_period;
+  params.timeout_ns = static_cast<std::uint64_t>(options.timeout.count());
+  params.page = resources_->page.device_address();
+  params.state = resources_->state.get();
+  std::transform(pads.addresses.begin(), pads.addresses.end(), params.pads,
+                 [](std::byte* pad) { return reinterpret_cast<SignalSlot*>(pad); });
+  return params;
+}
+
+void GpuSignalKernels::start(const void* kernel, unsigned blocks, unsigned threads,
+                             void** arguments, StreamHandle stream) const {
+  const DeviceGuard guard(device_);
+  check_gpu(gpuLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0,
+                            static_cast<gpuStream_t>(stream)),
+            "launching a signal kernel");
+}
+
+void GpuSignalKernels::launch(SignalOperation operation, const SignalPads& pads, int peer,
+                              const SignalOptions& options) const {
+  validate(operation, pads, peer, options);
+  check();
+  SignalParams params = params_of(operation, pads, peer, options);
+  const unsigned threads =
+      operation == SignalOperation::kBarrier ? static_cast<unsigned>(config_.world_size) : 1;
+  void* arguments[] = {&params};
+  start(signal_kernel(), 1, threads, arguments, options.stream);
+}
+
+void GpuSignalKernels::check() const {
+  const SignalPage::Report& report = resources_->page->report;
+  const auto fault = static_cast<DeviceFault>(load_acquire(&report.fault));
+  if (fault == DeviceFault::kTimeout) throw Error(ErrorCode::kTimeout, timeout_message(report));
+  const std::lock_guard lock(mutex_);
+  if (abort_reason_) throw *abort_reason_;
+}
+
+std::string GpuSignalKernels::timeout_message(const SignalPage::Report& report) const {
+  const std::string peer = "rank " + std::to_string(report.peer);
+  return std::string(operation_name(report.operation)) + " on channel " +
+         std::to_string(report.channel) + ": Timed out after " +
+         std::to_string(report.timeout_ns / 1'000'000) + " ms: rank " +
+         std::to_string(config_.rank) + " waited for " + peer +
+         (report.putting != 0 ? " to take the signal before" : ", whose signal did not come");
+}
+
+}  // namespace
+
+std::unique_ptr<SignalKernels> make_gpu_signal_kernels(const SignalKernelsConfig& config,
+                                                       int device_index,
+                                                       std::shared_ptr<SignalState> state) {
+  if (config.world_size < 1 || config.world_size > kMaxDeviceRanks) {
+    throw Error(ErrorCode::kInvalidArgument, "signal kernels: expected a group of 1 to " +
+                                                 std::to_string(kMaxDeviceRanks) + " ranks, got " +
+                                                 std::to_string(config.world_size));
+  }
+  const DeviceGuard guard(device_index);
+  return std::make_unique<GpuSignalKernels>(config, device_index, std::move(state));
+}
+
+}  // namespace symm

@@ -1,0 +1,58 @@
+// How a batch of messages is put into launches. Host, free of vendor headers.
+//
+// NOTE [Order of messages]
+// A launch holds a bounded number of messages, and those of a later launch wait for the earlier
+// one, so two ranks that cut their batches differently must not end up waiting for each other.
+// Messages are therefore ordered by (d, k): d is the distance from sender to receiver, k counts the
+// messages from that sender to that receiver on one lane group in this batch. Both ends of a
+// message give it the same (d, k), so of all messages that are not done the smallest stands first
+// at both of its ends and can go on.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "kernels/gpu/interface/call_params.hpp"
+#include "kernels/gpu/interface/group_kernels.hpp"
+
+namespace symm {
+
+class TransferSchedule {
+ public:
+  TransferSchedule(int rank, int world_size);
+
+  // Calls `launch` for each launch that `ops` need; at least once for a collective. `ops` as
+  // GroupKernels::transfer. A launch carries one message of this rank to itself, which waits for
+  // nobody, so any launch will do. Reuses its memory: warm calls of no more messages than before
+  // allocate nothing.
+  void plan(std::span<const TransferOp> ops, bool collective,
+            const std::function<void(const TransferParams&)>& launch);
+
+ private:
+  struct Entry {
+    int distance;
+    std::uint32_t number;  // k
+    std::uint32_t op;
+    int lane_group;
+  };
+
+  struct OwnCopy {
+    const void* input;
+    void* output;
+    std::uint64_t bytes;
+  };
+
+  void list(std::span<const TransferOp> ops, bool collective);
+  std::size_t fill(std::span<const TransferOp> ops, std::size_t first);
+
+  const int rank_;
+  const int world_size_;
+  std::vector<Entry> entries_;
+  std::vector<OwnCopy> own_;           // without those that move nothing
+  std::vector<std::uint32_t> counts_;  // by peer, direction and lane group
+  TransferParams params_{};
+};
+
+}  // namespace symm

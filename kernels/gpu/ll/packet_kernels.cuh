@@ -1,0 +1,241 @@
+// Collectives by packets, over PacketCall: one hop unless said otherwise. Every function is run by
+// all blocks of the launch and returns false in a thread that gave up.
+//
+// Sizes are those of the part [begin, begin + limit) of each message; a sender's part fits its box.
+#pragma once
+
+#include "kernels/gpu/ll/packets.cuh"
+
+namespace symm {
+
+// A message that a rank reads or writes, cut into units.
+struct PacketMessage {
+  std::byte* data;
+  std::size_t bytes;
+
+  __device__ std::size_t units() const { return (bytes + kUnitBytes - 1) / kUnitBytes; }
+  __device__ std::size_t bytes_of(std::size_t unit) const {
+    return min_size(kUnitBytes, bytes - unit * kUnitBytes);
+  }
+  __device__ Unit load(std::size_t unit) const {
+    return load_unit(data + unit * kUnitBytes, bytes_of(unit));
+  }
+  __device__ void store(std::size_t unit, const Unit& value) const {
+    store_unit(data + unit * kUnitBytes, value, bytes_of(unit));
+  }
+};
+
+__device__ inline PacketMessage packet_message(const CollectiveParams& call, const void* data,
+                                               std::uint64_t count) {
+  const std::uint64_t total = count * call.element_bytes;
+  const std::uint64_t rest = total > call.begin ? total - call.begin : 0;
+  return {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + call.begin,
+          rest < call.limit ? rest : call.limit};
+}
+__device__ inline PacketMessage packet_input(const CollectiveParams& call) {
+  return packet_message(call, call.input, call.count);
+}
+__device__ inline PacketMessage packet_output(const CollectiveParams& call) {
+  return packet_message(call, call.output, call.count);
+}
+__device__ inline PacketMessage packet_part(const CollectiveParams& call, int rank) {
+  return packet_message(call, call.parts[rank].data, call.parts[rank].count);
+}
+
+__device__ inline void packet_send_all(const PacketCall& x, int peer,
+                                       const PacketMessage& message) {
+  for (std::size_t u = x.first_unit(); u < message.units(); u += x.unit_stride()) {
+    x.send(peer, u, message.load(u));
+  }
+}
+__device__ inline bool packet_receive_all(PacketCall& x, int peer, const PacketMessage& message) {
+  for (std::size_t u = x.first_unit(); u < message.units(); u += x.unit_stride()) {
+    Unit unit;
+    if (!x.receive(peer, u, &unit)) return false;
+    message.store(u, unit);
+  }
+  return true;
+}
+__device__ inline void packet_copy(const PacketCall& x, const PacketMessage& to,
+                                   const PacketMessage& from) {
+  if (to.data == from.data) return;
+  for (std::size_t u = x.first_unit(); u < to.units(); u += x.unit_stride()) {
+    to.store(u, from.load(u));
+  }
+}
+
+__device__ inline bool packet_all_gather(PacketCall& x, const CollectiveParams& call) {
+  const PacketMessage own = packet_message(call, call.input, call.parts[x.rank()].count);
+  std::size_t used = 0;
+  for (int r = 0; r < x.world_size(); ++r) {
+    const std::size_t units = packet_part(call, r).units();
+    used = units > used ? units : used;
+  }
+  for (std::size_t u = x.first_unit(); u < own.units(); u += x.unit_stride()) {
+    const Unit unit = own.load(u);
+    for (int i = 1; i < x.world_size(); ++i) x.send(nth_peer(x.rank(), i, x.world_size()), u, unit);
+  }
+  x.refresh(used);
+  packet_copy(x, packet_part(call, x.rank()), own);
+  for (int i = 1; i < x.world_size(); ++i) {
+    const int peer = nth_peer(x.rank(), i, x.world_size());
+    if (!packet_receive_all(x, peer, packet_part(call, peer))) return false;
+  }
+  return true;
+}
+
+__device__ inline bool packet_broadcast(PacketCall& x, const CollectiveParams& call) {
+  const PacketMessage output = packet_output(call);
+  x.refresh(output.units());
+  if (x.rank() != call.root) return packet_receive_all(x, call.root, output);
+  const PacketMessage input = packet_input(call);
+  for (std::size_t u = x.first_unit(); u < input.units(); u += x.unit_stride()) {
+    const Unit unit = input.load(u);
+    for (int i = 1; i < x.world_size(); ++i) x.send(nth_peer(x.rank(), i, x.world_size()), u, unit);
+    if (output.data != input.data) output.store(u, unit);
+  }
+  return true;
+}
+
+__device__ inline bool packet_gather(PacketCall& x, const CollectiveParams& call) {
+  const PacketMessage input = packet_input(call);
+  x.refresh(input.units());
+  if (x.rank() != call.root) {
+    packet_send_all(x, call.root, input);
+    return true;
+  }
+  packet_copy(x, packet_part(call, x.rank()), input);
+  for (int i = 1; i < x.world_size(); ++i) {
+    const int peer = nth_peer(x.rank(), i, x.world_size());
+    if (!packet_receive_all(x, peer, packet_part(call, peer))) return false;
+  }
+  return true;
+}
+
+__device__ inline bool packet_scatter(PacketCall& x, const CollectiveParams& call) {
+  const PacketMessage output = packet_output(call);
+  x.refresh(output.units());
+  if (x.rank() != call.root) return packet_receive_all(x, call.root, output);
+  for (int i = 1; i < x.world_size(); ++i) {
+    const int peer = nth_peer(x.rank(), i, x.world_size());
+    packet_send_all(x, peer, packet_part(call, peer));
+  }
+  packet_copy(x, output, packet_part(call, x.rank()));
+  return true;
+}
+
+// One unit each way; by the first block alone.
+__device__ inline bool packet_barrier(PacketCall& x) {
+  x.refresh(1);
+  const int peer = static_cast<int>(threadIdx.x);
+  if (blockIdx.x != 0 || peer >= x.world_size() || peer == x.rank()) return true;
+  release_earlier_work();
+  x.send(peer, 0, Unit{});
+  Unit unit;
+  const bool ok = x.receive(peer, 0, &unit);
+  acquire_for_later_work();
+  return ok;
+}
+
+// Combines what all ranks have sent for each unit of `own`, this rank's part of it, into `output`.
+template <class Rule>
+__device__ inline bool packet_reduce_into(PacketCall& x, const PacketMessage& output,
+                                          const PacketMessage& own) {
+  if (!x.receive_factors()) return false;
+  for (std::size_t u = x.first_unit(); u < own.units(); u += x.unit_stride()) {
+    Unit result;
+    if (!x.reduce<Rule>(u, own.load(u), x.facts(), &result)) return false;
+    output.store(u, result);
+  }
+  return true;
+}
+
+template <class Rule>
+__device__ inline bool packet_all_reduce(PacketCall& x, const CollectiveParams& call) {
+  const PacketMessage input = packet_input(call);
+  const PacketMessage output = packet_output(call);
+  for (std::size_t u = x.first_unit(); u < input.units(); u += x.unit_stride()) {
+    const Unit unit = input.load(u);
+    for (int i = 1; i < x.world_size(); ++i) x.send(nth_peer(x.rank(), i, x.world_size()), u, unit);
+  }
+  for (int peer = 0; peer < x.world_size(); ++peer) {
+    if (peer != x.rank()) x.send_factor(peer);
+  }
+  x.refresh(input.units());
+  return packet_reduce_into<Rule>(x, output, input);
+}
+
+// Two hops: units go to the rank that owns their share, which combines them and sends the results
+// to all. A box holds the share's inputs first, its results behind them. In place is safe: a result
+// comes only after this rank's input for it was read and sent.
+template <class Rule>
+__device__ inline bool packet_all_reduce_two_shot(PacketCall& x, const CollectiveParams& call) {
+  const PacketMessage input = packet_input(call);
+  const PacketMessage output = packet_output(call);
+  const std::size_t world = static_cast<std::size_t>(x.world_size());
+  const std::size_t share = (input.units() + world - 1) / world;
+  const auto begin_of = [&](int r) {
+    return min_size(share * static_cast<std::size_t>(r), input.units());
+  };
+  for (int i = 1; i < x.world_size(); ++i) {
+    const int owner = nth_peer(x.rank(), i, x.world_size());
+    const std::size_t begin = begin_of(owner);
+    const std::size_t count = begin_of(owner + 1) - begin;
+    for (std::size_t u = x.first_unit(); u < count; u += x.unit_stride()) {
+      x.send(owner, u, input.load(begin + u));
+    }
+    x.send_factor(owner);
+  }
+  x.refresh(2 * share);
+  if (!x.receive_factors()) return false;
+  const std::size_t mine = begin_of(x.rank());
+  const std::size_t count = begin_of(x.rank() + 1) - mine;
+  for (std::size_t u = x.first_unit(); u < count; u += x.unit_stride()) {
+    Unit result;
+    if (!x.reduce<Rule>(u, input.load(mine + u), x.facts(), &result)) return false;
+    output.store(mine + u, result);
+    for (int i = 1; i < x.world_size(); ++i) {
+      x.send(nth_peer(x.rank(), i, x.world_size()), share + u, result);
+    }
+  }
+  for (int i = 1; i < x.world_size(); ++i) {
+    const int owner = nth_peer(x.rank(), i, x.world_size());
+    const std::size_t begin = begin_of(owner);
+    const std::size_t theirs = begin_of(owner + 1) - begin;
+    for (std::size_t u = x.first_unit(); u < theirs; u += x.unit_stride()) {
+      Unit unit;
+      if (!x.receive(owner, share + u, &unit)) return false;
+      output.store(begin + u, unit);
+    }
+  }
+  return true;
+}
+
+template <class Rule>
+__device__ inline bool packet_reduce(PacketCall& x, const CollectiveParams& call) {
+  const PacketMessage input = packet_input(call);
+  x.refresh(input.units());
+  if (x.rank() != call.root) {
+    packet_send_all(x, call.root, input);
+    x.send_factor(call.root);
+    return true;
+  }
+  return packet_reduce_into<Rule>(x, packet_output(call), input);
+}
+
+template <class Rule>
+__device__ inline bool packet_reduce_scatter(PacketCall& x, const CollectiveParams& call) {
+  std::size_t used = 0;
+  for (int i = 1; i < x.world_size(); ++i) {
+    const int peer = nth_peer(x.rank(), i, x.world_size());
+    const PacketMessage share = packet_part(call, peer);
+    used = share.units() > used ? share.units() : used;
+    packet_send_all(x, peer, share);
+    x.send_factor(peer);
+  }
+  x.refresh(used);
+  return packet_reduce_into<Rule>(x, packet_message(call, call.output, call.parts[x.rank()].count),
+                                  packet_part(call, x.rank()));
+}
+
+}  // namespace symm

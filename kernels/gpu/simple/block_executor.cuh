@@ -1,0 +1,242 @@
+// The executor of a GPU: a block of threads. Block c of a launch is channel c, with slots, counters
+// and a slice of the message of its own; blocks of one launch never wait for each other.
+//
+// NOTE [Channels]
+// What a channel publishes stands in its slots in this rank's segment (or in place); peers read it
+// from there. Flags travel the other way: a rank stores into the peers' ChannelSignals, so that
+// everybody polls its own memory. All operations are cooperative: every thread of the block makes
+// the same call, and each ends with a barrier of the block. What waits is not inlined: algorithms
+// call it in many places, and it takes microseconds.
+#pragma once
+
+#include "kernels/algorithms/executor.hpp"
+#include "kernels/gpu/device/block_reduce.cuh"
+#include "kernels/gpu/device/wait.cuh"
+
+namespace symm {
+
+// In shared memory: what the peers have announced in this call, and the sources of a reduction.
+struct ChannelState {
+  const void* sources[kMaxDeviceRanks];
+  std::uint64_t place[kMaxDeviceRanks];
+  double factor[kMaxDeviceRanks];
+  bool heard[kMaxDeviceRanks];
+};
+
+template <class Reducer>
+class BlockExecutor {
+ public:
+  __device__ BlockExecutor(const GroupParams& group, const CollectiveParams& call, Waiter& waiter,
+                           ChannelState& state)
+      : group_(group),
+        call_(call),
+        waiter_(waiter),
+        state_(state),
+        epoch_(local_state(group).channel_epoch[blockIdx.x]) {}
+
+  // Tells the peers where this rank's data stands. Not before they are done with the announcement
+  // that stood in its place.
+  __device__ bool begin() {
+    const int peer = static_cast<int>(threadIdx.x);
+    bool ok = true;
+    if (peer < world_size()) {
+      state_.heard[peer] = false;
+      if (peer == rank()) {
+        state_.factor[peer] = call_.factor;
+      } else {
+        ok = await_done(peer, epoch_ + 1 - kSlots);
+        auto* announced =
+            reinterpret_cast<std::uint64_t*>(&signal_at(peer, rank()).announced[epoch_ % kSlots]);
+        if (ok) {
+          store_relaxed_pair(announced, call_.place,
+                             __builtin_bit_cast(std::uint64_t, call_.factor));
+        }
+      }
+    }
+    return block_all(ok);
+  }
+
+  // Where data was read in place, waits until no peer reads it any more; then the channel's counter
+  // moves past this call.
+  __device__ bool end() {
+    const int peer = static_cast<int>(threadIdx.x);
+    bool ok = true;
+    if (in_place() && peer < world_size() && peer != rank()) ok = await_done(peer, epoch_ + steps_);
+    if (!block_all(ok)) return false;
+    if (threadIdx.x == 0) local_state(group_).channel_epoch[blockIdx.x] = epoch_ + steps_;
+    return true;
+  }
+
+  __device__ int rank() const { return group_.rank; }
+  __device__ int world_size() const { return group_.world_size; }
+  __device__ std::size_t chunk_bytes() const { return call_.slot_bytes; }
+  __device__ std::size_t element_bytes() const {
+    return known_value<Reducer::kElementBytes>(call_.element_bytes);
+  }
+  __device__ std::size_t accumulate_bytes() const { return Reducer::kAccumulateBytes; }
+  __device__ bool in_place() const { return call_.place != 0; }
+
+  __device__ Slice slice(std::size_t bytes) const {
+    const std::size_t even = align_up((bytes + gridDim.x - 1) / gridDim.x, kCacheLine);
+    const std::size_t begin = min_size(even * blockIdx.x, bytes);
+    return {begin, min_size(even, bytes - begin)};
+  }
+
+  __device__ bool stage(std::uint32_t step, std::size_t slot_offset, const std::byte* source,
+                        std::size_t bytes) {
+    if (in_place()) return true;
+    std::byte* destination = open_slot(step);
+    if (destination == nullptr) return false;
+    copy(destination + slot_offset, source, bytes);
+    return true;
+  }
+
+  __device__ SYMM_OUTLINED_METHOD std::byte* open_slot(std::uint32_t step) {
+    took(step);
+    const std::uint32_t needed = epoch_ + step + 1 - kSlots;
+    if (!has_reached(credit_, needed)) {
+      const int peer = static_cast<int>(threadIdx.x);
+      const bool waits = peer < world_size() && peer != rank();
+      if (!block_all(!waits || await_done(peer, needed))) return nullptr;
+      credit_ = needed;
+    }
+    return slot(rank(), step);
+  }
+
+  __device__ void publish(std::uint32_t step) {
+    took(step);
+    tell_peers(&ChannelSignal::ready, step);
+  }
+
+  __device__ SYMM_OUTLINED_METHOD bool await(int peer, std::uint32_t step) {
+    took(step);
+    return block_all(threadIdx.x != 0 || await_ready(peer, step));
+  }
+
+  __device__ SYMM_OUTLINED_METHOD bool await_all(std::uint32_t step) {
+    took(step);
+    const int peer = static_cast<int>(threadIdx.x);
+    const bool waits = peer < world_size() && peer != rank();
+    return block_all(!waits || await_ready(peer, step));
+  }
+
+  __device__ SYMM_OUTLINED_METHOD const std::byte* source(int peer, std::uint32_t step,
+                                                          std::size_t slot_offset,
+                                                          std::size_t input_offset) const {
+    const std::uint64_t place = state_.place[peer];
+    if (place == 0) return slot(peer, step) + slot_offset;
+    const auto* table =
+        reinterpret_cast<std::byte* const*>(segment_of(group_, rank()) + group_.layout.table);
+    const std::uint64_t number = (place >> kPlaceShift) - 1;
+    const std::uint64_t offset = place & ((std::uint64_t{1} << kPlaceShift) - 1);
+    return table[number * static_cast<std::uint64_t>(world_size()) +
+                 static_cast<std::uint64_t>(peer)] +
+           offset + input_offset;
+  }
+
+  __device__ void list_source(int rank, const std::byte* source) const {
+    if (threadIdx.x == 0) state_.sources[rank] = source;
+  }
+  __device__ const void* const* sources() const {
+    __syncthreads();
+    return state_.sources;
+  }
+
+  __device__ std::byte* slot(int owner, std::uint32_t step) const {
+    const std::uint64_t index =
+        static_cast<std::uint64_t>(blockIdx.x) * kSlots + (epoch_ + step) % kSlots;
+    return segment_of(group_, owner) + group_.layout.slots + index * group_.layout.slot_bytes;
+  }
+
+  __device__ void read_done(std::uint32_t step) {
+    took(step);
+    tell_peers(&ChannelSignal::done, step);
+  }
+
+  __device__ void copy(std::byte* destination, const std::byte* source, std::size_t bytes) const {
+    block_copy(destination, source, bytes);
+    __syncthreads();
+  }
+
+  __device__ void reduce(std::byte* destination, const void* const* sources,
+                         std::size_t count) const {
+    Reducer::reduce(destination, sources, count, facts());
+    __syncthreads();
+  }
+
+  __device__ void accumulate(std::byte* out, const std::byte* in, const std::byte* source,
+                             std::size_t count) const {
+    Reducer::accumulate(out, in, source, count, facts(), rank());
+    __syncthreads();
+  }
+
+  __device__ void finish(std::byte* destination, const std::byte* in, const std::byte* source,
+                         std::size_t count) const {
+    Reducer::finish(destination, in, source, count, facts(), rank());
+    __syncthreads();
+  }
+
+  __device__ bool count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) {
+    return waiter_.fail(DeviceFault::kCountMismatch, peer, theirs, mine);
+  }
+
+ private:
+  // What `teller` tells this channel of `listener`.
+  __device__ ChannelSignal& signal_at(int listener, int teller) const {
+    auto* signals = reinterpret_cast<ChannelSignal*>(segment_of(group_, listener) +
+                                                     group_.layout.channel_signals);
+    return signals[blockIdx.x * static_cast<unsigned>(world_size()) +
+                   static_cast<unsigned>(teller)];
+  }
+
+  __device__ bool await_done(int peer, std::uint32_t target) {
+    const std::uint32_t* done = &signal_at(rank(), peer).done;
+    return waiter_.wait(peer, [=] { return counter_reached(done, target); });
+  }
+
+  // By one thread. Also takes in what the peer announced for this call, at its first step.
+  __device__ bool await_ready(int peer, std::uint32_t step) {
+    const ChannelSignal& signal = signal_at(rank(), peer);
+    const std::uint32_t* ready = &signal.ready;
+    const std::uint32_t target = epoch_ + step + 1;
+    if (!waiter_.wait(peer, [=] { return counter_reached(ready, target); })) return false;
+    if (!state_.heard[peer]) {
+      const auto* announced =
+          reinterpret_cast<const std::uint64_t*>(&signal.announced[epoch_ % kSlots]);
+      std::uint64_t factor = 0;
+      load_relaxed_pair(announced, &state_.place[peer], &factor);
+      state_.factor[peer] = __builtin_bit_cast(double, factor);
+      state_.heard[peer] = true;
+    }
+    return true;
+  }
+
+  __device__ SYMM_OUTLINED_METHOD void tell_peers(std::uint32_t ChannelSignal::*counter,
+                                                  std::uint32_t step) {
+    release_before_barrier();
+    __syncthreads();
+    const int peer = static_cast<int>(threadIdx.x);
+    if (peer < world_size() && peer != rank()) {
+      release_after_barrier();
+      store_relaxed(&(signal_at(peer, rank()).*counter), epoch_ + step + 1);
+    }
+  }
+
+  __device__ void took(std::uint32_t step) { steps_ = step + 1 > steps_ ? step + 1 : steps_; }
+
+  __device__ ReduceFacts facts() const {
+    return {state_.factor, call_.premultiplies, call_.divisor, world_size()};
+  }
+
+  const GroupParams& group_;
+  const CollectiveParams& call_;
+  Waiter& waiter_;
+  ChannelState& state_;
+  const std::uint32_t epoch_;  // steps of all calls of this channel before this one
+  std::uint32_t steps_ = 0;    // steps of this call so far
+  std::uint32_t credit_ = epoch_ + 1 - kSlots;  // every peer's done is known to have reached this
+};
+
+static_assert(Executor<BlockExecutor<NoReducer>>);
+
+}  // namespace symm

@@ -1,0 +1,150 @@
+// The driver half of gpu_api.hpp: memory that is created, shared and mapped in separate steps.
+// Types under one name for each vendor, and the list of entry points that a device library resolves
+// when it is first used, so that it loads on a machine without a driver.
+//
+// Host only; owns nothing.
+#pragma once
+
+#include "kernels/gpu/vendor/gpu_api.hpp"
+
+#if !SYMM_GPU_AMD
+
+#include <cuda.h>
+
+namespace symm {
+
+// How messages name the driver, its library, and what limits the GPUs that a process sees.
+inline constexpr char kGpuDriverName[] = "the NVIDIA driver";
+inline constexpr char kGpuDriverFile[] = "libcuda.so.1";
+inline constexpr char kGpuVersionEntry[] = "cuDriverGetVersion";
+inline constexpr char kGpuVisibility[] = "CUDA_VISIBLE_DEVICES";
+inline constexpr char kGpuVersionName[] = "CUDA";
+// What a version counts its major and minor number in.
+inline constexpr int kGpuVersionMajor = 1000;
+inline constexpr int kGpuVersionMinor = 10;
+// A driver serves every minor version of its major one, and every older one.
+inline constexpr int kGpuDriverNeeded = CUDA_VERSION / kGpuVersionMajor * kGpuVersionMajor;
+inline constexpr bool kGpuDriverServesOlderBuilds = true;
+
+}  // namespace symm
+
+#endif
+
+#if SYMM_GPU_HIP
+#include "kernels/gpu/vendor/gpu_driver_hip.hpp"
+#else
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace symm {
+
+using gpuResult_t = CUresult;
+using gpuContext_t = CUcontext;
+using gpuDevice_t = CUdevice;
+using gpuDevicePointer_t = CUdeviceptr;
+using gpuUuid_t = CUuuid;
+using gpuMemHandle_t = CUmemGenericAllocationHandle;
+using gpuMemAllocationProp = CUmemAllocationProp;
+using gpuMemAccessDesc = CUmemAccessDesc;
+using gpuFabricHandle = CUmemFabricHandle;
+using gpuMemHandleType = CUmemAllocationHandleType;
+using gpuMulticastObjectProp = CUmulticastObjectProp;
+using gpuDeviceAttribute = CUdevice_attribute;
+using gpuDriverStream_t = CUstream;
+using gpuThreadCaptureMode = CUstreamCaptureMode;
+
+inline constexpr gpuResult_t gpuDriverSuccess = CUDA_SUCCESS;
+inline constexpr gpuResult_t gpuDriverNoDevice = CUDA_ERROR_NO_DEVICE;
+inline constexpr gpuResult_t gpuDriverInvalidValue = CUDA_ERROR_INVALID_VALUE;
+inline constexpr gpuResult_t gpuDriverInvalidHandle = CUDA_ERROR_INVALID_HANDLE;
+inline constexpr gpuResult_t gpuDriverOutOfMemory = CUDA_ERROR_OUT_OF_MEMORY;
+
+// What symmetric memory is made as.
+inline constexpr auto gpuMemAllocationType = CU_MEM_ALLOCATION_TYPE_PINNED;
+inline constexpr auto gpuMemLocationTypeDevice = CU_MEM_LOCATION_TYPE_DEVICE;
+inline constexpr auto gpuMemAccessReadWrite = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+inline constexpr auto gpuMemGranularityMinimum = CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+inline constexpr auto gpuMemHandlePosix = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+inline constexpr auto gpuMemHandleFabric = CU_MEM_HANDLE_TYPE_FABRIC;
+
+inline constexpr auto gpuMulticastGranularityMinimum = CU_MULTICAST_GRANULARITY_MINIMUM;
+
+inline constexpr auto gpuThreadCaptureRelaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+inline constexpr unsigned gpuDriverStreamNonBlocking = CU_STREAM_NON_BLOCKING;
+
+inline constexpr auto gpuAttributeVmm = CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+inline constexpr auto gpuAttributePosixHandles =
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+inline constexpr auto gpuAttributeFabricHandles = CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
+inline constexpr auto gpuAttributeMulticast = CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED;
+inline constexpr auto gpuAttributeMultiprocessors = CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+inline constexpr auto gpuAttributeMajor = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+inline constexpr auto gpuAttributeMinor = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+
+inline gpuDevicePointer_t gpu_device_pointer(const std::byte* pointer) {
+  return reinterpret_cast<gpuDevicePointer_t>(pointer);
+}
+inline std::byte* gpu_host_pointer(gpuDevicePointer_t pointer) {
+  return reinterpret_cast<std::byte*>(pointer);
+}
+inline void gpu_request_handles(gpuMemAllocationProp& properties, gpuMemHandleType types) {
+  properties.requestedHandleTypes = types;
+}
+inline gpuMemHandleType gpu_requested_handles(const gpuMemAllocationProp& properties) {
+  return properties.requestedHandleTypes;
+}
+// A context of the driver may be current in a thread, or none.
+inline constexpr bool kGpuHasContexts = true;
+// What in this process keeps symm from using the driver, or "".
+inline std::string gpu_driver_conflict() { return ""; }
+// Why a device cannot hold symmetric memory although it has virtual memory management, or "".
+inline std::string gpu_memory_problem(gpuDevice_t) { return ""; }
+
+}  // namespace symm
+
+// entry(name of symm, name of the vendor); entries of symm's own are functions of this header.
+#define SYMM_GPU_DRIVER_OWN_ENTRIES(entry)
+// clang-format off
+#define SYMM_GPU_DRIVER_ENTRIES(entry)                                   \
+  entry(driver_get_version, cuDriverGetVersion)                          \
+  entry(init, cuInit)                                                    \
+  entry(get_error_name, cuGetErrorName)                                  \
+  entry(get_error_string, cuGetErrorString)                              \
+  entry(device_get_count, cuDeviceGetCount)                              \
+  entry(device_get, cuDeviceGet)                                         \
+  entry(device_get_attribute, cuDeviceGetAttribute)                      \
+  entry(device_get_name, cuDeviceGetName)                                \
+  entry(device_get_uuid, cuDeviceGetUuid)                                \
+  entry(primary_context_retain, cuDevicePrimaryCtxRetain)                \
+  entry(context_get_current, cuCtxGetCurrent)                            \
+  entry(context_push, cuCtxPushCurrent)                                  \
+  entry(context_pop, cuCtxPopCurrent)                                    \
+  entry(context_synchronize, cuCtxSynchronize)                           \
+  entry(thread_exchange_capture_mode, cuThreadExchangeStreamCaptureMode) \
+  entry(stream_create, cuStreamCreate)                                   \
+  entry(stream_synchronize, cuStreamSynchronize)                         \
+  entry(memset_async, cuMemsetD8Async)                                   \
+  entry(mem_get_info, cuMemGetInfo)                                      \
+  entry(mem_get_granularity, cuMemGetAllocationGranularity)              \
+  entry(mem_create, cuMemCreate)                                         \
+  entry(mem_release, cuMemRelease)                                       \
+  entry(mem_retain_handle, cuMemRetainAllocationHandle)                  \
+  entry(mem_get_address_range, cuMemGetAddressRange)                     \
+  entry(mem_get_properties, cuMemGetAllocationPropertiesFromHandle)      \
+  entry(mem_export, cuMemExportToShareableHandle)                        \
+  entry(mem_import, cuMemImportFromShareableHandle)                      \
+  entry(mem_address_reserve, cuMemAddressReserve)                        \
+  entry(mem_address_free, cuMemAddressFree)                              \
+  entry(mem_map, cuMemMap)                                               \
+  entry(mem_unmap, cuMemUnmap)                                           \
+  entry(mem_set_access, cuMemSetAccess)                                  \
+  entry(multicast_get_granularity, cuMulticastGetGranularity)            \
+  entry(multicast_create, cuMulticastCreate)                             \
+  entry(multicast_add_device, cuMulticastAddDevice)                      \
+  entry(multicast_bind_memory, cuMulticastBindMem)                       \
+  entry(multicast_unbind, cuMulticastUnbind)
+// clang-format on
+
+#endif

@@ -1,0 +1,316 @@
+// HIP's half of gpu_driver_api.hpp, which includes it. HIP has one library for what CUDA divides
+// into a runtime and a driver; what it lacks or does in another way is made up for here.
+//
+// NOTE [Memory on AMD]
+// By HIP's documents memory of a GPU is up to date for others while kernels run only where it is
+// fine-grained, which many GPUs make of it by not caching it; other memory is so after a
+// synchronization by the host. Flags, packets and what peers push or pull are all read while
+// kernels run. hipMemCreate makes memory of the second kind, but in HIP 7 knows the type uncached,
+// which the runtime's source allocates with the flags of fine-grained and of uncached memory. So
+// all symmetric memory is of that type. A runtime without it is refused, and memory of another
+// library that is not of that type is not shared in place. Whether this does on a GPU what the
+// documents say has not been seen: no AMD kernel has been run.
+//
+// Host only; owns nothing.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/gpu/vendor/gpu_api.hpp"
+
+namespace symm {
+
+using gpuResult_t = hipError_t;
+// A device of the thread: HIP has no contexts of its own that would be worth the name.
+using gpuContext_t = struct HipDeviceContext*;
+using gpuDevice_t = hipDevice_t;
+using gpuDevicePointer_t = hipDeviceptr_t;
+using gpuUuid_t = hipUUID;
+using gpuMemHandle_t = hipMemGenericAllocationHandle_t;
+using gpuMemAllocationProp = hipMemAllocationProp;
+using gpuMemAccessDesc = hipMemAccessDesc;
+using gpuMemHandleType = hipMemAllocationHandleType;
+using gpuDriverStream_t = hipStream_t;
+using gpuThreadCaptureMode = hipStreamCaptureMode;
+
+struct gpuFabricHandle {
+  unsigned char bytes[64];
+};
+struct gpuMulticastObjectProp {
+  unsigned numDevices;
+  std::size_t size;
+  unsigned long long handleTypes;
+};
+// What symm asks a device for; hip_device_get_attribute() knows what HIP calls it.
+enum gpuDeviceAttribute {
+  gpuAttributeVmm,
+  gpuAttributePosixHandles,
+  gpuAttributeFabricHandles,
+  gpuAttributeMulticast,
+  gpuAttributeMultiprocessors,
+  gpuAttributeMajor,
+  gpuAttributeMinor,
+};
+
+inline constexpr gpuResult_t gpuDriverSuccess = hipSuccess;
+inline constexpr gpuResult_t gpuDriverNoDevice = hipErrorNoDevice;
+inline constexpr gpuResult_t gpuDriverInvalidValue = hipErrorInvalidValue;
+inline constexpr gpuResult_t gpuDriverInvalidHandle = hipErrorInvalidHandle;
+inline constexpr gpuResult_t gpuDriverOutOfMemory = hipErrorOutOfMemory;
+
+// hipMemAllocationTypeUncached, which older headers lack.
+inline constexpr auto gpuMemAllocationType = static_cast<hipMemAllocationType>(0x40000000);
+inline constexpr auto gpuMemLocationTypeDevice = hipMemLocationTypeDevice;
+inline constexpr auto gpuMemAccessReadWrite = hipMemAccessFlagsProtReadWrite;
+inline constexpr auto gpuMemGranularityMinimum = hipMemAllocationGranularityMinimum;
+inline constexpr auto gpuMemHandlePosix = hipMemHandleTypePosixFileDescriptor;
+inline constexpr auto gpuMemHandleFabric = static_cast<hipMemAllocationHandleType>(8);
+inline constexpr unsigned gpuMulticastGranularityMinimum = 0;
+
+inline constexpr auto gpuThreadCaptureRelaxed = hipStreamCaptureModeRelaxed;
+inline constexpr unsigned gpuDriverStreamNonBlocking = hipStreamNonBlocking;
+
+// On NVIDIA these are the driver's, in gpu_driver_api.hpp; what HIP calls a version there is CUDA's
+// and later than any that is compared with it.
+#if SYMM_GPU_AMD
+#define SYMM_HIP_TEXT_OF(value) #value
+#define SYMM_HIP_TEXT(value) SYMM_HIP_TEXT_OF(value)
+inline constexpr char kGpuDriverName[] = "the HIP runtime";
+inline constexpr char kGpuDriverFile[] = "libamdhip64.so." SYMM_HIP_TEXT(HIP_VERSION_MAJOR);
+inline constexpr char kGpuVersionEntry[] = "hipRuntimeGetVersion";
+inline constexpr char kGpuVisibility[] = "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES";
+inline constexpr char kGpuVersionName[] = "HIP";
+#undef SYMM_HIP_TEXT
+#undef SYMM_HIP_TEXT_OF
+inline constexpr int kGpuVersionMajor = 10'000'000;
+inline constexpr int kGpuVersionMinor = 100'000;
+// Structures change their layout from one major version to the next.
+inline constexpr int kGpuDriverNeeded = HIP_VERSION_MAJOR * kGpuVersionMajor;
+inline constexpr bool kGpuDriverServesOlderBuilds = false;
+#endif
+inline constexpr bool kGpuHasContexts = false;
+
+inline gpuDevicePointer_t gpu_device_pointer(const std::byte* pointer) {
+  return reinterpret_cast<gpuDevicePointer_t>(const_cast<std::byte*>(pointer));
+}
+inline std::byte* gpu_host_pointer(gpuDevicePointer_t pointer) {
+  return reinterpret_cast<std::byte*>(pointer);
+}
+inline void gpu_request_handles(gpuMemAllocationProp& properties, gpuMemHandleType types) {
+#if HIP_VERSION_MAJOR >= 7
+  properties.requestedHandleTypes = types;
+#else
+  properties.requestedHandleType = types;
+#endif
+}
+inline gpuMemHandleType gpu_requested_handles(const gpuMemAllocationProp& properties) {
+#if HIP_VERSION_MAJOR >= 7
+  return properties.requestedHandleTypes;
+#else
+  return properties.requestedHandleType;
+#endif
+}
+
+namespace hip {
+
+inline constexpr int kFirstWithPlainDescriptors = 7 * kGpuVersionMajor + kGpuVersionMinor;
+
+inline int runtime_version() {
+  int version = 0;
+  return hipRuntimeGetVersion(&version) == hipSuccess ? version : 0;
+}
+
+// Without a device hipInit() calls its argument wrong.
+inline gpuResult_t init(unsigned flags) {
+  int count = 0;
+  const gpuResult_t result = hipGetDeviceCount(&count);
+  if (result != hipSuccess) return result;
+  return count < 1 ? hipErrorNoDevice : hipInit(flags);
+}
+
+inline gpuResult_t get_error_name(gpuResult_t result, const char** name) {
+  *name = hipGetErrorName(result);
+  return hipSuccess;
+}
+inline gpuResult_t get_error_string(gpuResult_t result, const char** text) {
+  *text = hipGetErrorString(result);
+  return hipSuccess;
+}
+
+inline gpuResult_t device_get_attribute(int* value, gpuDeviceAttribute which, gpuDevice_t device) {
+  *value = 0;
+  switch (which) {
+    case gpuAttributeVmm:
+    case gpuAttributePosixHandles:
+#if HIP_VERSION_MAJOR >= 6
+      return hipDeviceGetAttribute(value, hipDeviceAttributeVirtualMemoryManagementSupported,
+                                   device);
+#else
+      return hipSuccess;  // declared before, but not made for Linux
+#endif
+    case gpuAttributeFabricHandles:
+    case gpuAttributeMulticast:
+      return hipSuccess;
+    case gpuAttributeMultiprocessors:
+      return hipDeviceGetAttribute(value, hipDeviceAttributeMultiprocessorCount, device);
+    case gpuAttributeMajor:
+      return hipDeviceGetAttribute(value, hipDeviceAttributeComputeCapabilityMajor, device);
+    case gpuAttributeMinor:
+      return hipDeviceGetAttribute(value, hipDeviceAttributeComputeCapabilityMinor, device);
+  }
+  return hipErrorInvalidValue;
+}
+
+// The devices that were current before a push.
+inline std::vector<int>& devices_before() {
+  thread_local std::vector<int> devices;
+  return devices;
+}
+inline gpuContext_t context_of(int device) {
+  return reinterpret_cast<gpuContext_t>(static_cast<std::uintptr_t>(device) + 1);
+}
+inline gpuResult_t primary_context_retain(gpuContext_t* context, gpuDevice_t device) {
+  *context = context_of(device);
+  return hipSuccess;
+}
+inline gpuResult_t context_get_current(gpuContext_t* context) {
+  int device = 0;
+  const gpuResult_t result = hipGetDevice(&device);
+  *context = result == hipSuccess ? context_of(device) : nullptr;
+  return result;
+}
+inline gpuResult_t context_push(gpuContext_t context) {
+  int before = 0;
+  gpuResult_t result = hipGetDevice(&before);
+  if (result != hipSuccess) return result;
+  result = hipSetDevice(static_cast<int>(reinterpret_cast<std::uintptr_t>(context) - 1));
+  if (result == hipSuccess) devices_before().push_back(before);
+  return result;
+}
+inline gpuResult_t context_pop(gpuContext_t* context) {
+  std::vector<int>& before = devices_before();
+  if (before.empty()) return hipErrorInvalidContext;
+  static_cast<void>(context_get_current(context));
+  const int device = before.back();
+  before.pop_back();
+  return hipSetDevice(device);
+}
+
+// Before 7.1 a descriptor is given by its address.
+inline gpuResult_t mem_import(gpuMemHandle_t* handle, void* shareable, gpuMemHandleType type) {
+  int descriptor = static_cast<int>(reinterpret_cast<std::uintptr_t>(shareable));
+  if (type == gpuMemHandlePosix && runtime_version() < kFirstWithPlainDescriptors) {
+    shareable = &descriptor;
+  }
+  return hipMemImportFromShareableHandle(handle, shareable, type);
+}
+
+inline gpuResult_t multicast_get_granularity(std::size_t*, const gpuMulticastObjectProp*,
+                                             unsigned) {
+  return hipErrorNotSupported;
+}
+inline gpuResult_t multicast_create(gpuMemHandle_t*, const gpuMulticastObjectProp*) {
+  return hipErrorNotSupported;
+}
+inline gpuResult_t multicast_add_device(gpuMemHandle_t, gpuDevice_t) {
+  return hipErrorNotSupported;
+}
+inline gpuResult_t multicast_bind_memory(gpuMemHandle_t, std::size_t, gpuMemHandle_t, std::size_t,
+                                         std::size_t, unsigned long long) {
+  return hipErrorNotSupported;
+}
+inline gpuResult_t multicast_unbind(gpuMemHandle_t, gpuDevice_t, std::size_t, std::size_t) {
+  return hipErrorNotSupported;
+}
+
+}  // namespace hip
+
+// Two runtimes in one process do not know each other's memory and streams: PyTorch may bring one
+// of another version than the one that symm was built with.
+inline std::string gpu_driver_conflict() {
+  for (int major = 4; major < 100; ++major) {
+    if (major == HIP_VERSION_MAJOR) continue;
+    const std::string file = "libamdhip64.so." + std::to_string(major);
+    void* const loaded = ::dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    if (loaded == nullptr) continue;
+    ::dlclose(loaded);
+    return "this process uses " + file + ", and this build of symm is for " + kGpuDriverFile +
+           "; build symm with the HIP that PyTorch uses";
+  }
+  return "";
+}
+
+// Why `device` cannot hold symmetric memory although it has virtual memory management, or "".
+inline std::string gpu_memory_problem(gpuDevice_t device) {
+  gpuMemAllocationProp properties{};
+  properties.type = gpuMemAllocationType;
+  properties.location.type = gpuMemLocationTypeDevice;
+  properties.location.id = device;
+  std::size_t granularity = 0;
+  if (hipMemGetAllocationGranularity(&granularity, &properties, gpuMemGranularityMinimum) ==
+      hipSuccess) {
+    return "";
+  }
+  return "its HIP runtime makes no uncached memory that can be shared; HIP does so since version 7";
+}
+
+}  // namespace symm
+
+// clang-format off
+#define SYMM_HIP_ENTRIES(entry)                                     \
+  entry(device_get_count, hipGetDeviceCount)                        \
+  entry(device_get, hipDeviceGet)                                   \
+  entry(device_get_name, hipDeviceGetName)                          \
+  entry(device_get_uuid, hipDeviceGetUuid)                          \
+  entry(context_synchronize, hipDeviceSynchronize)                  \
+  entry(thread_exchange_capture_mode, hipThreadExchangeStreamCaptureMode) \
+  entry(stream_create, hipStreamCreateWithFlags)                    \
+  entry(stream_synchronize, hipStreamSynchronize)                   \
+  entry(memset_async, hipMemsetD8Async)                             \
+  entry(mem_get_info, hipMemGetInfo)                                \
+  entry(mem_get_granularity, hipMemGetAllocationGranularity)        \
+  entry(mem_create, hipMemCreate)                                   \
+  entry(mem_release, hipMemRelease)                                 \
+  entry(mem_retain_handle, hipMemRetainAllocationHandle)            \
+  entry(mem_get_address_range, hipMemGetAddressRange)               \
+  entry(mem_get_properties, hipMemGetAllocationPropertiesFromHandle) \
+  entry(mem_export, hipMemExportToShareableHandle)                  \
+  entry(mem_address_reserve, hipMemAddressReserve)                  \
+  entry(mem_address_free, hipMemAddressFree)                        \
+  entry(mem_map, hipMemMap)                                         \
+  entry(mem_unmap, hipMemUnmap)                                     \
+  entry(mem_set_access, hipMemSetAccess)
+#define SYMM_HIP_OWN_ENTRIES(entry)                                 \
+  entry(init, hip::init)                                            \
+  entry(get_error_name, hip::get_error_name)                        \
+  entry(get_error_string, hip::get_error_string)                    \
+  entry(device_get_attribute, hip::device_get_attribute)            \
+  entry(primary_context_retain, hip::primary_context_retain)        \
+  entry(context_get_current, hip::context_get_current)              \
+  entry(context_push, hip::context_push)                            \
+  entry(context_pop, hip::context_pop)                              \
+  entry(mem_import, hip::mem_import)                                \
+  entry(multicast_get_granularity, hip::multicast_get_granularity)  \
+  entry(multicast_create, hip::multicast_create)                    \
+  entry(multicast_add_device, hip::multicast_add_device)            \
+  entry(multicast_bind_memory, hip::multicast_bind_memory)          \
+  entry(multicast_unbind, hip::multicast_unbind)
+#if SYMM_GPU_AMD
+#define SYMM_GPU_DRIVER_ENTRIES(entry)            \
+  entry(driver_get_version, hipRuntimeGetVersion) \
+  SYMM_HIP_ENTRIES(entry)
+#define SYMM_GPU_DRIVER_OWN_ENTRIES(entry) SYMM_HIP_OWN_ENTRIES(entry)
+#else
+// HIP's functions are inline there and no library has them.
+#define SYMM_GPU_DRIVER_ENTRIES(entry)
+#define SYMM_GPU_DRIVER_OWN_ENTRIES(entry)       \
+  entry(driver_get_version, hipDriverGetVersion) \
+  SYMM_HIP_ENTRIES(entry)                        \
+  SYMM_HIP_OWN_ENTRIES(entry)
+#endif
+// clang-format on

@@ -1,0 +1,88 @@
+// The part of symmetric memory through which the ranks of a group on one host keep in step.
+//
+// Each rank owns one ControlRegion, written by it alone and read by all; it starts out zero. The
+// region is followed in memory by the point-to-point mailboxes (kernels/protocol/mailbox.hpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/core/platform.hpp"
+#include "kernels/protocol/device_layout.hpp"
+#include "kernels/protocol/signal.hpp"
+
+namespace symm {
+
+// What one rank brings to the collective with number `sequence`. Peers compare the first block
+// with their own before they touch each other's data, so that different calls become an error that
+// names both sides; the second block tells readers where this rank's data stands.
+struct alignas(kCacheLine) CallRecord {
+  std::uint64_t sequence;
+  std::uint64_t count;        // elements, as in CollectiveArgs
+  std::uint64_t counts_hash;  // of per-rank counts, where the kind has them and ranks share them
+  std::uint32_t layout;
+  std::int32_t root;
+  std::uint8_t kind;
+  std::uint8_t dtype;
+  std::uint8_t op;
+  std::uint8_t algorithm;
+  std::uint32_t chunk_bytes;
+  std::uint32_t channels;
+
+  std::uint32_t segment;  // 0: data is staged in slots; else 1 + number of the group's segment
+  std::uint64_t offset;   // of the data inside that segment
+  double factor;          // PREMUL_SUM
+};
+static_assert(sizeof(CallRecord) == kCacheLine);
+
+// Calls that a rank may be ahead of another: at most kSlots, since each takes a step or more.
+inline constexpr std::uint64_t kCallRing = 32;
+static_assert(kCallRing >= 2 * kSlots);
+
+// The same for calls on a device: a record is posted when the call is put on a stream, eager or
+// captured, so a rank may be any number of calls ahead of another. The ring may lap a reader, which
+// therefore copies a record between two looks at its sequence (NOTE [Records that may be
+// overwritten] in backend/engine/device/device_calls.hpp).
+inline constexpr std::uint64_t kDeviceCallRing = 256;
+
+struct DeviceCalls {
+  alignas(kCacheLine) std::uint64_t entered;  // highest sequence that was posted
+  CallRecord calls[kDeviceCallRing];
+};
+
+// Why a rank gave up. Written once, `state` last, before anything else that peers could read.
+struct alignas(kCacheLine) FailureRecord {
+  static constexpr std::size_t kTextBytes = 1000;
+  std::uint32_t state;    // 0: none; 1: the rest is valid
+  std::uint32_t code;     // ErrorCode
+  char text[kTextBytes];  // zero-terminated
+};
+
+enum class Lifecycle : std::uint32_t {
+  kJoining = 0,
+  kMember = 1,
+  kLeft = 2,  // destroyed its group in good order
+};
+
+struct alignas(kCacheLine) ProgressLine {
+  std::uint64_t entered;    // highest sequence whose CallRecord can be read
+  std::uint64_t completed;  // highest sequence that this rank has finished
+  std::uint32_t lifecycle;  // Lifecycle
+};
+
+// Messages up to this size go through slots that every group has from its start.
+inline constexpr std::size_t kSmallSlotBytes = 64 * 1024;
+
+struct ControlRegion {
+  SignalLine ready;
+  SignalLine done;
+  SignalLine doorbell;  // rung by peers after a change in a mailbox of this rank
+  ProgressLine progress;
+  FailureRecord failure;
+  CallRecord calls[kCallRing];
+  DeviceCalls device_calls;
+  DevicePage device;
+  alignas(4096) std::byte small_slots[kSlots][kSmallSlotBytes];
+};
+
+}  // namespace symm

@@ -1,0 +1,149 @@
+// The device memory of one group on one rank, and the page of host memory that its GPU writes.
+//
+// NOTE [Device memory of a group]
+// Each rank allocates one segment, laid out alike on every rank, and maps every peer's:
+//
+//   signals    what peers write to tell this rank of their progress
+//   local      counters that only this rank's GPU reads and writes
+//   table      where the group's symmetric segments stand, for reading in place
+//   inbox      packets from peers: two sets, by parity of the packet epoch, of one box a sender
+//   lanes      messages from peers (transfers): kLaneSlots slots a lane
+//   slots      this rank's staged data, read by peers (channels): kSlots slots a channel
+//
+// All of it is zero at the start. Counters only grow (NOTE [Steps] in kernels/protocol/signal.hpp)
+// and live in device memory, so that a captured graph replays. Nothing here is ever reset.
+//
+// Host and device; free of vendor headers; owns nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/core/platform.hpp"
+#include "kernels/protocol/signal.hpp"
+
+namespace symm {
+
+// Ranks of one group that share a host and use GPUs.
+inline constexpr int kMaxDeviceRanks = 64;
+
+// Blocks of a pipelined collective; each is an executor with slots and counters of its own.
+inline constexpr int kMaxChannels = 64;
+
+// Symmetric segments that one group can know.
+inline constexpr int kMaxSegments = 256;
+
+// Lanes from one rank to another. all_to_all has its own; a message of send and recv takes those of
+// its tag, so that messages whose tags differ modulo kTagLanes never wait for each other.
+inline constexpr int kBlocksPerLane = 4;
+inline constexpr int kTagLanes = 4;
+inline constexpr int kLaneGroups = 1 + kTagLanes;  // group 0: all_to_all; 1 + tag % kTagLanes
+inline constexpr int kLanes = kLaneGroups * kBlocksPerLane;
+inline constexpr std::uint32_t kLaneSlots = 4;
+
+// A packet carries 8 bytes of data in 16, each half with the call's epoch beside it.
+inline constexpr std::size_t kPacketBytes = 16;
+inline constexpr std::size_t kPacketData = 8;
+
+// Where a rank's input stands in one call: 0 for "in slots", else 1 + segment number in the upper
+// 16 bits and the offset in the lower 48; and its PREMUL_SUM factor.
+struct alignas(16) Announcement {
+  std::uint64_t place;
+  double factor;
+};
+inline constexpr int kPlaceShift = 48;
+
+// What one peer tells one channel of this rank.
+struct alignas(kCacheLine) ChannelSignal {
+  std::uint32_t ready;                         // steps that the peer has published
+  std::uint32_t done;                          // steps that the peer will read no more
+  alignas(16) Announcement announced[kSlots];  // of the call that begins in step s, at s % kSlots
+};
+
+// What one peer tells one lane of this rank: as receiver, that slots are filled; as sender, that
+// slots are free again.
+struct alignas(8) LaneSignal {
+  std::uint32_t filled;
+  std::uint32_t freed;
+};
+
+struct LaneCounter {
+  std::uint32_t sent;      // slots filled at the peer, ever
+  std::uint32_t received;  // slots emptied here, ever
+};
+
+// Only this rank's GPU reads and writes it.
+struct alignas(kCacheLine) LocalState {
+  std::uint32_t packet_epoch;    // packet calls that have ended
+  std::uint32_t packet_ticket;   // blocks that have finished the running packet call
+  std::uint32_t channel_ticket;  // the same for a pipelined call
+  std::uint32_t dead;            // the group was given up: kernels leave at once
+  std::uint64_t sequence;        // collectives that have ended
+  alignas(kCacheLine) std::uint32_t channel_epoch[kMaxChannels];  // steps of all calls so far
+  alignas(kCacheLine) LaneCounter lanes[kMaxDeviceRanks][kLanes];
+  std::uint32_t lane_tickets[kMaxDeviceRanks][kLaneGroups][2];  // [..][0] send, [..][1] recv
+  std::uint64_t messages[kMaxDeviceRanks][kLaneGroups][2];      // that have ended
+};
+
+// Offsets in bytes from the start of a rank's segment; the same on every rank.
+struct DeviceLayout {
+  std::uint64_t channel_signals;  // [kMaxChannels][world_size] ChannelSignal
+  std::uint64_t packet_done;      // [world_size] uint32: packet calls that the peer has ended
+  std::uint64_t lane_signals;     // [world_size][kLanes] LaneSignal
+  std::uint64_t local;            // LocalState
+  std::uint64_t table;            // [kMaxSegments][world_size] pointers
+  std::uint64_t inbox;            // [2][world_size] boxes of box_packets
+  std::uint64_t box_packets;      // multiple of 2
+  std::uint64_t lanes;            // [world_size][kLanes][kLaneSlots] of lane_bytes
+  std::uint64_t lane_bytes;
+  std::uint64_t slots;  // [kMaxChannels][kSlots] of slot_bytes
+  std::uint64_t slot_bytes;
+  std::uint64_t total_bytes;
+
+  // `workspace_bytes`: inbox, lanes and slots together; at least kLeastDeviceWorkspace.
+  static DeviceLayout of(int world_size, std::uint64_t workspace_bytes);
+
+  // Payload that one sender's box holds; the last unit is kept for PREMUL_SUM's factor.
+  SYMM_HOST_DEVICE constexpr std::uint64_t box_data_bytes() const {
+    return (box_packets - 2) * kPacketData;
+  }
+};
+
+inline constexpr std::uint64_t kLeastDeviceWorkspace = 4u << 20;
+inline constexpr std::uint64_t kMostDeviceWorkspace = std::uint64_t{1} << 32;
+inline constexpr std::uint64_t kDeviceWorkspaceUnit = 1u << 20;
+
+// Why a kernel gave up.
+enum class DeviceFault : std::uint32_t {
+  kNone = 0,
+  kAborted = 1,        // the abort word was set
+  kTimeout = 2,        // `peer` did not come in time
+  kCountMismatch = 3,  // `peer` sends `theirs` bytes where `mine` are expected
+  kTagMismatch = 4,    // `peer` sent a message of tag `theirs` where `mine` was asked for
+  kBrokenPromise = 5,  // `peer` brought memory elsewhere in its segment than this rank
+};
+
+// The page through which a rank's GPU and the hosts of the group speak. It stands in shared host
+// memory that the GPU maps; written by this rank alone (its GPU, except `abort`), read by all
+// hosts.
+struct alignas(4096) DevicePage {
+  std::uint32_t abort;                        // written by this rank's host: kernels leave
+  alignas(kCacheLine) std::uint64_t entered;  // collectives begun, replays of graphs included
+  std::uint64_t completed;                    // collectives ended well
+
+  struct alignas(kCacheLine) Report {
+    std::uint32_t fault;  // DeviceFault; written last
+    std::int32_t peer;    // group rank
+    std::uint64_t sequence;
+    std::uint32_t transfer;  // 1: of a send or recv, whose number `sequence` then is
+    std::uint32_t reserved;
+    std::uint64_t theirs;
+    std::uint64_t mine;
+  } report;
+
+  // Messages begun and ended by peer, lane group and direction (0: send, 1: recv).
+  alignas(kCacheLine) std::uint64_t messages_entered[kMaxDeviceRanks][kLaneGroups][2];
+  std::uint64_t messages_completed[kMaxDeviceRanks][kLaneGroups][2];
+};
+
+}  // namespace symm

@@ -1,0 +1,107 @@
+// Layout of the point-to-point part of a rank's symmetric memory.
+//
+// NOTE [Mailboxes]
+// Behind its ControlRegion each rank has one Outbox for every other rank (what it sends) and one
+// Inbox (what it has taken and what it asks for). Every word has one writer; counters only grow.
+//   sender's outbox    posted        envelopes written so far; envelope i is at i % capacity
+//                      grants_taken  grants of the receiver read so far
+//                      data_written  bytes of message data written to the data ring so far
+//   receiver's inbox   taken         envelopes read so far
+//                      granted       grants written so far; grant i is at i % kGrants
+//                      data_read     bytes of message data read so far
+// A message of up to kInlineBytes travels inside its envelope and is then done for the sender. A
+// larger one waits in the sender's own buffer until a recv of that size and tag has been found for
+// its envelope; the receiver then grants it, and the sender streams granted messages, in the order
+// of grants, through the data ring. Nothing is ever buffered for a message that nobody has asked
+// for, so a send of any size needs no memory, and an unwanted one holds up no other.
+// After each change a rank rings the other's doorbell.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/protocol/control_region.hpp"
+
+namespace symm {
+
+inline constexpr std::size_t kEnvelopeBytes = 512;
+inline constexpr std::size_t kInlineBytes = kEnvelopeBytes - 32;
+
+struct Envelope {
+  std::uint64_t id;  // counts the messages of this pair from 1
+  std::int64_t tag;
+  std::uint64_t bytes;
+  std::uint64_t reserved;
+  std::byte data[kInlineBytes];
+};
+static_assert(sizeof(Envelope) == kEnvelopeBytes);
+
+// The receiver's word on a message that has not come inside its envelope.
+struct Grant {
+  std::uint64_t id;
+  std::uint64_t capacity;  // bytes of the recv; differs from the message's where it is refused
+};
+inline constexpr std::uint64_t kGrants = 16;
+
+struct alignas(kCacheLine) Inbox {
+  std::uint64_t taken;
+  std::uint64_t granted;
+  alignas(kCacheLine) std::uint64_t data_read;
+  alignas(kCacheLine) Grant grants[kGrants];
+};
+
+struct alignas(kCacheLine) OutboxHeader {
+  std::uint64_t posted;
+  std::uint64_t grants_taken;
+  alignas(kCacheLine) std::uint64_t data_written;
+};
+
+// Where one rank's mailboxes stand, as offsets from the end of its ControlRegion.
+class MailboxLayout {
+ public:
+  // All outboxes of a rank together.
+  static constexpr std::size_t kOutboxesBytes = std::size_t{1} << 20;
+
+  explicit MailboxLayout(int world_size) : world_size_(static_cast<std::size_t>(world_size)) {
+    const std::size_t peers = world_size_ > 1 ? world_size_ - 1 : 1;
+    outbox_bytes_ = kOutboxesBytes / peers / kCacheLine * kCacheLine;
+    envelopes_ = outbox_bytes_ / 8 / kEnvelopeBytes;
+    if (envelopes_ < 2) envelopes_ = 2;
+    if (envelopes_ > 64) envelopes_ = 64;
+    ring_bytes_ = outbox_bytes_ - sizeof(OutboxHeader) - envelopes_ * kEnvelopeBytes;
+  }
+
+  std::size_t bytes() const { return world_size_ * sizeof(Inbox) + kOutboxesBytes; }
+  std::uint64_t envelopes() const { return envelopes_; }
+  std::size_t ring_bytes() const { return ring_bytes_; }
+
+  // `mailboxes`: the start of the owner's mailboxes. `peer`: the other rank.
+  Inbox& inbox(std::byte* mailboxes, int peer) const {
+    return reinterpret_cast<Inbox*>(mailboxes)[peer];
+  }
+  OutboxHeader& outbox(std::byte* mailboxes, int owner, int peer) const {
+    return *reinterpret_cast<OutboxHeader*>(outbox_start(mailboxes, owner, peer));
+  }
+  Envelope& envelope(std::byte* mailboxes, int owner, int peer, std::uint64_t index) const {
+    return reinterpret_cast<Envelope*>(outbox_start(mailboxes, owner, peer) +
+                                       sizeof(OutboxHeader))[index % envelopes_];
+  }
+  std::byte* ring(std::byte* mailboxes, int owner, int peer) const {
+    return outbox_start(mailboxes, owner, peer) + sizeof(OutboxHeader) +
+           envelopes_ * kEnvelopeBytes;
+  }
+
+ private:
+  // A rank has no outbox for itself: those of higher ranks move up by one.
+  std::byte* outbox_start(std::byte* mailboxes, int owner, int peer) const {
+    const auto index = static_cast<std::size_t>(peer < owner ? peer : peer - 1);
+    return mailboxes + world_size_ * sizeof(Inbox) + index * outbox_bytes_;
+  }
+
+  std::size_t world_size_;
+  std::size_t outbox_bytes_;
+  std::uint64_t envelopes_;
+  std::size_t ring_bytes_;
+};
+
+}  // namespace symm

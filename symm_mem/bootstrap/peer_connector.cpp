@@ -1,0 +1,278 @@
+#include "symm_mem/bootstrap/peer_connector.hpp"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include "kernels/core/error.hpp"
+#include "symm_mem/bootstrap/peer_exchange.hpp"
+#include "symm_mem/bootstrap/peer_frame.hpp"
+#include "symm_mem/bootstrap/rank_names.hpp"
+#include "symm_mem/bootstrap/unix_socket.hpp"
+#include "symm_mem/process/system_error.hpp"
+
+namespace symm {
+namespace {
+
+constexpr std::chrono::milliseconds kProbePeriod{50};
+constexpr std::chrono::milliseconds kRetryPeriod{2};  // while a listener's queue is full
+constexpr std::chrono::milliseconds kRereadPeriod{20};
+constexpr std::size_t kSpareStrangers = 32;
+constexpr int kMaxRefusalLines = 16;
+
+std::string peer_name(int peer, const PeerRecord& record) {
+  return "rank " + std::to_string(peer) + " (pid " + std::to_string(record.pid) + ")";
+}
+
+}  // namespace
+
+PeerConnector::PeerConnector(std::string prefix, int rank, std::vector<PeerRecord>& records,
+                             GuardedDescriptor listener, Reread reread)
+    : prefix_(std::move(prefix)),
+      rank_(rank),
+      world_size_(static_cast<int>(records.size())),
+      records_(records),
+      listener_(std::move(listener)),
+      reread_(std::move(reread)),
+      next_reread_(records.size()),
+      sockets_(records.size()),
+      stages_(records.size(), Stage::kWaiting),
+      next_probe_(Deadline::Clock::now() + kProbePeriod) {
+  stage(rank) = Stage::kStanding;
+}
+
+void PeerConnector::run(const Deadline& deadline) {
+  for (;;) {
+    connect_lower();
+    accept_strangers();
+    std::erase_if(strangers_, [this](GuardedDescriptor& s) { return hear_stranger(s); });
+    hear_answers();
+    const std::vector<int> missing_ranks = missing();
+    if (missing_ranks.empty()) break;
+    check_standing();
+    probe_higher();
+    if (deadline.passed()) {
+      throw Error(ErrorCode::kTimeout,
+                  prefix_ + rank_list(missing_ranks) + " did not connect in time");
+    }
+    wait(deadline);
+  }
+  strangers_.clear();
+  listener_.reset();
+}
+
+void PeerConnector::connect_lower() {
+  for (int peer = 0; peer < rank_; ++peer) {
+    if (stage(peer) != Stage::kWaiting) continue;
+    ConnectResult result = connect_to(record(peer).socket_path);
+    if (result.error == EAGAIN) continue;
+    if (result.error != 0) {
+      if (expect_again(peer)) continue;
+      throw_unreachable(peer, result.error);
+    }
+    if (peer_uid(result.socket.get()) != ::geteuid()) {
+      throw Error(ErrorCode::kSecurity, prefix_ + "the socket that the Store names for " +
+                                            peer_name(peer, record(peer)) +
+                                            " belongs to another user");
+    }
+    send_packet(result.socket.get(),
+                encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce}));
+    socket(peer) = std::move(result.socket);
+    stage(peer) = Stage::kGreeted;
+  }
+}
+
+void PeerConnector::accept_strangers() {
+  for (;;) {
+    GuardedDescriptor stranger = accept_waiting(listener_.get());
+    if (!stranger.valid()) return;
+    if (peer_uid(stranger.get()) != ::geteuid()) {
+      refuse_stranger("it comes from another user");
+      continue;
+    }
+    // A rank says who it is at once, so the oldest of too many is not one.
+    if (strangers_.size() >= records_.size() + kSpareStrangers) {
+      refuse_stranger("it does not say who it is");
+      strangers_.erase(strangers_.begin());
+    }
+    strangers_.push_back(std::move(stranger));
+  }
+}
+
+// True when it need not be listened to any more: it is a peer now, was refused, or left.
+bool PeerConnector::hear_stranger(GuardedDescriptor& stranger) {
+  const ReceivedPacket packet = receive_packet(stranger.get(), HelloFrame::kBytes);
+  if (packet.status == SocketStatus::kWouldBlock) return false;
+  if (packet.status == SocketStatus::kClosed) return true;  // a probe
+  const std::optional<HelloFrame> hello = parse_hello(packet.bytes);
+  if (!packet.problem.empty() || packet.descriptor.valid() || !hello) {
+    refuse_stranger("its greeting is malformed");
+    return true;
+  }
+  if (!same_nonce(hello->nonce, record(rank_).nonce)) {
+    refuse_stranger("it does not know the nonce that the Store holds");
+    return true;
+  }
+  if (hello->rank <= static_cast<std::uint32_t>(rank_) ||
+      hello->rank >= static_cast<std::uint32_t>(world_size_)) {
+    refuse_stranger("it names rank " + std::to_string(hello->rank) +
+                    ", which does not connect to "
+                    "rank " +
+                    std::to_string(rank_));
+    return true;
+  }
+  const int peer = static_cast<int>(hello->rank);
+  if (reread_) {
+    if (stage(peer) == Stage::kStanding && is_hung_up(socket(peer).get())) expect_again(peer);
+    read_again(peer);
+  }
+  if (stage(peer) != Stage::kWaiting) {
+    refuse_stranger("rank " + std::to_string(peer) + " is connected already");
+    return true;
+  }
+  send_packet(stranger.get(),
+              encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce}));
+  socket(peer) = std::move(stranger);
+  stage(peer) = Stage::kStanding;
+  return true;
+}
+
+void PeerConnector::hear_answers() {
+  for (int peer = 0; peer < rank_; ++peer) {
+    if (stage(peer) != Stage::kGreeted) continue;
+    const ReceivedPacket packet = receive_packet(socket(peer).get(), HelloFrame::kBytes);
+    if (packet.status == SocketStatus::kWouldBlock) continue;
+    if (packet.status == SocketStatus::kClosed) {
+      if (expect_again(peer)) continue;
+      throw Error(ErrorCode::kPeerLost,
+                  prefix_ + names_of_the_lost(peer) + " ended during set-up, or refused this rank");
+    }
+    const std::optional<HelloFrame> answer = parse_hello(packet.bytes);
+    if (!packet.problem.empty() || packet.descriptor.valid() || !answer ||
+        answer->rank != static_cast<std::uint32_t>(peer) ||
+        !same_nonce(answer->nonce, record(rank_).nonce)) {
+      throw Error(ErrorCode::kSecurity, prefix_ + "the process that listens for " +
+                                            peer_name(peer, record(peer)) +
+                                            " does not know this rank's nonce");
+    }
+    stage(peer) = Stage::kStanding;
+  }
+}
+
+void PeerConnector::check_standing() {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_ || stage(peer) != Stage::kStanding) continue;
+    if (!is_hung_up(socket(peer).get()) || expect_again(peer)) continue;
+    // A goodbye may come after the packet of the closing round.
+    for (;;) {
+      const ReceivedPacket packet = receive_packet(socket(peer).get(), ExchangeFrame::kMaxBytes);
+      if (packet.status != SocketStatus::kDone) break;
+      const std::optional<ExchangeFrame> frame = parse_exchange(packet.bytes);
+      if (frame) throw_if_goodbye(prefix_, peer, frame->message);
+    }
+    throw Error(ErrorCode::kPeerLost, prefix_ + names_of_the_lost(peer) + " ended during set-up");
+  }
+}
+
+void PeerConnector::probe_higher() {
+  if (Deadline::Clock::now() < next_probe_) return;
+  next_probe_ = Deadline::Clock::now() + kProbePeriod;
+  for (int peer = rank_ + 1; peer < world_size_; ++peer) {
+    if (stage(peer) != Stage::kWaiting) continue;
+    const ConnectResult result = connect_to(record(peer).socket_path);
+    if (result.error == 0 || result.error == EAGAIN || expect_again(peer)) continue;
+    throw_unreachable(peer, result.error);
+  }
+}
+
+bool PeerConnector::expect_again(int peer) {
+  if (!reread_) return false;
+  socket(peer).reset();
+  stage(peer) = Stage::kWaiting;
+  if (Deadline::Clock::now() >= next_reread_[static_cast<std::size_t>(peer)]) read_again(peer);
+  return true;
+}
+
+void PeerConnector::read_again(int peer) {
+  const auto index = static_cast<std::size_t>(peer);
+  if (std::optional<PeerRecord> found = reread_(peer)) records_[index] = std::move(*found);
+  next_reread_[index] = Deadline::Clock::now() + kRereadPeriod;
+}
+
+void PeerConnector::wait(const Deadline& deadline) {
+  std::vector<pollfd> entries;
+  const auto watch = [&entries](const GuardedDescriptor& socket, short events) {
+    entries.push_back({socket.get(), events, 0});
+  };
+  watch(listener_, POLLIN);
+  for (const GuardedDescriptor& stranger : strangers_) watch(stranger, POLLIN);
+  std::chrono::milliseconds slice = kProbePeriod;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    // A peer that stands may have begun the closing round already: its packet must not wake us.
+    if (stage(peer) == Stage::kStanding) watch(socket(peer), POLLRDHUP);
+    if (stage(peer) == Stage::kGreeted) watch(socket(peer), POLLIN);
+    if (stage(peer) == Stage::kWaiting && peer < rank_) slice = kRetryPeriod;
+  }
+  ::poll(entries.data(), entries.size(), deadline.poll_slice(slice));
+}
+
+std::vector<int> PeerConnector::missing() const {
+  std::vector<int> ranks;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (stages_[static_cast<std::size_t>(peer)] != Stage::kStanding) ranks.push_back(peer);
+  }
+  return ranks;
+}
+
+// A rank that gave up because another one died did so after that death, so whoever is gone by now
+// includes the cause.
+std::string PeerConnector::names_of_the_lost(int seen) const {
+  std::string names;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    const GuardedDescriptor& connection = sockets_[static_cast<std::size_t>(peer)];
+    bool lost = peer == seen;
+    if (!lost && connection.valid()) {
+      lost = is_hung_up(connection.get());
+    } else if (!lost) {
+      const int error = connect_to(record(peer).socket_path).error;
+      lost = error == ENOENT || error == ECONNREFUSED || error == ECONNRESET;
+    }
+    if (lost) names += (names.empty() ? "" : ", ") + peer_name(peer, record(peer));
+  }
+  return names;
+}
+
+void PeerConnector::throw_unreachable(int peer, int error) const {
+  const PeerRecord& theirs = record(peer);
+  const std::string name = peer_name(peer, theirs);
+  const bool same_files =
+      theirs.mount_namespace != 0 && theirs.mount_namespace == record(rank_).mount_namespace;
+  if (error == ENOENT && !same_files) {
+    throw Error(ErrorCode::kUnsupported,
+                prefix_ + name + " listens on " + theirs.socket_path +
+                    ", which does not exist here: the ranks do not share a directory for "
+                    "temporary files (separate mount namespaces or containers); mount one "
+                    "directory into all of them and name it in TMPDIR");
+  }
+  if (error == ENOENT || error == ECONNREFUSED || error == ECONNRESET) {
+    throw Error(ErrorCode::kPeerLost,
+                prefix_ + names_of_the_lost(peer) + " ended or gave up during set-up");
+  }
+  throw Error(ErrorCode::kSystem, prefix_ + "connecting to " + name + " at " + theirs.socket_path +
+                                      " failed: " + describe_system_error(error));
+}
+
+void PeerConnector::refuse_stranger(const std::string& why) {
+  if (++refusals_ > kMaxRefusalLines) return;
+  std::fprintf(stderr, "symm: refused a connection: %s%s\n", prefix_.c_str(), why.c_str());
+}
+
+}  // namespace symm

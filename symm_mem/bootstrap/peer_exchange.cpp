@@ -1,0 +1,171 @@
+#include "symm_mem/bootstrap/peer_exchange.hpp"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "symm_mem/bootstrap/peer_frame.hpp"
+#include "symm_mem/bootstrap/rank_names.hpp"
+#include "symm_mem/bootstrap/unix_socket.hpp"
+
+namespace symm {
+namespace {
+
+constexpr std::size_t kMaxGoodbyeText = 1024;
+
+struct PeerProgress {
+  bool sent = false;
+  bool received = false;
+};
+
+class Exchange {
+ public:
+  Exchange(const ExchangeRound& round, PeerInbox& inbox)
+      : round_(round),
+        inbox_(inbox),
+        packet_(encode_exchange(round.sequence, round.descriptor >= 0, round.message)),
+        progress_(round.sockets.size()),
+        received_(round.sockets.size()) {
+    progress_[static_cast<std::size_t>(round.rank)] = {true, true};
+  }
+
+  std::vector<PeerMesh::Received> run(const Deadline& deadline,
+                                      const std::function<bool()>& give_up) {
+    for (;;) {
+      for (std::size_t peer = 0; peer < progress_.size(); ++peer) advance(peer);
+      if (finished()) break;
+      if (give_up && give_up()) {
+        throw Error(ErrorCode::kAborted,
+                    round_.prefix + "aborted while waiting for " + rank_list(missing()));
+      }
+      if (deadline.passed()) {
+        throw Error(ErrorCode::kTimeout, round_.prefix + rank_list(missing()) +
+                                             " did not take part in exchange " +
+                                             std::to_string(round_.sequence) + " in time");
+      }
+      wait(deadline.poll_slice(kMeshPollPeriod));
+    }
+    if (problem_) throw *problem_;
+    return std::move(received_);
+  }
+
+ private:
+  void advance(std::size_t peer) {
+    PeerProgress& progress = progress_[peer];
+    const int socket = round_.sockets[peer];
+    if (!progress.sent) {
+      // To a closed socket counts as sent: what the peer said before it left is still to be read.
+      progress.sent = send_packet(socket, packet_, round_.descriptor) != SocketStatus::kWouldBlock;
+    }
+    if (progress.received) return;
+    std::optional<PeerPacket> packet = inbox_.next_exchange(peer);
+    if (!packet) return;
+    progress.received = true;
+    take(peer, std::move(*packet));
+  }
+
+  void take(std::size_t peer, PeerPacket packet) {
+    const std::string from = "rank " + std::to_string(peer) + " sent ";
+    if (!packet.problem.empty()) {
+      note(packet.problem_code, from + packet.problem);
+    } else if (packet.number != round_.sequence) {
+      note(ErrorCode::kMismatch, from + "exchange " + std::to_string(packet.number) +
+                                     ", this rank is at exchange " +
+                                     std::to_string(round_.sequence));
+    } else {
+      if (round_.sequence == kSetupSequence) {
+        throw_if_goodbye(round_.prefix, static_cast<int>(peer), packet.content.message);
+      }
+      received_[peer] = std::move(packet.content);
+    }
+  }
+
+  // The first problem is the one that is thrown.
+  void note(ErrorCode code, const std::string& what) {
+    if (!problem_) problem_.emplace(code, round_.prefix + what);
+  }
+
+  bool finished() const {
+    return std::all_of(progress_.begin(), progress_.end(),
+                       [](const PeerProgress& p) { return p.sent && p.received; });
+  }
+
+  std::vector<int> missing() const {
+    std::vector<int> ranks;
+    for (std::size_t peer = 0; peer < progress_.size(); ++peer) {
+      if (!progress_[peer].sent || !progress_[peer].received) {
+        ranks.push_back(static_cast<int>(peer));
+      }
+    }
+    return ranks;
+  }
+
+  void wait(int milliseconds) {
+    entries_.clear();
+    for (std::size_t peer = 0; peer < progress_.size(); ++peer) {
+      const PeerProgress& progress = progress_[peer];
+      const int events = (progress.sent ? 0 : POLLOUT) | (progress.received ? 0 : POLLIN);
+      // A peer that is done may hang up without disturbing this round.
+      if (events != 0) {
+        entries_.push_back({round_.sockets[peer], static_cast<short>(events), 0});
+      }
+    }
+    ::poll(entries_.data(), entries_.size(), milliseconds);
+  }
+
+  const ExchangeRound& round_;
+  PeerInbox& inbox_;
+  std::vector<std::uint8_t> packet_;
+  std::vector<PeerProgress> progress_;
+  std::vector<PeerMesh::Received> received_;
+  std::vector<pollfd> entries_;
+  std::optional<Error> problem_;
+};
+
+}  // namespace
+
+std::string mesh_prefix(const std::string& group_name, int rank) {
+  return "group '" + group_name + "', rank " + std::to_string(rank) + ": ";
+}
+
+bool breaks_mesh(ErrorCode code) {
+  return code == ErrorCode::kTimeout || code == ErrorCode::kAborted || code == ErrorCode::kPeerLost;
+}
+
+std::vector<PeerMesh::Received> run_exchange(const ExchangeRound& round, PeerInbox& inbox,
+                                             const Deadline& deadline,
+                                             const std::function<bool()>& give_up) {
+  return Exchange(round, inbox).run(deadline, give_up);
+}
+
+void say_goodbye(const std::string& prefix, std::span<const int> sockets,
+                 const Error& error) noexcept {
+  try {
+    std::vector<std::uint8_t> message = {0, static_cast<std::uint8_t>(error.code())};
+    std::string_view text = error.what();
+    if (text.starts_with(prefix)) text.remove_prefix(prefix.size());
+    text = text.substr(0, kMaxGoodbyeText);
+    message.insert(message.end(), text.begin(), text.end());
+    const std::vector<std::uint8_t> packet = encode_exchange(kSetupSequence, false, message);
+    for (const int socket : sockets) {
+      if (socket >= 0) send_packet(socket, packet);
+    }
+  } catch (const std::exception&) {
+    // The sockets are about to close, which tells the peers as well.
+  }
+}
+
+void throw_if_goodbye(const std::string& prefix, int peer, std::span<const std::uint8_t> message) {
+  if (message.size() < 2 || message[0] != 0) return;
+  const auto last = static_cast<std::uint8_t>(ErrorCode::kSecurity);
+  const auto code = static_cast<ErrorCode>(std::min(message[1], last));
+  throw Error(code, prefix + "rank " + std::to_string(peer) +
+                        " failed: " + std::string(message.begin() + 2, message.end()));
+}
+
+}  // namespace symm

@@ -1,0 +1,60 @@
+// One round in which every rank of a mesh sends every other one packet.
+//
+// NOTE [Goodbye]
+// A rank whose set-up or round fails tells its peers why before it closes its sockets, so that they
+// name the cause and not just the rank that left. An ordinary round of set-up carries {1}; a
+// goodbye has the same sequence and carries {0, error code, text}.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/core/error.hpp"
+#include "symm_mem/bootstrap/peer_inbox.hpp"
+#include "symm_mem/bootstrap/peer_mesh.hpp"
+#include "symm_mem/process/deadline.hpp"
+
+namespace symm {
+
+// The sequence number of the round that ends connect(); callers' numbers lie below it.
+inline constexpr std::uint64_t kSetupSequence = ~std::uint64_t{0};
+
+// How error messages name the group: "group 'x', rank 1: ".
+std::string mesh_prefix(const std::string& group_name, int rank);
+
+// How long a wait sleeps at most before it looks again: whether to give up, and whether another
+// thread has read what it waits for.
+inline constexpr std::chrono::milliseconds kMeshPollPeriod{5};
+
+// True when `error` has left the sockets with packets of an unfinished round on them.
+bool breaks_mesh(ErrorCode code);
+
+struct ExchangeRound {
+  std::string prefix;            // of error messages
+  std::span<const int> sockets;  // by rank; -1 for this one
+  int rank = 0;
+  std::uint64_t sequence = 0;
+  std::span<const std::uint8_t> message;
+  int descriptor = -1;
+};
+
+// Sends and receives at once over all sockets, so that no order of ranks can deadlock. Errors as
+// PeerMesh::exchange. What is wrong with one packet (malformed, out of sequence, no room for its
+// descriptor) is thrown after the whole round, which leaves the sockets usable.
+std::vector<PeerMesh::Received> run_exchange(const ExchangeRound& round, PeerInbox& inbox,
+                                             const Deadline& deadline,
+                                             const std::function<bool()>& give_up);
+
+// Tells every open socket (-1: none) that this rank's set-up failed. `prefix` is left out of what
+// is told. Does not block or throw.
+void say_goodbye(const std::string& prefix, std::span<const int> sockets,
+                 const Error& error) noexcept;
+
+// If `message` is a goodbye of `peer` throws what it says.
+void throw_if_goodbye(const std::string& prefix, int peer, std::span<const std::uint8_t> message);
+
+}  // namespace symm

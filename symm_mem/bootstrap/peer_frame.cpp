@@ -1,0 +1,76 @@
+#include "symm_mem/bootstrap/peer_frame.hpp"
+
+#include <algorithm>
+
+#include "symm_mem/process/byte_codec.hpp"
+
+namespace symm {
+namespace {
+
+constexpr std::uint32_t kHelloMagic = 0x6f6c6568;
+constexpr std::uint32_t kHelloVersion = 1;
+constexpr std::uint32_t kExchangeMagic = 0x68637865;
+constexpr std::uint32_t kHasDescriptor = 1;
+constexpr std::uint32_t kIsPost = 2;
+
+}  // namespace
+
+std::vector<std::uint8_t> encode_hello(const HelloFrame& hello) {
+  ByteWriter writer;
+  writer.integer(kHelloMagic);
+  writer.integer(kHelloVersion);
+  writer.integer(hello.rank);
+  writer.integer(std::uint32_t{0});
+  writer.raw(hello.nonce);
+  return writer.take();
+}
+
+std::optional<HelloFrame> parse_hello(std::span<const std::uint8_t> packet) {
+  ByteReader reader(packet);
+  const auto magic = reader.integer<std::uint32_t>();
+  const auto version = reader.integer<std::uint32_t>();
+  HelloFrame hello;
+  hello.rank = reader.integer<std::uint32_t>();
+  const auto zero = reader.integer<std::uint32_t>();
+  const std::span<const std::uint8_t> nonce = reader.raw(kNonceBytes);
+  if (!reader.finished() || magic != kHelloMagic || version != kHelloVersion || zero != 0) {
+    return std::nullopt;
+  }
+  std::copy(nonce.begin(), nonce.end(), hello.nonce.begin());
+  return hello;
+}
+
+std::vector<std::uint8_t> encode_exchange(std::uint64_t sequence, bool has_descriptor,
+                                          std::span<const std::uint8_t> message, FrameKind kind) {
+  ByteWriter writer;
+  writer.integer(kExchangeMagic);
+  writer.integer((has_descriptor ? kHasDescriptor : 0u) |
+                 (kind == FrameKind::kPost ? kIsPost : 0u));
+  writer.integer(sequence);
+  writer.integer(static_cast<std::uint32_t>(message.size()));
+  writer.integer(std::uint32_t{0});
+  writer.raw(message);
+  return writer.take();
+}
+
+std::optional<ExchangeFrame> parse_exchange(std::span<const std::uint8_t> packet) {
+  ByteReader reader(packet);
+  const auto magic = reader.integer<std::uint32_t>();
+  const auto flags = reader.integer<std::uint32_t>();
+  ExchangeFrame frame;
+  frame.sequence = reader.integer<std::uint64_t>();
+  const auto length = reader.integer<std::uint32_t>();
+  const auto zero = reader.integer<std::uint32_t>();
+  if (length > ExchangeFrame::kMaxMessage) return std::nullopt;
+  const std::span<const std::uint8_t> message = reader.raw(length);
+  if (!reader.finished() || magic != kExchangeMagic || (flags & ~(kHasDescriptor | kIsPost)) != 0 ||
+      zero != 0) {
+    return std::nullopt;
+  }
+  frame.kind = (flags & kIsPost) != 0 ? FrameKind::kPost : FrameKind::kExchange;
+  frame.has_descriptor = (flags & kHasDescriptor) != 0;
+  frame.message.assign(message.begin(), message.end());
+  return frame;
+}
+
+}  // namespace symm

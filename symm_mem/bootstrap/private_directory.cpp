@@ -1,0 +1,122 @@
+#include "symm_mem/bootstrap/private_directory.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "symm_mem/bootstrap/peer_record.hpp"
+#include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/process/system_error.hpp"
+
+namespace symm {
+namespace {
+
+constexpr char kPrefix[] = "symm-mesh-";
+constexpr char kPattern[] = "symm-mesh-XXXXXX";
+constexpr char kSocket[] = "s";
+constexpr int kAttempts = 16;
+
+std::vector<std::string> candidate_bases() {
+  std::vector<std::string> bases;
+  const char* const chosen = std::getenv("TMPDIR");
+  if (chosen != nullptr && chosen[0] == '/') {
+    const std::string base(chosen);
+    const std::size_t longest = base.size() + 1 + sizeof(kPattern) + sizeof(kSocket);
+    if (longest <= PeerRecord::kMaxSocketPath) bases.push_back(base);
+  }
+  bases.emplace_back("/tmp");
+  return bases;
+}
+
+GuardedDescriptor open_directory(const std::string& path) {
+  return GuardedDescriptor::open(
+      [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); });
+}
+
+bool lock_directory(const GuardedDescriptor& directory) {
+  return ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0;
+}
+
+// False when somebody has removed the directory, or put another one in its place.
+bool is_still_at(const std::string& path, const GuardedDescriptor& directory) {
+  struct stat here {};
+  struct stat opened {};
+  return ::lstat(path.c_str(), &here) == 0 && ::fstat(directory.get(), &opened) == 0 &&
+         here.st_ino == opened.st_ino && here.st_dev == opened.st_dev;
+}
+
+void remove_socket_and_directory(const std::string& path) {
+  ::unlink((path + "/" + kSocket).c_str());
+  ::rmdir(path.c_str());
+}
+
+void remove_if_orphan(const std::string& path) {
+  const GuardedDescriptor directory = open_directory(path);
+  struct stat status {};
+  if (!directory.valid() || ::fstat(directory.get(), &status) != 0) return;
+  if (status.st_uid != ::geteuid() || (status.st_mode & 0777) != 0700) return;
+  if (lock_directory(directory)) remove_socket_and_directory(path);
+}
+
+void remove_orphans(const std::string& base) {
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator entry(base, ignored), end; !ignored && entry != end;
+       entry.increment(ignored)) {
+    const std::string name = entry->path().filename().string();
+    if (name.size() == sizeof(kPattern) - 1 && name.starts_with(kPrefix)) {
+      remove_if_orphan(entry->path().string());
+    }
+  }
+}
+
+// True once in every process.
+bool is_first_in_process() {
+  static std::atomic<std::int64_t> last_generation{-1};
+  const std::int64_t now = fork_generation();
+  return last_generation.exchange(now) != now;
+}
+
+}  // namespace
+
+PrivateDirectory::PrivateDirectory() {
+  const bool first = is_first_in_process();
+  std::string tried;
+  int error = 0;
+  for (const std::string& base : candidate_bases()) {
+    if (first) remove_orphans(base);
+    // Another process may take a directory for an orphan before it is locked: then make another.
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      std::string path = base + "/" + kPattern;
+      if (::mkdtemp(path.data()) == nullptr) {
+        error = errno;
+        break;
+      }
+      lock_ = open_directory(path);
+      error = errno;
+      path_ = path;
+      if (lock_.valid() && lock_directory(lock_) && is_still_at(path, lock_)) return;
+      remove_socket_and_directory(path);
+      if (!lock_.valid() && error != ENOENT) break;
+    }
+    tried += (tried.empty() ? "" : " and ") + base;
+  }
+  throw_system_error("making a private directory under " + tried, error);
+}
+
+PrivateDirectory::~PrivateDirectory() {
+  if (lock_.valid()) remove_socket_and_directory(path_);
+}
+
+std::string PrivateDirectory::socket_path() const { return path_ + "/" + kSocket; }
+
+}  // namespace symm

@@ -1,0 +1,109 @@
+#include "symm_mem/group/host_signals.hpp"
+
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "kernels/core/error.hpp"
+#include "symm_mem/process/deadline.hpp"
+
+namespace symm {
+namespace {
+
+// Between two looks at the connections and the clock.
+constexpr std::chrono::milliseconds kSupervisionPeriod{1};
+constexpr std::chrono::microseconds kSleep{50};
+
+}  // namespace
+
+// How one operation waits. `absent` looks at the slots and tells whether a rank is still waited
+// for.
+class HostSignals::Patience {
+ public:
+  Patience(PeerLink& link, std::string operation, const Timeout& timeout)
+      : link_(link), operation_(std::move(operation)), timeout_(timeout) {}
+
+  template <typename Attempt, typename Absent>
+  void until(Attempt&& attempt, Absent&& absent) {
+    for (int round = 0; !attempt(); ++round) {
+      if (spin_or_yield(round, link_.policy())) continue;
+      std::this_thread::sleep_for(kSleep);
+      if (Deadline::Clock::now() < next_look_) continue;
+      next_look_ = Deadline::Clock::now() + kSupervisionPeriod;
+      look(absent);
+    }
+  }
+
+ private:
+  template <typename Absent>
+  void look(Absent&& absent) {
+    link_.check_usable();
+    if (!deadline_) {
+      limit_ = timeout_();
+      deadline_.emplace(limit_);
+    }
+    std::string lost;
+    std::string late;
+    for (int rank = 0; rank < link_.world_size(); ++rank) {
+      // In this order: what a rank did before it ended counts.
+      const bool gone = link_.hung_up(rank);
+      if (!absent(rank)) continue;
+      std::string& names = gone ? lost : late;
+      names += (names.empty() ? "" : ", ") + link_.rank_name(rank);
+    }
+    if (!lost.empty()) {
+      throw Error(ErrorCode::kPeerLost,
+                  link_.prefix() + operation_ + ": " + lost + " has ended or left the group");
+    }
+    if (deadline_->passed() && !late.empty()) {
+      throw Error(ErrorCode::kTimeout, link_.prefix() + operation_ + ": Timed out after " +
+                                           std::to_string(limit_.count()) + " ms waiting for " +
+                                           late);
+    }
+  }
+
+  PeerLink& link_;
+  const std::string operation_;
+  const Timeout& timeout_;
+  std::optional<Deadline> deadline_;
+  std::chrono::milliseconds limit_{0};
+  Deadline::Clock::time_point next_look_;
+};
+
+void HostSignals::barrier(int channel, const Timeout& timeout) {
+  check_signal_channel("barrier", pad_bytes_, link_.world_size(), channel);
+  const int me = link_.rank();
+  Patience patience(link_, "barrier on channel " + std::to_string(channel), timeout);
+  for (int peer = 0; peer < link_.world_size(); ++peer) {
+    if (peer == me) continue;
+    // A full slot: the peer has not taken this rank's signal before this one.
+    patience.until([&] { return try_put(slot(peer, channel, me)); },
+                   [&](int rank) { return rank == peer && is_full(peer, channel, me); });
+  }
+  for (int peer = 0; peer < link_.world_size(); ++peer) {
+    if (peer == me) continue;
+    patience.until(
+        [&] { return try_take(slot(me, channel, peer)); },
+        [&](int rank) { return rank >= peer && rank != me && !is_full(me, channel, rank); });
+  }
+}
+
+void HostSignals::put(int destination, int channel, const Timeout& timeout) {
+  check_signal_rank("put_signal", link_.world_size(), destination);
+  check_signal_channel("put_signal", pad_bytes_, link_.world_size(), channel);
+  Patience(link_, "put_signal on channel " + std::to_string(channel), timeout)
+      .until([&] { return try_put(slot(destination, channel, link_.rank())); },
+             [&](int rank) {
+               return rank == destination && is_full(destination, channel, link_.rank());
+             });
+}
+
+void HostSignals::wait(int source, int channel, const Timeout& timeout) {
+  check_signal_rank("wait_signal", link_.world_size(), source);
+  check_signal_channel("wait_signal", pad_bytes_, link_.world_size(), channel);
+  Patience(link_, "wait_signal on channel " + std::to_string(channel), timeout)
+      .until([&] { return try_take(slot(link_.rank(), channel, source)); },
+             [&](int rank) { return rank == source && !is_full(link_.rank(), channel, source); });
+}
+
+}  // namespace symm

@@ -1,0 +1,45 @@
+// Which kind of handle the ranks of a group pass their memory by: one decision, taken by every rank
+// alone from what all of them have said.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "symm_mem/device/device_runtime.hpp"
+#include "symm_mem/device/memory_handle.hpp"
+#include "symm_mem/process/byte_codec.hpp"
+
+namespace symm {
+
+// What a rank says of its memory. The descriptor itself travels beside the message.
+struct HandleOffer {
+  HandlePreference preference = HandlePreference::kAuto;
+  bool has_descriptor = false;
+  // There only where this rank can import such handles too.
+  std::optional<FabricHandle> fabric;
+
+  void write(ByteWriter& writer) const;
+  // Hostile input: an offer without any handle where it is malformed.
+  static HandleOffer read(ByteReader& reader);
+};
+
+struct ExportedMemory {
+  HandleOffer offer;
+  FileDescriptor descriptor;  // invalid where there is none
+};
+
+// Exports `memory` of `runtime` by every kind that a peer may want. Host memory is not subject to
+// SYMM_HANDLE_TYPE. Local. Throws Error: kInvalidArgument for the variable, kSystem.
+ExportedMemory export_by_every_kind(DeviceRuntime& runtime, const PhysicalMemory& memory);
+
+// `offers` by rank. Fabric handles where SYMM_HANDLE_TYPE asks for them on a rank, or where some
+// rank has no descriptor; else descriptors. Throws Error, the same on every rank that has the same
+// offers: kMismatch where two ranks ask for different kinds, kUnsupported where a rank lacks the
+// kind that is needed; the message names the ranks.
+HandleKind choose_handle_kind(std::span<const HandleOffer> offers);
+
+// The handle of `kind` out of what a rank sent. A missing descriptor stays invalid, which the
+// import refuses.
+MemoryHandle handle_of(HandleKind kind, const HandleOffer& offer, FileDescriptor descriptor);
+
+}  // namespace symm
