@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,23 +26,31 @@
 #include "kernels/core/collective.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/plan/plan.hpp"
+#include "kernels/protocol/control_region.hpp"
 #include "symm_mem/bootstrap/store.hpp"
+#include "symm_mem/group/local_group.hpp"
 #include "symm_mem/segment/segment.hpp"
 
 namespace symm {
 
+struct Agreement;
+class DeviceSlot;
+class GroupMemory;
+class HostExecutor;
+class HostTrace;
+class MailboxEngine;
 class PointToPoint;
 
 class Communicator {
  public:
-  // Collective over the group. Throws Error as PeerMesh::connect does; a group of one needs no
+  // Collective over the group. Throws Error as BootstrapMesh::connect does; a group of one needs no
   // peer and touches the store not at all.
   static std::unique_ptr<Communicator> create(KeyValueStore& store, CommunicatorConfig config);
   ~Communicator();
 
-  int rank() const;
-  int world_size() const;
-  const CommunicatorConfig& config() const;
+  int rank() const { return config_.rank; }
+  int world_size() const { return config_.world_size; }
+  const CommunicatorConfig& config() const { return config_; }
 
   // Carries out one collective and returns when this rank's buffers may be used again.
   // Collective. Not reentrant. timeout <= 0 means the group's default. `request`: a plan of this
@@ -75,21 +84,23 @@ class Communicator {
   // Local, any thread.
   void drain_device();
 
-  // Makes `local`, in host or device memory, known to the group, so that a tensor inside it is read
-  // in place by the peers. Collective (counts as one call in the order of collectives on the host).
-  // `symmetric`: the promise that whenever a rank passes a tensor inside this segment to a
-  // collective, every rank passes one at the same offset; copy engines need it, and a broken
-  // promise fails the group. It includes that an all_to_all on this memory has equal shares on
-  // every rank or on none. All ranks must give the same.
-  std::shared_ptr<Segment> rendezvous(std::shared_ptr<LocalSegment> local,
-                                      std::chrono::milliseconds timeout = {},
-                                      bool symmetric = false);
+  // The ranks' connections, pages and failure, which the group's symmetric memory uses too.
+  const std::shared_ptr<LocalGroup>& local_group() const { return group_; }
 
-  // Makes a segment of the same ranks, which somebody else has made, known as rendezvous() does.
-  // Collective in the same way.
-  void add_segment(std::shared_ptr<Segment> segment, std::chrono::milliseconds timeout = {});
+  // Throws what add_segment() would throw for a segment of that memory. Local.
+  void check_segment(const LocalSegment& local);
+  // Makes a segment of the same ranks, in host or device memory, known to the group, so that a
+  // tensor inside it is read in place by the peers. Local; every rank does the same in the same
+  // order, before a call that uses it, and no call of the group may be queued. `symmetric`: the
+  // promise that whenever a rank passes a tensor inside this segment to a collective, every rank
+  // passes one at the same offset; copy engines need it, and a broken promise fails the group. It
+  // includes that an all_to_all on this memory has equal shares on every rank or on none. All ranks
+  // must give the same.
+  void add_segment(std::shared_ptr<Segment> segment, bool symmetric);
+  // Makes that promise for a segment that the group knows.
+  void set_symmetric(const std::shared_ptr<Segment>& segment);
   // Every rank has agreed to use `segment` in no further call. Local; waits for the device, and no
-  // call of the group may be queued. Not counted.
+  // call of the group may be queued.
   void remove_segment(const std::shared_ptr<Segment>& segment);
 
   // Fails the group on this rank and tells the peers; calls in progress here and there throw
@@ -104,9 +115,25 @@ class Communicator {
   std::optional<Error> failure() const;
 
  private:
-  Communicator();
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  class Observer;
+
+  explicit Communicator(CommunicatorConfig config);
+  void connect(KeyValueStore& store);
+  void adopt_agreement();
+  // Runs `body`, which returns false or throws when it cannot go on, as the call `record`.
+  template <class Body>
+  void run_call(const CallRecord& record, std::chrono::milliseconds timeout, Body&& body);
+
+  CommunicatorConfig config_;
+  std::unique_ptr<Agreement> agreement_;
+  std::shared_ptr<LocalGroup> group_;
+  std::unique_ptr<GroupMemory> memory_;  // this and the next three are null in a group of one
+  std::unique_ptr<Observer> observer_;
+  std::unique_ptr<HostExecutor> executor_;
+  std::unique_ptr<HostTrace> trace_;
+  std::unique_ptr<MailboxEngine> mailboxes_;
+  std::unique_ptr<DeviceSlot> device_;
+  std::mutex call_mutex_;
 };
 
 }  // namespace symm

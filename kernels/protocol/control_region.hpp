@@ -1,7 +1,8 @@
 // The part of symmetric memory through which the ranks of a group on one host keep in step.
 //
-// Each rank owns one ControlRegion, written by it alone and read by all; it starts out zero. The
-// region is followed in memory by the point-to-point mailboxes (kernels/protocol/mailbox.hpp).
+// Each rank owns one ControlRegion, written by it alone and read by all; it starts out zero. In
+// memory it follows the rank's GroupPage, and the point-to-point mailboxes follow it
+// (kernels/protocol/mailbox.hpp).
 #pragma once
 
 #include <cstddef>
@@ -42,7 +43,7 @@ static_assert(kCallRing >= 2 * kSlots);
 // The same for calls on a device: a record is posted when the call is put on a stream, eager or
 // captured, so a rank may be any number of calls ahead of another. The ring may lap a reader, which
 // therefore copies a record between two looks at its sequence (NOTE [Records that may be
-// overwritten] in backend/engine/device/device_calls.hpp).
+// overwritten] in backend/engine/device/device_trace.hpp).
 inline constexpr std::uint64_t kDeviceCallRing = 256;
 
 struct DeviceCalls {
@@ -50,24 +51,9 @@ struct DeviceCalls {
   CallRecord calls[kDeviceCallRing];
 };
 
-// Why a rank gave up. Written once, `state` last, before anything else that peers could read.
-struct alignas(kCacheLine) FailureRecord {
-  static constexpr std::size_t kTextBytes = 1000;
-  std::uint32_t state;    // 0: none; 1: the rest is valid
-  std::uint32_t code;     // ErrorCode
-  char text[kTextBytes];  // zero-terminated
-};
-
-enum class Lifecycle : std::uint32_t {
-  kJoining = 0,
-  kMember = 1,
-  kLeft = 2,  // destroyed its group in good order
-};
-
 struct alignas(kCacheLine) ProgressLine {
   std::uint64_t entered;    // highest sequence whose CallRecord can be read
   std::uint64_t completed;  // highest sequence that this rank has finished
-  std::uint32_t lifecycle;  // Lifecycle
 };
 
 // Messages up to this size go through slots that every group has from its start.
@@ -78,7 +64,6 @@ struct ControlRegion {
   SignalLine done;
   SignalLine doorbell;  // rung by peers after a change in a mailbox of this rank
   ProgressLine progress;
-  FailureRecord failure;
   CallRecord calls[kCallRing];
   DeviceCalls device_calls;
   DevicePage device;

@@ -9,24 +9,31 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/bootstrap/peer_mesh.hpp"
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 #include "symm_mem/process/deadline.hpp"
 
 namespace symm {
 
 struct MeshRound {
-  PeerMesh& mesh;
-  std::uint64_t sequence;
+  BootstrapMesh& mesh;
+  FramePosition position;
   Deadline deadline;
   const std::function<bool()>& give_up;
 
   int rank() const { return mesh.rank(); }
   int world_size() const { return mesh.world_size(); }
-  // As PeerMesh::exchange().
-  std::vector<PeerMesh::Received> exchange(std::span<const std::uint8_t> message,
-                                           int descriptor = -1) const {
-    return mesh.exchange(sequence, message, descriptor, deadline.remaining(), give_up);
+  // As BootstrapMesh::exchange().
+  std::vector<BootstrapMesh::Received> exchange(std::span<const std::uint8_t> message,
+                                                int descriptor = -1) const {
+    return mesh.exchange(position, message, descriptor, deadline.remaining(), give_up);
   }
+  // As BootstrapMesh::post(), once a round.
+  void post(std::span<const std::uint8_t> message, int descriptor) const {
+    mesh.post(position, message, descriptor);
+  }
+  // What every other rank has posted in this round, by rank. Takes all of it, and then throws the
+  // first error of BootstrapMesh::take().
+  std::vector<BootstrapMesh::Received> take_all() const;
 };
 
 // Runs `step`; its error is remembered instead of thrown, so that the other ranks can be told.
@@ -38,6 +45,21 @@ std::optional<Error> try_step(Step&& step) {
     return error;
   }
   return std::nullopt;
+}
+
+inline std::vector<BootstrapMesh::Received> MeshRound::take_all() const {
+  std::vector<BootstrapMesh::Received> received(static_cast<std::size_t>(world_size()));
+  std::optional<Error> first;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer == rank()) continue;
+    const std::optional<Error> error = try_step([&] {
+      received[static_cast<std::size_t>(peer)] =
+          mesh.take(peer, position, deadline.remaining(), give_up);
+    });
+    if (error && !first) first = error;
+  }
+  if (first) throw Error(*first);
+  return received;
 }
 
 }  // namespace symm

@@ -81,8 +81,8 @@ void PeerConnector::connect_lower() {
                                             peer_name(peer, record(peer)) +
                                             " belongs to another user");
     }
-    send_packet(result.socket.get(),
-                encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce}));
+    send_frame(result.socket.get(),
+               encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce}));
     socket(peer) = std::move(result.socket);
     stage(peer) = Stage::kGreeted;
   }
@@ -107,11 +107,11 @@ void PeerConnector::accept_strangers() {
 
 // True when it need not be listened to any more: it is a peer now, was refused, or left.
 bool PeerConnector::hear_stranger(GuardedDescriptor& stranger) {
-  const ReceivedPacket packet = receive_packet(stranger.get(), HelloFrame::kBytes);
-  if (packet.status == SocketStatus::kWouldBlock) return false;
-  if (packet.status == SocketStatus::kClosed) return true;  // a probe
-  const std::optional<HelloFrame> hello = parse_hello(packet.bytes);
-  if (!packet.problem.empty() || packet.descriptor.valid() || !hello) {
+  const ReceivedFrame received = receive_frame(stranger.get(), HelloFrame::kBytes);
+  if (received.status == SocketStatus::kWouldBlock) return false;
+  if (received.status == SocketStatus::kClosed) return true;  // a probe
+  const std::optional<HelloFrame> hello = parse_hello(received.bytes);
+  if (!received.problem.empty() || received.descriptor.valid() || !hello) {
     refuse_stranger("its greeting is malformed");
     return true;
   }
@@ -136,8 +136,7 @@ bool PeerConnector::hear_stranger(GuardedDescriptor& stranger) {
     refuse_stranger("rank " + std::to_string(peer) + " is connected already");
     return true;
   }
-  send_packet(stranger.get(),
-              encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce}));
+  send_frame(stranger.get(), encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce}));
   socket(peer) = std::move(stranger);
   stage(peer) = Stage::kStanding;
   return true;
@@ -146,15 +145,15 @@ bool PeerConnector::hear_stranger(GuardedDescriptor& stranger) {
 void PeerConnector::hear_answers() {
   for (int peer = 0; peer < rank_; ++peer) {
     if (stage(peer) != Stage::kGreeted) continue;
-    const ReceivedPacket packet = receive_packet(socket(peer).get(), HelloFrame::kBytes);
-    if (packet.status == SocketStatus::kWouldBlock) continue;
-    if (packet.status == SocketStatus::kClosed) {
+    const ReceivedFrame received = receive_frame(socket(peer).get(), HelloFrame::kBytes);
+    if (received.status == SocketStatus::kWouldBlock) continue;
+    if (received.status == SocketStatus::kClosed) {
       if (expect_again(peer)) continue;
       throw Error(ErrorCode::kPeerLost,
                   prefix_ + names_of_the_lost(peer) + " ended during set-up, or refused this rank");
     }
-    const std::optional<HelloFrame> answer = parse_hello(packet.bytes);
-    if (!packet.problem.empty() || packet.descriptor.valid() || !answer ||
+    const std::optional<HelloFrame> answer = parse_hello(received.bytes);
+    if (!received.problem.empty() || received.descriptor.valid() || !answer ||
         answer->rank != static_cast<std::uint32_t>(peer) ||
         !same_nonce(answer->nonce, record(rank_).nonce)) {
       throw Error(ErrorCode::kSecurity, prefix_ + "the process that listens for " +
@@ -169,11 +168,11 @@ void PeerConnector::check_standing() {
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_ || stage(peer) != Stage::kStanding) continue;
     if (!is_hung_up(socket(peer).get()) || expect_again(peer)) continue;
-    // A goodbye may come after the packet of the closing round.
+    // A goodbye may come after the frame of the closing round.
     for (;;) {
-      const ReceivedPacket packet = receive_packet(socket(peer).get(), ExchangeFrame::kMaxBytes);
-      if (packet.status != SocketStatus::kDone) break;
-      const std::optional<ExchangeFrame> frame = parse_exchange(packet.bytes);
+      const ReceivedFrame received = receive_frame(socket(peer).get(), ExchangeFrame::kMaxBytes);
+      if (received.status != SocketStatus::kDone) break;
+      const std::optional<ExchangeFrame> frame = parse_exchange(received.bytes);
       if (frame) throw_if_goodbye(prefix_, peer, frame->message);
     }
     throw Error(ErrorCode::kPeerLost, prefix_ + names_of_the_lost(peer) + " ended during set-up");
@@ -215,7 +214,7 @@ void PeerConnector::wait(const Deadline& deadline) {
   std::chrono::milliseconds slice = kProbePeriod;
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;
-    // A peer that stands may have begun the closing round already: its packet must not wake us.
+    // A peer that stands may have begun the closing round already: its frame must not wake us.
     if (stage(peer) == Stage::kStanding) watch(socket(peer), POLLRDHUP);
     if (stage(peer) == Stage::kGreeted) watch(socket(peer), POLLIN);
     if (stage(peer) == Stage::kWaiting && peer < rank_) slice = kRetryPeriod;

@@ -9,7 +9,7 @@
 //
 // NOTE [Earlier tries]
 // The Store may still hold what a rank published in an earlier try
-// (PeerMeshConfig::may_be_retried). Then a peer that cannot be reached, or that leaves, is no
+// (BootstrapMeshConfig::may_be_retried). Then a peer that cannot be reached, or that leaves, is no
 // failure: its record is read again until there is a new one, and only the deadline ends the wait.
 #pragma once
 

@@ -25,17 +25,17 @@ struct PeerProgress {
 
 class Exchange {
  public:
-  Exchange(const ExchangeRound& round, PeerInbox& inbox)
+  Exchange(const ExchangeRound& round, FrameQueues& queues)
       : round_(round),
-        inbox_(inbox),
-        packet_(encode_exchange(round.sequence, round.descriptor >= 0, round.message)),
+        queues_(queues),
+        frame_(encode_exchange(round.sequence, round.descriptor >= 0, round.message)),
         progress_(round.sockets.size()),
         received_(round.sockets.size()) {
     progress_[static_cast<std::size_t>(round.rank)] = {true, true};
   }
 
-  std::vector<PeerMesh::Received> run(const Deadline& deadline,
-                                      const std::function<bool()>& give_up) {
+  std::vector<BootstrapMesh::Received> run(const Deadline& deadline,
+                                           const std::function<bool()>& give_up) {
     for (;;) {
       for (std::size_t peer = 0; peer < progress_.size(); ++peer) advance(peer);
       if (finished()) break;
@@ -46,7 +46,7 @@ class Exchange {
       if (deadline.passed()) {
         throw Error(ErrorCode::kTimeout, round_.prefix + rank_list(missing()) +
                                              " did not take part in exchange " +
-                                             std::to_string(round_.sequence) + " in time");
+                                             std::to_string(round_.sequence.number) + " in time");
       }
       wait(deadline.poll_slice(kMeshPollPeriod));
     }
@@ -60,28 +60,28 @@ class Exchange {
     const int socket = round_.sockets[peer];
     if (!progress.sent) {
       // To a closed socket counts as sent: what the peer said before it left is still to be read.
-      progress.sent = send_packet(socket, packet_, round_.descriptor) != SocketStatus::kWouldBlock;
+      progress.sent = send_frame(socket, frame_, round_.descriptor) != SocketStatus::kWouldBlock;
     }
     if (progress.received) return;
-    std::optional<PeerPacket> packet = inbox_.next_exchange(peer);
-    if (!packet) return;
+    std::optional<PeerFrame> frame = queues_.next_exchange(peer, round_.sequence.stream);
+    if (!frame) return;
     progress.received = true;
-    take(peer, std::move(*packet));
+    take(peer, std::move(*frame));
   }
 
-  void take(std::size_t peer, PeerPacket packet) {
+  void take(std::size_t peer, PeerFrame frame) {
     const std::string from = "rank " + std::to_string(peer) + " sent ";
-    if (!packet.problem.empty()) {
-      note(packet.problem_code, from + packet.problem);
-    } else if (packet.number != round_.sequence) {
-      note(ErrorCode::kMismatch, from + "exchange " + std::to_string(packet.number) +
+    if (!frame.problem.empty()) {
+      note(frame.problem_code, from + frame.problem);
+    } else if (frame.number != round_.sequence.number) {
+      note(ErrorCode::kMismatch, from + "exchange " + std::to_string(frame.number) +
                                      ", this rank is at exchange " +
-                                     std::to_string(round_.sequence));
+                                     std::to_string(round_.sequence.number));
     } else {
-      if (round_.sequence == kSetupSequence) {
-        throw_if_goodbye(round_.prefix, static_cast<int>(peer), packet.content.message);
+      if (round_.sequence.number == kSetupSequence) {
+        throw_if_goodbye(round_.prefix, static_cast<int>(peer), frame.content.message);
       }
-      received_[peer] = std::move(packet.content);
+      received_[peer] = std::move(frame.content);
     }
   }
 
@@ -119,10 +119,10 @@ class Exchange {
   }
 
   const ExchangeRound& round_;
-  PeerInbox& inbox_;
-  std::vector<std::uint8_t> packet_;
+  FrameQueues& queues_;
+  std::vector<std::uint8_t> frame_;
   std::vector<PeerProgress> progress_;
-  std::vector<PeerMesh::Received> received_;
+  std::vector<BootstrapMesh::Received> received_;
   std::vector<pollfd> entries_;
   std::optional<Error> problem_;
 };
@@ -137,10 +137,10 @@ bool breaks_mesh(ErrorCode code) {
   return code == ErrorCode::kTimeout || code == ErrorCode::kAborted || code == ErrorCode::kPeerLost;
 }
 
-std::vector<PeerMesh::Received> run_exchange(const ExchangeRound& round, PeerInbox& inbox,
-                                             const Deadline& deadline,
-                                             const std::function<bool()>& give_up) {
-  return Exchange(round, inbox).run(deadline, give_up);
+std::vector<BootstrapMesh::Received> run_exchange(const ExchangeRound& round, FrameQueues& queues,
+                                                  const Deadline& deadline,
+                                                  const std::function<bool()>& give_up) {
+  return Exchange(round, queues).run(deadline, give_up);
 }
 
 void say_goodbye(const std::string& prefix, std::span<const int> sockets,
@@ -151,9 +151,9 @@ void say_goodbye(const std::string& prefix, std::span<const int> sockets,
     if (text.starts_with(prefix)) text.remove_prefix(prefix.size());
     text = text.substr(0, kMaxGoodbyeText);
     message.insert(message.end(), text.begin(), text.end());
-    const std::vector<std::uint8_t> packet = encode_exchange(kSetupSequence, false, message);
+    const std::vector<std::uint8_t> frame = encode_exchange(kSetupSequence, false, message);
     for (const int socket : sockets) {
-      if (socket >= 0) send_packet(socket, packet);
+      if (socket >= 0) send_frame(socket, frame);
     }
   } catch (const std::exception&) {
     // The sockets are about to close, which tells the peers as well.

@@ -1,4 +1,4 @@
-// One round in which every rank of a mesh sends every other one packet.
+// One round in which every rank of a mesh sends every other one frame.
 //
 // NOTE [Goodbye]
 // A rank whose set-up or round fails tells its peers why before it closes its sockets, so that they
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/bootstrap/peer_inbox.hpp"
-#include "symm_mem/bootstrap/peer_mesh.hpp"
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
+#include "symm_mem/bootstrap/frame_queues.hpp"
 #include "symm_mem/process/deadline.hpp"
 
 namespace symm {
@@ -30,24 +30,24 @@ std::string mesh_prefix(const std::string& group_name, int rank);
 // thread has read what it waits for.
 inline constexpr std::chrono::milliseconds kMeshPollPeriod{5};
 
-// True when `error` has left the sockets with packets of an unfinished round on them.
+// True when `error` has left the sockets with frames of an unfinished round on them.
 bool breaks_mesh(ErrorCode code);
 
 struct ExchangeRound {
   std::string prefix;            // of error messages
   std::span<const int> sockets;  // by rank; -1 for this one
   int rank = 0;
-  std::uint64_t sequence = 0;
+  FramePosition sequence = 0;
   std::span<const std::uint8_t> message;
   int descriptor = -1;
 };
 
 // Sends and receives at once over all sockets, so that no order of ranks can deadlock. Errors as
-// PeerMesh::exchange. What is wrong with one packet (malformed, out of sequence, no room for its
-// descriptor) is thrown after the whole round, which leaves the sockets usable.
-std::vector<PeerMesh::Received> run_exchange(const ExchangeRound& round, PeerInbox& inbox,
-                                             const Deadline& deadline,
-                                             const std::function<bool()>& give_up);
+// BootstrapMesh::exchange. What is wrong with one frame (malformed, out of sequence, no room for
+// its descriptor) is thrown after the whole round, which leaves the sockets usable.
+std::vector<BootstrapMesh::Received> run_exchange(const ExchangeRound& round, FrameQueues& queues,
+                                                  const Deadline& deadline,
+                                                  const std::function<bool()>& give_up);
 
 // Tells every open socket (-1: none) that this rank's set-up failed. `prefix` is left out of what
 // is told. Does not block or throw.

@@ -25,8 +25,8 @@ std::vector<std::uint8_t> encode_hello(const HelloFrame& hello) {
   return writer.take();
 }
 
-std::optional<HelloFrame> parse_hello(std::span<const std::uint8_t> packet) {
-  ByteReader reader(packet);
+std::optional<HelloFrame> parse_hello(std::span<const std::uint8_t> bytes) {
+  ByteReader reader(bytes);
   const auto magic = reader.integer<std::uint32_t>();
   const auto version = reader.integer<std::uint32_t>();
   HelloFrame hello;
@@ -40,33 +40,34 @@ std::optional<HelloFrame> parse_hello(std::span<const std::uint8_t> packet) {
   return hello;
 }
 
-std::vector<std::uint8_t> encode_exchange(std::uint64_t sequence, bool has_descriptor,
+std::vector<std::uint8_t> encode_exchange(FramePosition position, bool has_descriptor,
                                           std::span<const std::uint8_t> message, FrameKind kind) {
   ByteWriter writer;
   writer.integer(kExchangeMagic);
   writer.integer((has_descriptor ? kHasDescriptor : 0u) |
                  (kind == FrameKind::kPost ? kIsPost : 0u));
-  writer.integer(sequence);
+  writer.integer(position.number);
   writer.integer(static_cast<std::uint32_t>(message.size()));
-  writer.integer(std::uint32_t{0});
+  writer.integer(static_cast<std::uint32_t>(position.stream));
   writer.raw(message);
   return writer.take();
 }
 
-std::optional<ExchangeFrame> parse_exchange(std::span<const std::uint8_t> packet) {
-  ByteReader reader(packet);
+std::optional<ExchangeFrame> parse_exchange(std::span<const std::uint8_t> bytes) {
+  ByteReader reader(bytes);
   const auto magic = reader.integer<std::uint32_t>();
   const auto flags = reader.integer<std::uint32_t>();
   ExchangeFrame frame;
-  frame.sequence = reader.integer<std::uint64_t>();
+  const auto number = reader.integer<std::uint64_t>();
   const auto length = reader.integer<std::uint32_t>();
-  const auto zero = reader.integer<std::uint32_t>();
+  const auto stream = reader.integer<std::uint32_t>();
   if (length > ExchangeFrame::kMaxMessage) return std::nullopt;
   const std::span<const std::uint8_t> message = reader.raw(length);
   if (!reader.finished() || magic != kExchangeMagic || (flags & ~(kHasDescriptor | kIsPost)) != 0 ||
-      zero != 0) {
+      stream >= kFrameStreams) {
     return std::nullopt;
   }
+  frame.position = {static_cast<FrameStream>(stream), number};
   frame.kind = (flags & kIsPost) != 0 ? FrameKind::kPost : FrameKind::kExchange;
   frame.has_descriptor = (flags & kHasDescriptor) != 0;
   frame.message.assign(message.begin(), message.end());

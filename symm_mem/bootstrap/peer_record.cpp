@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/bootstrap/peer_mesh.hpp"
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 #include "symm_mem/process/byte_codec.hpp"
 
 namespace symm {
@@ -66,7 +66,7 @@ PeerRecord parse_peer_record(std::span<const std::uint8_t> bytes, int rank, int 
   std::copy(nonce.begin(), nonce.end(), record.nonce.begin());
   record.boot_id = reader.text(PeerRecord::kMaxBootId);
   record.socket_path = reader.text(PeerRecord::kMaxSocketPath);
-  const std::span<const std::uint8_t> payload = reader.sized(PeerMesh::kMaxPayload);
+  const std::span<const std::uint8_t> payload = reader.sized(BootstrapMesh::kMaxPayload);
   record.payload.assign(payload.begin(), payload.end());
   if (!reader.finished()) {
     refuse(ErrorCode::kSecurity, rank,

@@ -103,7 +103,7 @@ bool is_hung_up(int socket) {
   return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
 }
 
-SocketStatus send_packet(int socket, std::span<const std::uint8_t> bytes, int descriptor) {
+SocketStatus send_frame(int socket, std::span<const std::uint8_t> bytes, int descriptor) {
   iovec data{const_cast<std::uint8_t*>(bytes.data()), bytes.size()};
   msghdr header{};
   header.msg_iov = &data;
@@ -127,10 +127,10 @@ SocketStatus send_packet(int socket, std::span<const std::uint8_t> bytes, int de
   }
 }
 
-ReceivedPacket receive_packet(int socket, std::size_t max_bytes) {
-  ReceivedPacket packet;
-  packet.bytes.resize(max_bytes);
-  iovec data{packet.bytes.data(), packet.bytes.size()};
+ReceivedFrame receive_frame(int socket, std::size_t max_bytes) {
+  ReceivedFrame frame;
+  frame.bytes.resize(max_bytes);
+  iovec data{frame.bytes.data(), frame.bytes.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kDescriptorRoom * sizeof(int))> control{};
   msghdr header{};
   bool reset_seen = false;
@@ -142,7 +142,7 @@ ReceivedPacket receive_packet(int socket, std::size_t max_bytes) {
     header.msg_control = control.data();
     header.msg_controllen = control.size();
     got = ::recvmsg(socket, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    // A peer that closed with unread data leaves a reset in front of what it had sent: the packets
+    // A peer that closed with unread data leaves a reset in front of what it had sent: the frames
     // are still there behind it.
     if (got < 0 && errno == ECONNRESET && !reset_seen) {
       reset_seen = true;
@@ -150,28 +150,28 @@ ReceivedPacket receive_packet(int socket, std::size_t max_bytes) {
     }
   } while (got < 0 && errno == EINTR);
   if (got < 0) {
-    packet.bytes.clear();
-    if (errno == EAGAIN) return packet;
+    frame.bytes.clear();
+    if (errno == EAGAIN) return frame;
     if (errno != ECONNRESET) throw_system_error("receiving from a peer", errno);
-    packet.status = SocketStatus::kClosed;
-    return packet;
+    frame.status = SocketStatus::kClosed;
+    return frame;
   }
   std::size_t count = 0;
   std::array<FileDescriptor, kDescriptorRoom> taken = take_descriptors(header, count);
-  packet.bytes.resize(static_cast<std::size_t>(got));
-  packet.status = got == 0 && is_hung_up(socket) ? SocketStatus::kClosed : SocketStatus::kDone;
+  frame.bytes.resize(static_cast<std::size_t>(got));
+  frame.status = got == 0 && is_hung_up(socket) ? SocketStatus::kClosed : SocketStatus::kDone;
   const bool cut = (header.msg_flags & MSG_CTRUNC) != 0;
   if ((header.msg_flags & MSG_TRUNC) != 0) {
-    packet.problem = "a packet of more than " + std::to_string(max_bytes) + " bytes";
+    frame.problem = "a frame of more than " + std::to_string(max_bytes) + " bytes";
   } else if (count > 1) {
-    packet.problem = "more than one descriptor";
+    frame.problem = "more than one descriptor";
   } else if (cut) {
-    packet.problem = "a descriptor that could not be taken: " + describe_system_error(EMFILE);
-    packet.out_of_descriptors = true;
+    frame.problem = "a descriptor that could not be taken: " + describe_system_error(EMFILE);
+    frame.out_of_descriptors = true;
   } else if (count == 1) {
-    packet.descriptor = std::move(taken[0]);
+    frame.descriptor = std::move(taken[0]);
   }
-  return packet;
+  return frame;
 }
 
 }  // namespace symm

@@ -1,5 +1,5 @@
 // Unix sockets as the peer mesh needs them: SOCK_SEQPACKET, non-blocking, closed on exec and in
-// forked children. A packet arrives whole or not at all. All functions are local, thread safe and
+// forked children. A frame arrives whole or not at all. All functions are local, thread safe and
 // do not block.
 #pragma once
 
@@ -34,24 +34,24 @@ ConnectResult connect_to(const std::string& path);
 // The effective user that connected or that listened; empty when the kernel does not say.
 std::optional<uid_t> peer_uid(int socket);
 
-// True when the other side has closed. Unread packets do not matter.
+// True when the other side has closed. Unread frames do not matter.
 bool is_hung_up(int socket);
 
 enum class SocketStatus { kDone, kWouldBlock, kClosed };
 
 // `descriptor` may be -1. Throws Error(kSystem).
-SocketStatus send_packet(int socket, std::span<const std::uint8_t> bytes, int descriptor = -1);
+SocketStatus send_frame(int socket, std::span<const std::uint8_t> bytes, int descriptor = -1);
 
-// With kDone either `problem` is empty and the packet is whole, or it says what was wrong:
+// With kDone either `problem` is empty and the frame is whole, or it says what was wrong:
 // truncated, more than one descriptor, or a descriptor that this process has no room for. The
-// packet is used up in each case, and descriptors that are not handed out are closed.
-struct ReceivedPacket {
+// frame is used up in each case, and descriptors that are not handed out are closed.
+struct ReceivedFrame {
   SocketStatus status = SocketStatus::kWouldBlock;
   std::vector<std::uint8_t> bytes;
   FileDescriptor descriptor;
   std::string problem;
   bool out_of_descriptors = false;
 };
-ReceivedPacket receive_packet(int socket, std::size_t max_bytes);
+ReceivedFrame receive_frame(int socket, std::size_t max_bytes);
 
 }  // namespace symm

@@ -55,7 +55,7 @@ struct Registry {
   using Map = std::map<std::uintptr_t, std::shared_ptr<Allocation>>;
   std::mutex mutex;
   Map by_base;
-  Map adopted;  // by base
+  Map user_buffer;  // by base
 };
 
 // Never destroyed: a tensor may outlive every static of the program.
@@ -73,17 +73,18 @@ std::shared_ptr<Allocation> find_in(const Registry::Map& map, const void* pointe
   return found->contains(pointer) ? found : nullptr;
 }
 
-void drop_adopted_that_are_gone() {
+void drop_user_buffers_that_are_gone() {
   std::vector<std::shared_ptr<Allocation>> all;  // asked and let go of outside the lock
   {
     const std::lock_guard lock(registry().mutex);
-    for (const auto& [base, adopted] : registry().adopted) all.push_back(adopted);
+    for (const auto& [base, user_buffer] : registry().user_buffer) all.push_back(user_buffer);
   }
-  std::erase_if(all, [](const auto& adopted) { return adopted->still_there(); });
+  std::erase_if(all, [](const auto& user_buffer) { return user_buffer->still_there(); });
   const std::lock_guard lock(registry().mutex);
   for (const std::shared_ptr<Allocation>& gone : all) {
-    const auto found = registry().adopted.find(address(gone->base()));
-    if (found != registry().adopted.end() && found->second == gone) registry().adopted.erase(found);
+    const auto found = registry().user_buffer.find(address(gone->base()));
+    if (found != registry().user_buffer.end() && found->second == gone)
+      registry().user_buffer.erase(found);
   }
 }
 
@@ -163,19 +164,19 @@ Allocation::Allocation(std::size_t bytes, c10::Device device, std::optional<std:
       layout_(layout_of(bytes)),
       segment_(allocate_segment(device_, layout_.pad_offset + layout_.pad_bytes)) {}
 
-Allocation::Allocation(const c10::Storage& storage, PiecedMemory memory)
+Allocation::Allocation(const c10::Storage& storage, ChunkedMemory memory)
     : device_(storage.device()),
       layout_(layout_of(storage.nbytes())),
-      storage_(std::make_shared<AdoptedStorage>(storage)),
-      segment_(LocalSegment::adopt(device_runtime(device_),
-                                   static_cast<std::byte*>(storage.mutable_data()),
-                                   storage.nbytes(), std::move(memory),
-                                   [storage = storage_] { return storage->still_there(); })) {}
+      storage_(std::make_shared<RegisteredStorage>(storage)),
+      segment_(LocalSegment::from_user_buffer(
+          device_runtime(device_), static_cast<std::byte*>(storage.mutable_data()),
+          storage.nbytes(), std::move(memory),
+          [storage = storage_] { return storage->still_there(); })) {}
 
-bool Allocation::is_backed_by(const PiecedMemory& found) const {
-  const PiecedMemory& mine = segment_->pieces();
-  return std::equal(mine.pieces.begin(), mine.pieces.end(), found.pieces.begin(),
-                    found.pieces.end(), [this](const auto& one, const auto& other) {
+bool Allocation::is_backed_by(const ChunkedMemory& found) const {
+  const ChunkedMemory& mine = segment_->chunks();
+  return std::equal(mine.chunks.begin(), mine.chunks.end(), found.chunks.begin(),
+                    found.chunks.end(), [this](const auto& one, const auto& other) {
                       return segment_->runtime().is_same(*one, *other);
                     });
 }
@@ -208,7 +209,7 @@ std::shared_ptr<SharedAllocation> Allocation::shared_with(const c10d::ProcessGro
 }
 
 bool Allocation::built_in_pad_is_free(const GroupLink& link) const {
-  if (adopted()) return false;
+  if (user_buffer()) return false;
   const std::lock_guard lock(mutex_);
   for (const Membership& member : memberships_) {
     if (member.shared->uses_built_in_pad() && &member.shared->link() != &link) return false;
@@ -283,7 +284,7 @@ std::shared_ptr<SharedAllocation> Allocation::make(const std::shared_ptr<GroupLi
   // Another thread may be capturing.
   std::optional<RelaxedCapture> relaxed;
   if (!device_.is_cpu()) relaxed.emplace(gpu_runtime(device_));
-  drop_adopted_that_are_gone();
+  drop_user_buffers_that_are_gone();
   SharedAllocation::Layout layout = layout_;
   if (built_in_pad) clear_built_in_pad();
   std::shared_ptr<Segment> buffers = link->peers().share(segment_, timeout);
@@ -341,25 +342,25 @@ std::shared_ptr<Allocation> find_allocation(const void* pointer) {
   {
     const std::lock_guard lock(registry().mutex);
     found = find_in(registry().by_base, pointer);
-    if (!found) found = find_in(registry().adopted, pointer);
+    if (!found) found = find_in(registry().user_buffer, pointer);
   }
   return found && found->still_there() ? found : nullptr;
 }
 
-void add_adopted(std::shared_ptr<Allocation> adopted) {
-  const std::uintptr_t start = address(adopted->base());
+void add_user_buffer(std::shared_ptr<Allocation> user_buffer) {
+  const std::uintptr_t start = address(user_buffer->base());
   std::vector<std::shared_ptr<Allocation>> gone;  // let go of outside the lock
   const std::lock_guard lock(registry().mutex);
-  Registry::Map& map = registry().adopted;
+  Registry::Map& map = registry().user_buffer;
   auto at = map.lower_bound(start);
-  if (at != map.end() && at->second == adopted) return;
-  if (at != map.begin() && std::prev(at)->second->contains(adopted->base())) --at;
-  while (at != map.end() && (at->first <= start || adopted->contains(at->second->base()))) {
+  if (at != map.end() && at->second == user_buffer) return;
+  if (at != map.begin() && std::prev(at)->second->contains(user_buffer->base())) --at;
+  while (at != map.end() && (at->first <= start || user_buffer->contains(at->second->base()))) {
     at->second->retire();
     gone.push_back(std::move(at->second));
     at = map.erase(at);
   }
-  map[start] = std::move(adopted);
+  map[start] = std::move(user_buffer);
 }
 
 bool free_allocation(const void* base) {

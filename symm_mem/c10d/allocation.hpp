@@ -1,12 +1,12 @@
 // Allocations that PyTorch programs made through the symmetric-memory API, and storages of other
-// allocators that were adopted; and what both become in a group.
+// allocators that were user_buffer; and what both become in a group.
 //
 // NOTE [Parts of an allocation]
 // An allocation is one LocalSegment: the buffer, and behind it, aligned, the signal pad. One
 // allocation may join several groups. The pad behind the buffer serves one of them; the others get
 // pads of their own, since slots are counted by each group's ranks and would be confused. An
-// adopted storage (NOTE [Lifetime of adopted memory]) has no room for a pad; each group gets pads
-// of its own.
+// user_buffer storage (NOTE [Lifetime of user_buffer memory]) has no room for a pad; each group
+// gets pads of its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "symm_mem/c10d/adopted_storage.hpp"
 #include "symm_mem/c10d/group_links.hpp"
+#include "symm_mem/c10d/registered_storage.hpp"
 #include "symm_mem/group/host_signals.hpp"
 #include "symm_mem/segment/segment.hpp"
 
@@ -89,7 +89,7 @@ class Allocation {
   // Local. Throws Error(kSystem); kUnsupported for a device that has no symmetric memory.
   Allocation(std::size_t bytes, c10::Device device, std::optional<std::string> group_name);
   // Local. Adopts a storage of another allocator, all of which `memory` backs.
-  Allocation(const c10::Storage& storage, PiecedMemory memory);
+  Allocation(const c10::Storage& storage, ChunkedMemory memory);
   ~Allocation();
   Allocation(const Allocation&) = delete;
   Allocation& operator=(const Allocation&) = delete;
@@ -100,13 +100,13 @@ class Allocation {
   const std::optional<std::string>& group_name() const { return group_name_; }
   bool contains(const void* pointer) const;
 
-  bool adopted() const { return storage_ != nullptr; }
-  // False once an adopted storage is gone or its addresses were given to other memory.
+  bool user_buffer() const { return storage_ != nullptr; }
+  // False once an user_buffer storage is gone or its addresses were given to other memory.
   bool still_there() const { return !storage_ || storage_->still_there(); }
-  // Of an adopted one: that is so from now on.
+  // Of an user_buffer one: that is so from now on.
   void retire() { storage_->retire(); }
-  // Of an adopted one: whether `found` is the memory that was adopted.
-  bool is_backed_by(const PiecedMemory& found) const;
+  // Of an user_buffer one: whether `found` is the memory that was user_buffer.
+  bool is_backed_by(const ChunkedMemory& found) const;
 
   // What this allocation is in the group of that name. Collective: all ranks must call it for the
   // group in the same order. Where every rank has it already, all get what they had; else all make
@@ -137,7 +137,7 @@ class Allocation {
   const c10::Device device_;
   const std::optional<std::string> group_name_;
   SharedAllocation::Layout layout_;
-  const std::shared_ptr<AdoptedStorage> storage_;  // null where not adopted
+  const std::shared_ptr<RegisteredStorage> storage_;  // null where not user_buffer
   std::shared_ptr<LocalSegment> segment_;
   mutable std::mutex mutex_;  // guards what follows
   bool pad_was_used_ = false;
@@ -147,12 +147,12 @@ class Allocation {
 // The allocations of this process, by address. Local, thread safe.
 std::shared_ptr<Allocation> allocate(std::size_t bytes, c10::Device device,
                                      std::optional<std::string> group_name);
-// The allocation, or the adopted storage that is still there, in whose buffer `pointer` lies; null
-// where there is none.
+// The allocation, or the user_buffer storage that is still there, in whose buffer `pointer` lies;
+// null where there is none.
 std::shared_ptr<Allocation> find_allocation(const void* pointer);
 // False where no allocation starts at `base`.
 bool free_allocation(const void* base);
-// Lets find_allocation() find an adopted storage. What stands at the same addresses is retired.
-void add_adopted(std::shared_ptr<Allocation> adopted);
+// Lets find_allocation() find an user_buffer storage. What stands at the same addresses is retired.
+void add_user_buffer(std::shared_ptr<Allocation> user_buffer);
 
 }  // namespace symm

@@ -201,7 +201,7 @@ bool is_symmetric(const at::Tensor& tensor, const std::optional<std::string>& gr
 
 std::optional<std::pair<std::int64_t, std::int64_t>> place_of(const at::Tensor& tensor) {
   const std::shared_ptr<Allocation> allocation = allocation_of(tensor);
-  if (!allocation || allocation->adopted()) return std::nullopt;
+  if (!allocation || allocation->user_buffer()) return std::nullopt;
   return std::pair(static_cast<std::int64_t>(start_of(tensor) - allocation->base()),
                    static_cast<std::int64_t>(allocation->bytes()));
 }

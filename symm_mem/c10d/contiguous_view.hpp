@@ -23,9 +23,9 @@ namespace symm {
 // maps nothing. Blocks without Python's interpreter lock.
 at::Tensor contiguous_view(const at::Tensor& tensor, const std::string& group_name);
 
-// Whether `tensor` stands in memory of SYMM, or in a storage that was adopted (adoption.hpp), and,
-// where a group is named, in memory that has joined it. Local. Throws what c10d throws for an
-// unknown group.
+// Whether `tensor` stands in memory of SYMM, or in a storage that was user_buffer
+// (user_buffer.hpp), and, where a group is named, in memory that has joined it. Local. Throws what
+// c10d throws for an unknown group.
 bool is_symmetric(const at::Tensor& tensor, const std::optional<std::string>& group_name);
 
 // Where `tensor` stands in its allocation: {bytes from its start, bytes of the allocation}; nullopt

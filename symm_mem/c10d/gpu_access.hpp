@@ -1,6 +1,6 @@
 // The device library's runtime of a GPU that torch names, and torch's streams there.
 //
-// Device-generic: only what c10 offers for every kind of device, and the device library.
+// Device-generic: only what c10 descriptors for every kind of device, and the device library.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -53,7 +53,7 @@ OpenedLibrary open_shared_object(const std::string& directory, DeviceKind kind) 
   }
   void* const handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    refuse(kind, "neither " + beside + " nor the loader's path offers " + file + " (" +
+    refuse(kind, "neither " + beside + " nor the loader's path descriptors " + file + " (" +
                      last_loader_error() + ")");
   }
   return {handle, file};
@@ -81,7 +81,7 @@ const DeviceLibrary& open_device_library(const std::string& directory, DeviceKin
                      kDeviceLibrarySymbol);
   }
   const DeviceLibrary* const library = entry();
-  if (library == nullptr) refuse(kind, opened.name + " offers no device");
+  if (library == nullptr) refuse(kind, opened.name + " descriptors no device");
   if (library->interface_version != kDeviceLibraryVersion) {
     refuse(kind, opened.name + " has interface version " +
                      std::to_string(library->interface_version) + ", expected " +

@@ -1,8 +1,8 @@
-// What a kind of device must offer to hold symmetric memory: physical allocations that can be
+// What a kind of device must descriptor to hold symmetric memory: physical allocations that can be
 // handed to another process, and address ranges to map them into.
 //
 // NOTE [Physical memory and mappings]
-// A PhysicalMemory owns bytes, a Mapping owns a piece of address space in which one such memory is
+// A PhysicalMemory owns bytes, a Mapping owns a chunk of address space in which one such memory is
 // visible, an AddressRange owns address space without memory. They are separate RAII owners: the
 // same memory may be mapped twice (a peer segment and a contiguous view), and a mapping keeps its
 // memory alive. Nothing here is collective. The host implementation is host_runtime.cpp; a GPU one
@@ -40,15 +40,15 @@ class PhysicalMemory {
 };
 
 // Memory that stands side by side in one range of addresses: a buffer that begins `start` bytes
-// into the first of `pieces` and ends in the last.
-struct PiecedMemory {
-  std::vector<std::shared_ptr<PhysicalMemory>> pieces;
+// into the first of `chunks` and ends in the last.
+struct ChunkedMemory {
+  std::vector<std::shared_ptr<PhysicalMemory>> chunks;
   std::size_t start = 0;
 
-  // Of all pieces.
+  // Of all chunks.
   std::size_t bytes() const {
     std::size_t sum = 0;
-    for (const auto& piece : pieces) sum += piece->bytes();
+    for (const auto& chunk : chunks) sum += chunk->bytes();
     return sum;
   }
 };
@@ -104,12 +104,12 @@ class DeviceRuntime {
                                           std::shared_ptr<AddressRange> range,
                                           std::size_t offset) = 0;
 
-  // The pieces that back [data, data + bytes), memory of this device that another library has made
+  // The chunks that back [data, data + bytes), memory of this device that another library has made
   // and mapped here; each of them can be exported, and stays what it is, wherever it is mapped, for
   // as long as the result lives. nullopt where there are none, which is so for all memory that is
-  // not made in pieces. Local; bytes >= 1. Throws Error(kSystem).
-  virtual std::optional<PiecedMemory> find_pieces(const std::byte* /*data*/,
-                                                  std::size_t /*bytes*/) {
+  // not made in chunks. Local; bytes >= 1. Throws Error(kSystem).
+  virtual std::optional<ChunkedMemory> find_chunks(const std::byte* /*data*/,
+                                                   std::size_t /*bytes*/) {
     return std::nullopt;
   }
 

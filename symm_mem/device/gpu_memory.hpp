@@ -1,4 +1,4 @@
-// Owners of GPU memory and of the addresses it is seen at. gpu_runtime.cpp offers them.
+// Owners of GPU memory and of the addresses it is seen at. gpu_runtime.cpp descriptors them.
 //
 // NOTE [Unmapping and spinning kernels]
 // Unmapping may wait for all kernels of the device, and a kernel of this group may be waiting for a

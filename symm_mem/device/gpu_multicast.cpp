@@ -59,7 +59,7 @@ class GpuMulticastObject final : public MulticastObject {
   }
 
   std::byte* map() override {
-    // The addresses must be aligned to the object's pieces, of which its size is a multiple.
+    // The addresses must be aligned to the object's chunks, of which its size is a multiple.
     const std::size_t alignment = std::size_t{1} << std::countr_zero(bytes_);
     placement_ = std::make_unique<GpuPlacement>(
         device_, handle_, bytes_, std::make_shared<GpuRange>(device_, bytes_, alignment), 0,

@@ -11,11 +11,11 @@
 #include "kernels/gpu/launch/gpu_group_kernels.hpp"
 #include "kernels/gpu/launch/gpu_signal_kernels.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
+#include "symm_mem/device/gpu_chunks.hpp"
 #include "symm_mem/device/gpu_device.hpp"
 #include "symm_mem/device/gpu_handles.hpp"
 #include "symm_mem/device/gpu_memory.hpp"
 #include "symm_mem/device/gpu_multicast.hpp"
-#include "symm_mem/device/gpu_pieces.hpp"
 
 namespace symm {
 namespace {
@@ -121,8 +121,8 @@ class VmmRuntime final : public GpuRuntime {
     return std::make_shared<GpuMapping>(std::move(memory), std::move(placement));
   }
 
-  std::optional<PiecedMemory> find_pieces(const std::byte* data, std::size_t bytes) override {
-    return find_gpu_pieces(device_, granularity_, data, bytes);
+  std::optional<ChunkedMemory> find_chunks(const std::byte* data, std::size_t bytes) override {
+    return find_gpu_chunks(device_, granularity_, data, bytes);
   }
 
   bool is_same(const PhysicalMemory& one, const PhysicalMemory& other) override {

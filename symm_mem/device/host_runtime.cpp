@@ -32,7 +32,7 @@ namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr int kWriteSeals = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
 
-// fallocate() undoes its work when a signal arrives; pieces let a process with a busy timer get
+// fallocate() undoes its work when a signal arrives; chunks let a process with a busy timer get
 // on.
 constexpr std::size_t kAllocationPiece = std::size_t{64} << 20;
 
@@ -165,9 +165,9 @@ void check_limits(std::size_t bytes) {
 
 void fill_with_pages(int fd, std::size_t bytes) {
   for (std::size_t done = 0; done < bytes;) {
-    const std::size_t piece = std::min(kAllocationPiece, bytes - done);
-    if (::fallocate(fd, 0, static_cast<off_t>(done), static_cast<off_t>(piece)) == 0) {
-      done += piece;
+    const std::size_t chunk = std::min(kAllocationPiece, bytes - done);
+    if (::fallocate(fd, 0, static_cast<off_t>(done), static_cast<off_t>(chunk)) == 0) {
+      done += chunk;
     } else if (errno != EINTR) {
       throw_system_error(allocation_phrase(bytes), errno);
     }
@@ -247,7 +247,8 @@ class HostRuntime final : public DeviceRuntime {
                     std::to_string(page_bytes()) + " bytes, got " + std::to_string(bytes));
     }
     check_import(descriptor->get(), bytes);
-    return std::make_shared<HostMemory>(GuardedDescriptor::adopt(std::move(*descriptor)), bytes);
+    return std::make_shared<HostMemory>(GuardedDescriptor::from_user_buffer(std::move(*descriptor)),
+                                        bytes);
   }
 
   std::shared_ptr<AddressRange> reserve(std::size_t bytes) override {

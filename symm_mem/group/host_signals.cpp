@@ -20,13 +20,13 @@ constexpr std::chrono::microseconds kSleep{50};
 // for.
 class HostSignals::Patience {
  public:
-  Patience(PeerLink& link, std::string operation, const Timeout& timeout)
-      : link_(link), operation_(std::move(operation)), timeout_(timeout) {}
+  Patience(LocalGroup& group, std::string operation, const Timeout& timeout)
+      : group_(group), operation_(std::move(operation)), timeout_(timeout) {}
 
   template <typename Attempt, typename Absent>
   void until(Attempt&& attempt, Absent&& absent) {
     for (int round = 0; !attempt(); ++round) {
-      if (spin_or_yield(round, link_.policy())) continue;
+      if (spin_or_yield(round, group_.policy())) continue;
       std::this_thread::sleep_for(kSleep);
       if (Deadline::Clock::now() < next_look_) continue;
       next_look_ = Deadline::Clock::now() + kSupervisionPeriod;
@@ -37,32 +37,32 @@ class HostSignals::Patience {
  private:
   template <typename Absent>
   void look(Absent&& absent) {
-    link_.check_usable();
+    group_.check_usable();
     if (!deadline_) {
       limit_ = timeout_();
       deadline_.emplace(limit_);
     }
     std::string lost;
     std::string late;
-    for (int rank = 0; rank < link_.world_size(); ++rank) {
+    for (int rank = 0; rank < group_.world_size(); ++rank) {
       // In this order: what a rank did before it ended counts.
-      const bool gone = link_.hung_up(rank);
+      const bool gone = group_.is_gone(rank);
       if (!absent(rank)) continue;
       std::string& names = gone ? lost : late;
-      names += (names.empty() ? "" : ", ") + link_.rank_name(rank);
+      names += (names.empty() ? "" : ", ") + group_.rank_name(rank);
     }
     if (!lost.empty()) {
-      throw Error(ErrorCode::kPeerLost,
-                  link_.prefix() + operation_ + ": " + lost + " has ended or left the group");
+      throw Error(ErrorCode::kPeerLost, group_.memory_prefix() + operation_ + ": " + lost +
+                                            " has ended or left the group");
     }
     if (deadline_->passed() && !late.empty()) {
-      throw Error(ErrorCode::kTimeout, link_.prefix() + operation_ + ": Timed out after " +
+      throw Error(ErrorCode::kTimeout, group_.memory_prefix() + operation_ + ": Timed out after " +
                                            std::to_string(limit_.count()) + " ms waiting for " +
                                            late);
     }
   }
 
-  PeerLink& link_;
+  LocalGroup& group_;
   const std::string operation_;
   const Timeout& timeout_;
   std::optional<Deadline> deadline_;
@@ -71,16 +71,16 @@ class HostSignals::Patience {
 };
 
 void HostSignals::barrier(int channel, const Timeout& timeout) {
-  check_signal_channel("barrier", pad_bytes_, link_.world_size(), channel);
-  const int me = link_.rank();
-  Patience patience(link_, "barrier on channel " + std::to_string(channel), timeout);
-  for (int peer = 0; peer < link_.world_size(); ++peer) {
+  check_signal_channel("barrier", pad_bytes_, group_.world_size(), channel);
+  const int me = group_.rank();
+  Patience patience(group_, "barrier on channel " + std::to_string(channel), timeout);
+  for (int peer = 0; peer < group_.world_size(); ++peer) {
     if (peer == me) continue;
     // A full slot: the peer has not taken this rank's signal before this one.
     patience.until([&] { return try_put(slot(peer, channel, me)); },
                    [&](int rank) { return rank == peer && is_full(peer, channel, me); });
   }
-  for (int peer = 0; peer < link_.world_size(); ++peer) {
+  for (int peer = 0; peer < group_.world_size(); ++peer) {
     if (peer == me) continue;
     patience.until(
         [&] { return try_take(slot(me, channel, peer)); },
@@ -89,21 +89,21 @@ void HostSignals::barrier(int channel, const Timeout& timeout) {
 }
 
 void HostSignals::put(int destination, int channel, const Timeout& timeout) {
-  check_signal_rank("put_signal", link_.world_size(), destination);
-  check_signal_channel("put_signal", pad_bytes_, link_.world_size(), channel);
-  Patience(link_, "put_signal on channel " + std::to_string(channel), timeout)
-      .until([&] { return try_put(slot(destination, channel, link_.rank())); },
+  check_signal_rank("put_signal", group_.world_size(), destination);
+  check_signal_channel("put_signal", pad_bytes_, group_.world_size(), channel);
+  Patience(group_, "put_signal on channel " + std::to_string(channel), timeout)
+      .until([&] { return try_put(slot(destination, channel, group_.rank())); },
              [&](int rank) {
-               return rank == destination && is_full(destination, channel, link_.rank());
+               return rank == destination && is_full(destination, channel, group_.rank());
              });
 }
 
 void HostSignals::wait(int source, int channel, const Timeout& timeout) {
-  check_signal_rank("wait_signal", link_.world_size(), source);
-  check_signal_channel("wait_signal", pad_bytes_, link_.world_size(), channel);
-  Patience(link_, "wait_signal on channel " + std::to_string(channel), timeout)
-      .until([&] { return try_take(slot(link_.rank(), channel, source)); },
-             [&](int rank) { return rank == source && !is_full(link_.rank(), channel, source); });
+  check_signal_rank("wait_signal", group_.world_size(), source);
+  check_signal_channel("wait_signal", pad_bytes_, group_.world_size(), channel);
+  Patience(group_, "wait_signal on channel " + std::to_string(channel), timeout)
+      .until([&] { return try_take(slot(group_.rank(), channel, source)); },
+             [&](int rank) { return rank == source && !is_full(group_.rank(), channel, source); });
 }
 
 }  // namespace symm

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "kernels/protocol/signal_pad.hpp"
-#include "symm_mem/group/peer_link.hpp"
+#include "symm_mem/group/local_group.hpp"
 
 namespace symm {
 
@@ -24,9 +24,9 @@ class HostSignals {
  public:
   using Timeout = std::function<std::chrono::milliseconds()>;
 
-  // `pads` by group rank, each of `pad_bytes`; they and `link` must outlive the object.
-  HostSignals(PeerLink& link, std::vector<SignalSlot*> pads, std::size_t pad_bytes)
-      : link_(link), pads_(std::move(pads)), pad_bytes_(pad_bytes) {}
+  // `pads` by group rank, each of `pad_bytes`; they and `group` must outlive the object.
+  HostSignals(LocalGroup& group, std::vector<SignalSlot*> pads, std::size_t pad_bytes)
+      : group_(group), pads_(std::move(pads)), pad_bytes_(pad_bytes) {}
 
   // Throw Error: kInvalidArgument for a channel or rank that is not there, kTimeout, kPeerLost.
   void barrier(int channel, const Timeout& timeout);
@@ -37,13 +37,13 @@ class HostSignals {
   class Patience;
   SignalSlot* slot(int owner, int channel, int writer) const {
     return pads_[static_cast<std::size_t>(owner)] +
-           signal_slot(channel, link_.world_size(), writer);
+           signal_slot(channel, group_.world_size(), writer);
   }
   bool is_full(int owner, int channel, int writer) const {
     return load_relaxed(slot(owner, channel, writer)) == kSignalFull;
   }
 
-  PeerLink& link_;
+  LocalGroup& group_;
   std::vector<SignalSlot*> pads_;
   std::size_t pad_bytes_;
 };

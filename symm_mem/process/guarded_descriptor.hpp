@@ -29,7 +29,7 @@ class GuardedDescriptor {
     return result;
   }
 
-  static GuardedDescriptor adopt(FileDescriptor descriptor) {
+  static GuardedDescriptor from_user_buffer(FileDescriptor descriptor) {
     return open([&] { return descriptor.release(); });
   }
 

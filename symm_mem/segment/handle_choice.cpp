@@ -11,17 +11,17 @@ namespace symm {
 
 namespace {
 
-// Rank of the first offer for which `holds` is true, empty where there is none.
+// Rank of the first handles for which `holds` is true, empty where there is none.
 template <typename Predicate>
-std::optional<std::size_t> first_rank(std::span<const HandleOffer> offers, Predicate&& holds) {
-  const auto found = std::find_if(offers.begin(), offers.end(), holds);
-  if (found == offers.end()) return std::nullopt;
-  return static_cast<std::size_t>(found - offers.begin());
+std::optional<std::size_t> first_rank(std::span<const HandleDescriptor> ranks, Predicate&& holds) {
+  const auto found = std::find_if(ranks.begin(), ranks.end(), holds);
+  if (found == ranks.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - ranks.begin());
 }
 
-std::optional<std::size_t> first_that_asks(std::span<const HandleOffer> offers,
+std::optional<std::size_t> first_that_asks(std::span<const HandleDescriptor> ranks,
                                            HandlePreference preference) {
-  return first_rank(offers, [=](const HandleOffer& o) { return o.preference == preference; });
+  return first_rank(ranks, [=](const HandleDescriptor& o) { return o.preference == preference; });
 }
 
 std::string rank_text(std::size_t rank) { return "rank " + std::to_string(rank); }
@@ -32,58 +32,58 @@ std::string rank_text(std::size_t rank) { return "rank " + std::to_string(rank);
 
 }  // namespace
 
-void HandleOffer::write(ByteWriter& writer) const {
+void HandleDescriptor::write(ByteWriter& writer) const {
   writer.integer(static_cast<std::uint32_t>(preference));
   writer.integer(static_cast<std::uint32_t>(has_descriptor));
   writer.sized(fabric ? std::span<const std::uint8_t>(fabric->bytes)
                       : std::span<const std::uint8_t>());
 }
 
-HandleOffer HandleOffer::read(ByteReader& reader) {
+HandleDescriptor HandleDescriptor::read(ByteReader& reader) {
   const auto preference = reader.integer<std::uint32_t>();
   const auto has_descriptor = reader.integer<std::uint32_t>();
   const auto fabric = reader.sized(FabricHandle::kBytes);
-  HandleOffer offer;
-  if (preference > static_cast<std::uint32_t>(HandlePreference::kFabric)) return offer;
-  offer.preference = static_cast<HandlePreference>(preference);
-  offer.has_descriptor = has_descriptor == 1;
+  HandleDescriptor handles;
+  if (preference > static_cast<std::uint32_t>(HandlePreference::kFabric)) return handles;
+  handles.preference = static_cast<HandlePreference>(preference);
+  handles.has_descriptor = has_descriptor == 1;
   if (fabric.size() == FabricHandle::kBytes) {
-    offer.fabric.emplace();
-    std::copy(fabric.begin(), fabric.end(), offer.fabric->bytes.begin());
+    handles.fabric.emplace();
+    std::copy(fabric.begin(), fabric.end(), handles.fabric->bytes.begin());
   }
-  return offer;
+  return handles;
 }
 
 ExportedMemory export_by_every_kind(DeviceRuntime& runtime, const PhysicalMemory& memory) {
   ExportedMemory exported;
-  HandleOffer& offer = exported.offer;
-  if (runtime.kind() != DeviceKind::kHost) offer.preference = handle_preference();
+  HandleDescriptor& handles = exported.handles;
+  if (runtime.kind() != DeviceKind::kHost) handles.preference = handle_preference();
   const HandleKinds kinds = runtime.handle_kinds(memory);
-  if (kinds.descriptor && offer.preference != HandlePreference::kFabric) {
+  if (kinds.descriptor && handles.preference != HandlePreference::kFabric) {
     exported.descriptor = runtime.export_descriptor(memory);
-    offer.has_descriptor = true;
+    handles.has_descriptor = true;
   }
-  if (kinds.fabric && offer.preference != HandlePreference::kPosix) {
+  if (kinds.fabric && handles.preference != HandlePreference::kPosix) {
     try {
-      offer.fabric = std::get<FabricHandle>(runtime.export_memory(memory, HandleKind::kFabric));
+      handles.fabric = std::get<FabricHandle>(runtime.export_memory(memory, HandleKind::kFabric));
     } catch (const Error&) {
-      if (!offer.has_descriptor) throw;
+      if (!handles.has_descriptor) throw;
     }
   }
   return exported;
 }
 
-HandleKind choose_handle_kind(std::span<const HandleOffer> offers) {
-  const auto wants_fabric = first_that_asks(offers, HandlePreference::kFabric);
-  const auto wants_posix = first_that_asks(offers, HandlePreference::kPosix);
+HandleKind choose_handle_kind(std::span<const HandleDescriptor> ranks) {
+  const auto wants_fabric = first_that_asks(ranks, HandlePreference::kFabric);
+  const auto wants_posix = first_that_asks(ranks, HandlePreference::kPosix);
   if (wants_fabric && wants_posix) {
     throw Error(ErrorCode::kMismatch,
                 "SYMM_HANDLE_TYPE must ask for one kind of handle on every rank: it is fabric on " +
                     rank_text(*wants_fabric) + " and posix on " + rank_text(*wants_posix));
   }
-  const auto no_fabric = first_rank(offers, [](const HandleOffer& o) { return !o.fabric; });
+  const auto no_fabric = first_rank(ranks, [](const HandleDescriptor& o) { return !o.fabric; });
   const auto no_descriptor =
-      first_rank(offers, [](const HandleOffer& o) { return !o.has_descriptor; });
+      first_rank(ranks, [](const HandleDescriptor& o) { return !o.has_descriptor; });
   if (wants_fabric) {
     if (!no_fabric) return HandleKind::kFabric;
     refuse("SYMM_HANDLE_TYPE=fabric on " + rank_text(*wants_fabric) + ", but the memory of " +
@@ -99,8 +99,9 @@ HandleKind choose_handle_kind(std::span<const HandleOffer> offers) {
          rank_text(*no_fabric) + " no fabric handle");
 }
 
-MemoryHandle handle_of(HandleKind kind, const HandleOffer& offer, FileDescriptor descriptor) {
-  if (kind == HandleKind::kFabric) return offer.fabric.value_or(FabricHandle{});
+MemoryHandle handle_of(HandleKind kind, const HandleDescriptor& handles,
+                       FileDescriptor descriptor) {
+  if (kind == HandleKind::kFabric) return handles.fabric.value_or(FabricHandle{});
   return descriptor;
 }
 

@@ -12,19 +12,19 @@
 namespace symm {
 
 // What a rank says of its memory. The descriptor itself travels beside the message.
-struct HandleOffer {
+struct HandleDescriptor {
   HandlePreference preference = HandlePreference::kAuto;
   bool has_descriptor = false;
   // There only where this rank can import such handles too.
   std::optional<FabricHandle> fabric;
 
   void write(ByteWriter& writer) const;
-  // Hostile input: an offer without any handle where it is malformed.
-  static HandleOffer read(ByteReader& reader);
+  // Hostile input: a descriptor without any handle where it is malformed.
+  static HandleDescriptor read(ByteReader& reader);
 };
 
 struct ExportedMemory {
-  HandleOffer offer;
+  HandleDescriptor handles;
   FileDescriptor descriptor;  // invalid where there is none
 };
 
@@ -32,14 +32,14 @@ struct ExportedMemory {
 // SYMM_HANDLE_TYPE. Local. Throws Error: kInvalidArgument for the variable, kSystem.
 ExportedMemory export_by_every_kind(DeviceRuntime& runtime, const PhysicalMemory& memory);
 
-// `offers` by rank. Fabric handles where SYMM_HANDLE_TYPE asks for them on a rank, or where some
+// `ranks` by rank. Fabric handles where SYMM_HANDLE_TYPE asks for them on a rank, or where some
 // rank has no descriptor; else descriptors. Throws Error, the same on every rank that has the same
-// offers: kMismatch where two ranks ask for different kinds, kUnsupported where a rank lacks the
+// ranks: kMismatch where two ranks ask for different kinds, kUnsupported where a rank lacks the
 // kind that is needed; the message names the ranks.
-HandleKind choose_handle_kind(std::span<const HandleOffer> offers);
+HandleKind choose_handle_kind(std::span<const HandleDescriptor> ranks);
 
 // The handle of `kind` out of what a rank sent. A missing descriptor stays invalid, which the
 // import refuses.
-MemoryHandle handle_of(HandleKind kind, const HandleOffer& offer, FileDescriptor descriptor);
+MemoryHandle handle_of(HandleKind kind, const HandleDescriptor& handles, FileDescriptor descriptor);
 
 }  // namespace symm

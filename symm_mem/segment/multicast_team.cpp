@@ -78,7 +78,7 @@ class Team {
     });
     const auto* const descriptor = std::get_if<FileDescriptor>(&exported);
     if (const auto* const fabric = std::get_if<FabricHandle>(&exported)) own_.fabric = *fabric;
-    PeerMesh::Received first = report(descriptor != nullptr ? descriptor->get() : -1);
+    BootstrapMesh::Received first = report(descriptor != nullptr ? descriptor->get() : -1);
     if (kind_ == HandleKind::kFabric) {
       handle_ = Report::decode(first.message, 0).fabric.value_or(FabricHandle{});
     } else {
@@ -116,9 +116,9 @@ class Team {
   }
 
   // Returns what rank 0 has sent; on rank 0 what it has sent itself, less the descriptor.
-  PeerMesh::Received report(int descriptor) {
+  BootstrapMesh::Received report(int descriptor) {
     std::vector<std::uint8_t> own = own_.encode();
-    std::vector<PeerMesh::Received> received = round_.exchange(own, descriptor);
+    std::vector<BootstrapMesh::Received> received = round_.exchange(own, descriptor);
     received[static_cast<std::size_t>(round_.rank())].message = std::move(own);
     Reasons reasons;
     for (std::size_t rank = 0; rank < received.size(); ++rank) {
@@ -149,47 +149,49 @@ std::string multicast_problem(DeviceRuntime& runtime) {
   return device->problem();
 }
 
-MulticastStanding MulticastStanding::of(DeviceRuntime& runtime, std::size_t bytes, int world_size) {
-  MulticastStanding standing;
+MulticastCapability MulticastCapability::of(DeviceRuntime& runtime, std::size_t bytes,
+                                            int world_size) {
+  MulticastCapability capability;
   const std::optional<Error> error = try_step([&] {
-    standing.problem = multicast_problem(runtime);
-    if (!standing.problem.empty() || world_size < 2) return;
+    capability.problem = multicast_problem(runtime);
+    if (!capability.problem.empty() || world_size < 2) return;
     MulticastDevice& device = *runtime.multicast();
-    standing.gpu = device.uuid();
+    capability.gpu = device.uuid();
     const std::size_t granularity = device.granularity(world_size, bytes);
     if (granularity == 0 || bytes % granularity != 0) {
-      standing.problem = "a multicast object is made of pieces of " + std::to_string(granularity) +
-                         " bytes, and the segment has " + std::to_string(bytes);
+      capability.problem = "a multicast object is made of chunks of " +
+                           std::to_string(granularity) + " bytes, and the segment has " +
+                           std::to_string(bytes);
     }
   });
-  if (error) standing.problem = error->what();
-  standing.problem.resize(std::min(standing.problem.size(), kMaxReason));
-  return standing;
+  if (error) capability.problem = error->what();
+  capability.problem.resize(std::min(capability.problem.size(), kMaxReason));
+  return capability;
 }
 
-void MulticastStanding::write(ByteWriter& writer) const {
+void MulticastCapability::write(ByteWriter& writer) const {
   writer.sized(std::string_view(problem).substr(0, kMaxReason));
   writer.raw(gpu);
 }
 
-MulticastStanding MulticastStanding::read(ByteReader& reader) {
-  MulticastStanding standing;
-  standing.problem = reader.text(kMaxReason);
-  const auto gpu = reader.raw(standing.gpu.size());
-  std::copy(gpu.begin(), gpu.end(), standing.gpu.begin());
-  return standing;
+MulticastCapability MulticastCapability::read(ByteReader& reader) {
+  MulticastCapability capability;
+  capability.problem = reader.text(kMaxReason);
+  const auto gpu = reader.raw(capability.gpu.size());
+  std::copy(gpu.begin(), gpu.end(), capability.gpu.begin());
+  return capability;
 }
 
-std::string multicast_obstacle(std::span<const MulticastStanding> standings) {
+std::string multicast_obstacle(std::span<const MulticastCapability> capabilities) {
   Reasons reasons;
-  for (std::size_t rank = 0; rank < standings.size(); ++rank) {
-    reasons.add(rank, standings[rank].problem);
+  for (std::size_t rank = 0; rank < capabilities.size(); ++rank) {
+    reasons.add(rank, capabilities[rank].problem);
   }
   if (!reasons.text().empty()) return reasons.text();
-  if (standings.size() < 2) return "a group of one rank has nobody to multicast to";
-  for (std::size_t rank = 1; rank < standings.size(); ++rank) {
+  if (capabilities.size() < 2) return "a group of one rank has nobody to multicast to";
+  for (std::size_t rank = 1; rank < capabilities.size(); ++rank) {
     for (std::size_t other = 0; other < rank; ++other) {
-      if (standings[rank].gpu == standings[other].gpu) {
+      if (capabilities[rank].gpu == capabilities[other].gpu) {
         return rank_text(other) + " and " + rank_text(rank) +
                " use one GPU; a multicast object needs a GPU of its own for every rank";
       }
@@ -198,10 +200,11 @@ std::string multicast_obstacle(std::span<const MulticastStanding> standings) {
   return "";
 }
 
-Multicast Multicast::agree(const MeshRound& round, std::span<const MulticastStanding> standings,
+Multicast Multicast::agree(const MeshRound& round,
+                           std::span<const MulticastCapability> capabilities,
                            DeviceRuntime& runtime, const std::shared_ptr<PhysicalMemory>& memory,
                            HandleKind kind) {
-  std::string obstacle = multicast_obstacle(standings);
+  std::string obstacle = multicast_obstacle(capabilities);
   if (!obstacle.empty()) return Multicast(std::move(obstacle));
   Team team(round, *runtime.multicast(), memory->bytes(), kind);
   team.create();

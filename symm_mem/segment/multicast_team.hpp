@@ -1,12 +1,13 @@
 // The multicast object of a segment: agreed by all ranks, or had by none.
 //
 // NOTE [Multicast agreement]
-// With its offer for a rendezvous every rank says what stands in the way of multicast on its side.
-// If anything does on any rank, that is all: no rank asks its driver for an object. Else rank 0
-// creates and exports one; the others import it and all add their GPU; all bind and map. After each
-// of the three steps every rank tells all others whether it went well, so that a step is entered by
-// all or by none, and one rank's failure makes every rank drop what it has. Failing is no error of
-// the rendezvous: the reasons of the ranks are kept and raised where somebody asks for the pointer.
+// With its descriptor for a rendezvous every rank says what stands in the way of multicast on its
+// side. If anything does on any rank, that is all: no rank asks its driver for an object. Else rank
+// 0 creates and exports one; the others import it and all add their GPU; all bind and map. After
+// each of the three steps every rank tells all others whether it went well, so that a step is
+// entered by all or by none, and one rank's failure makes every rank drop what it has. Failing is
+// no error of the rendezvous: the reasons of the ranks are kept and raised where somebody asks for
+// the pointer.
 //
 // Never run on hardware: this is tested against a stand-in for the driver alone.
 #pragma once
@@ -31,21 +32,21 @@ namespace symm {
 std::string multicast_problem(DeviceRuntime& runtime);
 
 // What a rank says of itself before anything is made.
-struct MulticastStanding {
+struct MulticastCapability {
   std::string problem;  // "" where nothing stands in the way
   std::array<std::uint8_t, 16> gpu{};
 
   // Of a rank that brings `bytes` bytes to a group of `world_size`. Local.
-  static MulticastStanding of(DeviceRuntime& runtime, std::size_t bytes, int world_size);
+  static MulticastCapability of(DeviceRuntime& runtime, std::size_t bytes, int world_size);
 
   void write(ByteWriter& writer) const;
   // Hostile input.
-  static MulticastStanding read(ByteReader& reader);
+  static MulticastCapability read(ByteReader& reader);
 };
 
-// Why a group whose ranks say `standings` has no multicast object, "" where it can try to make one.
-// The same text on every rank that has the same standings.
-std::string multicast_obstacle(std::span<const MulticastStanding> standings);
+// Why a group whose ranks say `capabilities` has no multicast object, "" where it can try to make
+// one. The same text on every rank that has the same capabilities.
+std::string multicast_obstacle(std::span<const MulticastCapability> capabilities);
 
 class Multicast {
  public:
@@ -53,9 +54,9 @@ class Multicast {
   explicit Multicast(std::string why_not) : why_not_(std::move(why_not)) {}
 
   // Collective over the round's mesh: every rank brings `memory` of the same size, and the same
-  // `standings` and `kind`. Makes nothing and exchanges nothing where multicast_obstacle() is not
-  // empty. Throws Error only where an exchange does.
-  static Multicast agree(const MeshRound& round, std::span<const MulticastStanding> standings,
+  // `capabilities` and `kind`. Makes nothing and exchanges nothing where multicast_obstacle() is
+  // not empty. Throws Error only where an exchange does.
+  static Multicast agree(const MeshRound& round, std::span<const MulticastCapability> capabilities,
                          DeviceRuntime& runtime, const std::shared_ptr<PhysicalMemory>& memory,
                          HandleKind kind);
 

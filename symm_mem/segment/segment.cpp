@@ -8,8 +8,7 @@
 #include <utility>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/bootstrap/mesh_round.hpp"
-#include "symm_mem/segment/segment_exchange.hpp"
+#include "symm_mem/segment/segment_rendezvous.hpp"
 
 namespace symm {
 namespace {
@@ -24,27 +23,18 @@ std::shared_ptr<Mapping> counted(std::shared_ptr<Mapping> mapping) {
   return mapping;
 }
 
-// The group's multicast object, over the memory that all ranks have by now.
-Multicast agree_on_multicast(const MeshRound& round, const SegmentExchange& all,
-                             const LocalSegment& local) {
-  Multicast multicast =
-      Multicast::agree(round, all.standings(), local.runtime(), local.memory(), all.kind());
-  if (multicast.available()) mapping_counter().fetch_add(1, std::memory_order_relaxed);
-  return multicast;
-}
-
 struct ViewOwner {
   std::shared_ptr<AddressRange> range;
   std::vector<std::shared_ptr<Mapping>> mappings;
 };
 
-// All pieces of `memory` from `offset` of `range` on.
-void map_side_by_side(DeviceRuntime& runtime, const PiecedMemory& memory,
+// All chunks of `memory` from `offset` of `range` on.
+void map_side_by_side(DeviceRuntime& runtime, const ChunkedMemory& memory,
                       const std::shared_ptr<AddressRange>& range, std::size_t offset,
                       std::vector<std::shared_ptr<Mapping>>& mappings) {
-  for (const std::shared_ptr<PhysicalMemory>& piece : memory.pieces) {
-    mappings.push_back(counted(runtime.map_at(piece, range, offset)));
-    offset += piece->bytes();
+  for (const std::shared_ptr<PhysicalMemory>& chunk : memory.chunks) {
+    mappings.push_back(counted(runtime.map_at(chunk, range, offset)));
+    offset += chunk->bytes();
   }
 }
 
@@ -55,16 +45,16 @@ struct ViewLayout {
 };
 
 // All ranks know all sizes, so all throw or none.
-ViewLayout view_layout(const std::vector<PiecedMemory>& memories, std::size_t granularity) {
+ViewLayout view_layout(const std::vector<ChunkedMemory>& memories, std::size_t granularity) {
   ViewLayout layout;
-  for (const PiecedMemory& memory : memories) layout.start = std::max(layout.start, memory.start);
+  for (const ChunkedMemory& memory : memories) layout.start = std::max(layout.start, memory.start);
   for (std::size_t rank = 0; rank < memories.size(); ++rank) {
     const std::size_t lead = layout.start - memories[rank].start;
     if (lead % granularity != 0) {
       throw Error(ErrorCode::kUnsupported,
                   "contiguous_view: the buffers begin at different places of what can be mapped: "
                   "byte " +
-                      std::to_string(memories[rank].start) + " of the first piece on rank " +
+                      std::to_string(memories[rank].start) + " of the first chunk on rank " +
                       std::to_string(rank) + ", byte " + std::to_string(layout.start) +
                       " on another, which is no multiple of " + std::to_string(granularity) +
                       " apart; copy the tensor into one of torch_symm.empty on every rank");
@@ -78,26 +68,27 @@ ViewLayout view_layout(const std::vector<PiecedMemory>& memories, std::size_t gr
 
 std::uint64_t mappings_made() { return mapping_counter().load(std::memory_order_relaxed); }
 
-LocalSegment::LocalSegment(DeviceRuntime& runtime, std::size_t bytes, PiecedMemory memory)
+LocalSegment::LocalSegment(DeviceRuntime& runtime, std::size_t bytes, ChunkedMemory memory)
     : runtime_(runtime), bytes_(bytes), memory_(std::move(memory)) {}
 
 std::shared_ptr<LocalSegment> LocalSegment::allocate(DeviceRuntime& runtime, std::size_t bytes) {
-  PiecedMemory memory;
-  memory.pieces.push_back(runtime.allocate(std::max<std::size_t>(bytes, 1)));
+  ChunkedMemory memory;
+  memory.chunks.push_back(runtime.allocate(std::max<std::size_t>(bytes, 1)));
   std::shared_ptr<LocalSegment> segment(new LocalSegment(runtime, bytes, std::move(memory)));
   segment->mapping_ = counted(runtime.map(segment->memory()));
   segment->base_ = segment->mapping_->base();
   return segment;
 }
 
-std::shared_ptr<LocalSegment> LocalSegment::adopt(DeviceRuntime& runtime, std::byte* base,
-                                                  std::size_t bytes, PiecedMemory memory,
-                                                  std::function<bool()> still_there) {
+std::shared_ptr<LocalSegment> LocalSegment::from_user_buffer(DeviceRuntime& runtime,
+                                                             std::byte* base, std::size_t bytes,
+                                                             ChunkedMemory memory,
+                                                             std::function<bool()> still_there) {
   const std::size_t mapped = memory.bytes();
-  if (memory.pieces.empty() || memory.start > mapped || bytes > mapped - memory.start) {
+  if (memory.chunks.empty() || memory.start > mapped || bytes > mapped - memory.start) {
     throw Error(ErrorCode::kInvalidArgument,
-                "adopt: expected pieces of at least " + std::to_string(memory.start) + " and " +
-                    std::to_string(bytes) + " bytes, got " + std::to_string(mapped));
+                "from_user_buffer: expected chunks of at least " + std::to_string(memory.start) +
+                    " and " + std::to_string(bytes) + " bytes, got " + std::to_string(mapped));
   }
   std::shared_ptr<LocalSegment> segment(new LocalSegment(runtime, bytes, std::move(memory)));
   segment->base_ = base;
@@ -112,16 +103,13 @@ bool LocalSegment::contains(const void* pointer, std::size_t bytes) const {
   return bytes <= bytes_ - (address - start) && (!still_there_ || still_there_());
 }
 
-Segment::Segment(std::shared_ptr<LocalSegment> local, int rank)
-    : local_(std::move(local)), rank_(rank) {}
-
 void Segment::map_peers() {
   DeviceRuntime& runtime = local_->runtime();
   for (std::size_t rank = 0; rank < bases_.size(); ++rank) {
     if (rank == static_cast<std::size_t>(rank_)) continue;
-    const PiecedMemory& memory = memories_[rank];
-    if (memory.pieces.size() == 1) {
-      mappings_.push_back(counted(runtime.map(memory.pieces.front())));
+    const ChunkedMemory& memory = memories_[rank];
+    if (memory.chunks.size() == 1) {
+      mappings_.push_back(counted(runtime.map(memory.chunks.front())));
       bases_[rank] = mappings_.back()->base() + memory.start;
       continue;
     }
@@ -131,22 +119,28 @@ void Segment::map_peers() {
   }
 }
 
-std::shared_ptr<Segment> Segment::rendezvous(PeerMesh& mesh, std::shared_ptr<LocalSegment> local,
-                                             std::uint64_t sequence,
+std::shared_ptr<Segment> Segment::map(std::shared_ptr<LocalSegment> local, int rank,
+                                      std::vector<ChunkedMemory> memories) {
+  std::shared_ptr<Segment> segment(new Segment(std::move(local), rank));
+  segment->memories_ = std::move(memories);
+  segment->bases_.resize(segment->memories_.size());
+  segment->bases_[static_cast<std::size_t>(rank)] = segment->local_->base();
+  segment->map_peers();
+  return segment;
+}
+
+void Segment::set_multicast(Multicast multicast) {
+  multicast_ = std::move(multicast);
+  if (multicast_.available()) mapping_counter().fetch_add(1, std::memory_order_relaxed);
+}
+
+std::shared_ptr<Segment> Segment::rendezvous(BootstrapMesh& mesh,
+                                             std::shared_ptr<LocalSegment> local,
+                                             FramePosition position,
                                              std::chrono::milliseconds timeout,
                                              const std::function<bool()>& give_up) {
-  std::shared_ptr<Segment> segment(new Segment(std::move(local), mesh.rank()));
-  LocalSegment& own = *segment->local_;
-  segment->bases_.resize(static_cast<std::size_t>(mesh.world_size()));
-  segment->bases_[static_cast<std::size_t>(mesh.rank())] = own.base();
-  const MeshRound round{mesh, sequence, Deadline(timeout), give_up};
-  SegmentExchange exchange(round, own);
-  segment->memories_ = exchange.run([&](const std::vector<PiecedMemory>& memories) {
-    segment->memories_ = memories;
-    segment->map_peers();
-  });
-  segment->multicast_ = agree_on_multicast(round, exchange, own);
-  return segment;
+  const MeshRound round{mesh, position, Deadline(timeout), give_up};
+  return SegmentRendezvous(round, std::move(local)).run();
 }
 
 Segment::ContiguousView Segment::contiguous_view() {

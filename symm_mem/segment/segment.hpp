@@ -8,11 +8,11 @@
 // memory travels (handle_choice.hpp) and on a multicast object (multicast_team.hpp).
 //
 // NOTE [Adopted memory]
-// A LocalSegment may also stand for memory that another library has made: pieces side by side in
-// that library's addresses, the buffer somewhere in them (PiecedMemory). The ranks' pieces may be
-// cut differently, and their buffers may begin at different places of the first piece; every rank
-// maps a peer's pieces side by side into one range, and base(peer) is where the peer's buffer
-// begins. One round of the rendezvous carries one piece of each rank. The segment keeps the
+// A LocalSegment may also stand for memory that another library has made: chunks side by side in
+// that library's addresses, the buffer somewhere in them (ChunkedMemory). The ranks' chunks may be
+// cut differently, and their buffers may begin at different places of the first chunk; every rank
+// maps a peer's chunks side by side into one range, and base(peer) is where the peer's buffer
+// begins. One round of the rendezvous carries one chunk of each rank. The segment keeps the
 // physical memory alive, not the addresses: its owner may put other memory there. Whoever adopts
 // says how to ask whether that has happened; contains() is false from then on, so that no address
 // is taken for memory that the peers do not see there.
@@ -26,7 +26,7 @@
 #include <mutex>
 #include <vector>
 
-#include "symm_mem/bootstrap/peer_mesh.hpp"
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 #include "symm_mem/device/device_runtime.hpp"
 #include "symm_mem/segment/multicast_team.hpp"
 
@@ -45,41 +45,40 @@ class LocalSegment {
   // Local. Adopts [base, base + bytes), which `memory` of `runtime` backs; nothing is mapped.
   // `still_there` tells whether those addresses still show that memory; it is called by contains(),
   // from any thread, must not throw, and must be quick.
-  static std::shared_ptr<LocalSegment> adopt(DeviceRuntime& runtime, std::byte* base,
-                                             std::size_t bytes, PiecedMemory memory,
-                                             std::function<bool()> still_there);
+  static std::shared_ptr<LocalSegment> from_user_buffer(DeviceRuntime& runtime, std::byte* base,
+                                                        std::size_t bytes, ChunkedMemory memory,
+                                                        std::function<bool()> still_there);
 
   DeviceRuntime& runtime() const { return runtime_; }
   std::byte* base() const { return base_; }
   std::size_t bytes() const { return bytes_; }                  // as asked for
-  std::size_t mapped_bytes() const { return memory_.bytes(); }  // of all pieces
-  bool adopted() const { return mapping_ == nullptr; }
-  const PiecedMemory& pieces() const { return memory_; }
-  // Of a segment that is not adopted: all of it.
-  const std::shared_ptr<PhysicalMemory>& memory() const { return memory_.pieces.front(); }
+  std::size_t mapped_bytes() const { return memory_.bytes(); }  // of all chunks
+  bool user_buffer() const { return mapping_ == nullptr; }
+  const ChunkedMemory& chunks() const { return memory_; }
+  // Of a segment that is not user_buffer: all of it.
+  const std::shared_ptr<PhysicalMemory>& memory() const { return memory_.chunks.front(); }
   bool contains(const void* pointer, std::size_t bytes) const;
 
  private:
-  LocalSegment(DeviceRuntime& runtime, std::size_t bytes, PiecedMemory memory);
+  LocalSegment(DeviceRuntime& runtime, std::size_t bytes, ChunkedMemory memory);
 
   DeviceRuntime& runtime_;
   std::size_t bytes_;
-  PiecedMemory memory_;
-  std::shared_ptr<Mapping> mapping_;  // null where adopted
+  ChunkedMemory memory_;
+  std::shared_ptr<Mapping> mapping_;  // null where user_buffer
   std::byte* base_ = nullptr;
-  std::function<bool()> still_there_;  // empty where not adopted
+  std::function<bool()> still_there_;  // empty where not user_buffer
 };
-
-struct SegmentOffer;
 
 class Segment {
  public:
-  // Collective over the mesh. Every rank must bring a segment of the same mapped size (with adopted
-  // memory: of the same bytes), else all ranks throw Error(kMismatch) that names both sizes;
-  // kUnsupported where no kind of handle serves all ranks. `sequence` as in PeerMesh::exchange. No
-  // segment is had by some ranks only.
-  static std::shared_ptr<Segment> rendezvous(PeerMesh& mesh, std::shared_ptr<LocalSegment> local,
-                                             std::uint64_t sequence,
+  // Collective over the mesh. Every rank must bring a segment of the same mapped size (with
+  // user_buffer memory: of the same bytes), else all ranks throw Error(kMismatch) that names both
+  // sizes; kUnsupported where no kind of handle serves all ranks. `sequence` as in
+  // BootstrapMesh::exchange. No segment is had by some ranks only.
+  static std::shared_ptr<Segment> rendezvous(BootstrapMesh& mesh,
+                                             std::shared_ptr<LocalSegment> local,
+                                             FramePosition position,
                                              std::chrono::milliseconds timeout,
                                              const std::function<bool()>& give_up);
 
@@ -97,11 +96,11 @@ class Segment {
   // at base + r * stride_bytes + o, for the writer's own buffer too. Local (needs no peer), made on
   // the first call and cached, thread safe. The memory and the range live as long as `owner` does,
   // whatever becomes of the segment. Not under graph capture where it is the first call. Throws
-  // Error(kSystem); kUnsupported, on every rank, where adopted buffers begin at places that are not
-  // apart by whole granules, since no mapping can then bring them to one stride.
+  // Error(kSystem); kUnsupported, on every rank, where user_buffer buffers begin at places that are
+  // not apart by whole granules, since no mapping can then bring them to one stride.
   struct ContiguousView {
     std::byte* base = nullptr;
-    // A multiple of the device's granularity; mapped_bytes() unless memory is adopted.
+    // A multiple of the device's granularity; mapped_bytes() unless memory is user_buffer.
     std::size_t stride_bytes = 0;
     std::shared_ptr<void> owner;
   };
@@ -112,13 +111,19 @@ class Segment {
   const Multicast& multicast() const { return multicast_; }
 
  private:
-  Segment(std::shared_ptr<LocalSegment> local, int rank);
+  friend class SegmentRendezvous;
+  // Maps the peers' memory. Local.
+  static std::shared_ptr<Segment> map(std::shared_ptr<LocalSegment> local, int rank,
+                                      std::vector<ChunkedMemory> memories);
+  void set_multicast(Multicast multicast);
+
+  Segment(std::shared_ptr<LocalSegment> local, int rank) : local_(std::move(local)), rank_(rank) {}
   void map_peers();
 
   std::shared_ptr<LocalSegment> local_;
   int rank_;
-  std::vector<PiecedMemory> memories_;              // by rank
-  std::vector<std::shared_ptr<Mapping>> mappings_;  // of the peers' pieces
+  std::vector<ChunkedMemory> memories_;             // by rank
+  std::vector<std::shared_ptr<Mapping>> mappings_;  // of the peers' chunks
   std::vector<std::byte*> bases_;                   // by rank
   Multicast multicast_{"the rendezvous has not ended"};
   std::mutex view_mutex_;

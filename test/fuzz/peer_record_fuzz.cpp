@@ -36,7 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   if (const auto hello = symm::parse_hello(input)) require_same(input, symm::encode_hello(*hello));
   if (const auto frame = symm::parse_exchange(input)) {
-    require_same(input, symm::encode_exchange(frame->sequence, frame->has_descriptor,
+    require_same(input, symm::encode_exchange(frame->position, frame->has_descriptor,
                                               frame->message, frame->kind));
   }
   return 0;
@@ -61,6 +61,8 @@ std::vector<std::vector<std::uint8_t>> seeds() {
           symm::encode_hello({1, {}}),
           symm::encode_exchange(5, true, std::vector<std::uint8_t>(40, 7)),
           symm::encode_exchange(9, false, std::vector<std::uint8_t>(3, 1), symm::FrameKind::kPost),
+          symm::encode_exchange({symm::FrameStream::kSymmetricMemory, 2}, true,
+                                std::vector<std::uint8_t>(9, 3), symm::FrameKind::kPost),
           {}};
 }
 

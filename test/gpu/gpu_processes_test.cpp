@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "symm_mem/bootstrap/peer_mesh.hpp"
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 #include "symm_mem/segment/segment.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/file_store.hpp"
@@ -41,7 +41,7 @@ void require(bool condition, const std::string& what) {
 
 struct Rank {
   int rank;
-  PeerMesh& mesh;
+  BootstrapMesh& mesh;
   GpuRuntime& runtime;
   KeyValueStore& store;
 
@@ -59,7 +59,7 @@ int run_rank(const std::string& directory, int rank, const std::function<int(con
     SYMM_GPU_CHECK(SYMM_GPU_NAME(GetDeviceCount)(&count));
     SYMM_GPU_CHECK(gpuSetDevice(rank % count));
     test::FileStore store(directory);
-    const auto mesh = PeerMesh::connect(store, test::mesh_config(rank, 2));
+    const auto mesh = BootstrapMesh::connect(store, test::mesh_config(rank, 2));
     return body({rank, *mesh, test::gpu_library().runtime(rank % count), store});
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
@@ -94,7 +94,7 @@ TEST_F(GpuProcessesDeathTest, PostedMemoryIsReadAndWrittenByThePeer) {
     const auto mapping = self.runtime.map(memory);
     write_gpu(mapping->base(), gpu_words(self.rank, bytes / 8));
     self.mesh.post(1, {}, self.runtime.export_descriptor(*memory).get());
-    PeerMesh::Received post = self.mesh.take(self.other(), 1, kMeshTimeout, nullptr);
+    BootstrapMesh::Received post = self.mesh.take(self.other(), 1, kMeshTimeout, nullptr);
     const auto peer =
         self.runtime.map(self.runtime.import_memory(std::move(post.descriptor), bytes));
     require(read_gpu<Word>(peer->base(), bytes / 8) == gpu_words(self.other(), bytes / 8),
@@ -155,7 +155,7 @@ TEST_F(GpuProcessesDeathTest, MemoryStaysWhenItsOwnerHasEnded) {
           self.store.get("mapped", kMeshTimeout);
           return ::raise(SIGKILL);
         }
-        PeerMesh::Received post = self.mesh.take(1, 1, kMeshTimeout, nullptr);
+        BootstrapMesh::Received post = self.mesh.take(1, 1, kMeshTimeout, nullptr);
         const auto peer =
             self.runtime.map(self.runtime.import_memory(std::move(post.descriptor), bytes));
         self.store.set("mapped", {1});

@@ -43,7 +43,7 @@ class GpuHandles : public test::GpuDriver {
     return test::errors_of_ranks(world_size, [&](int rank) {
       auto local = LocalSegment::allocate(runtime(rank), 3 * granule());
       local->base()[marked_byte] = static_cast<std::byte>(70 + rank);
-      PeerMesh& mesh = *meshes[static_cast<std::size_t>(rank)];
+      BootstrapMesh& mesh = *meshes[static_cast<std::size_t>(rank)];
       const auto segment = Segment::rendezvous(mesh, local, 0, test::kMeshTimeout, nullptr);
       for (int peer = 0; peer < world_size; ++peer) {
         EXPECT_EQ(segment->base(peer)[marked_byte], static_cast<std::byte>(70 + peer));

@@ -196,7 +196,7 @@ TEST_F(GpuMulticastTest, AGroupOfOneHasNone) {
   EXPECT_EQ(multicast_calls(), 0);
 }
 
-TEST_F(GpuMulticastTest, SegmentsThatAreNoWholePiecesHaveNone) {
+TEST_F(GpuMulticastTest, SegmentsThatAreNoWholeChunksHaveNone) {
   state().multicast_granule = 2 * granule();
   expect_none(meet({0, 1}, granule()), {"rank 0: ", "rank 1: ", std::to_string(2 * granule()),
                                         "the segment has " + std::to_string(granule())});

@@ -204,7 +204,7 @@ def pad_messages(count: int = 4) -> Program:
 
 
 def device_records(count: int = 3, words: int = 2) -> Program:
-    """DeviceCallBoard::post and ::record of backend/engine/device/device_calls.cpp, in a ring of one."""
+    """DeviceTrace::post and ::record of backend/engine/device/device_trace.cpp, in a ring of one."""
     program = Program(f"device call records, {words} words, {count} calls in one place")
     writer, reader = program.thread(), program.thread()
     for sequence in range(1, count + 1):

@@ -24,7 +24,7 @@ PACKETS = "kernels/gpu/ll/packets.cuh"
 TRANSFER = "kernels/gpu/entry/transfer.cu"
 PAD = "kernels/protocol/signal_pad.hpp"
 MAILBOX = "backend/engine/host/mailbox_progress.cpp"
-CALLS = "backend/engine/device/device_calls.cpp"
+CALLS = "backend/engine/device/device_trace.cpp"
 GIVE_UP = "kernels/gpu/device/wait.cuh"
 SIGNAL = "kernels/gpu/device/signal.cuh"
 END = "kernels/gpu/device/call_end.cuh"
@@ -112,11 +112,11 @@ SITES: dict[str, list[Site]] = {
     "mailbox data free": [Site(MAILBOX, "::stream_in(", "inbox->data_read, read + bytes")],
     "try_put": [Site(PAD, "bool try_put(", "compare_exchange_release(")],
     "try_take": [Site(PAD, "bool try_take(", "compare_exchange_acquire(")],
-    "record clear": [Site(CALLS, "DeviceCallBoard::post", "place.sequence, std::uint64_t{0}")],
-    "record words": [Site(CALLS, "DeviceCallBoard::post", "store_release(words_of(place) + i")],
-    "record post": [Site(CALLS, "DeviceCallBoard::post", "place.sequence, record.sequence")],
-    "record first look": [Site(CALLS, "DeviceCallBoard::record", "load_acquire(&place.sequence)")],
-    "record copy": [Site(CALLS, "DeviceCallBoard::record", "load_acquire(words_of(place) + i)")],
+    "record clear": [Site(CALLS, "DeviceTrace::post", "place.sequence, std::uint64_t{0}")],
+    "record words": [Site(CALLS, "DeviceTrace::post", "store_release(words_of(place) + i")],
+    "record post": [Site(CALLS, "DeviceTrace::post", "place.sequence, record.sequence")],
+    "record first look": [Site(CALLS, "DeviceTrace::record", "load_acquire(&place.sequence)")],
+    "record copy": [Site(CALLS, "DeviceTrace::record", "load_acquire(words_of(place) + i)")],
     "record second look": [
         Site(CALLS, "words[i] = load_acquire", "load_acquire(&place.sequence) != sequence")
     ],
@@ -125,7 +125,7 @@ SITES: dict[str, list[Site]] = {
         Site(SIGNAL, "void report(", "store_release(&report.fault"),
     ],
     "report look": [
-        Site("backend/engine/device/device_watch.cpp", "DeviceWatch", "load_acquire(&report.fault)"),
+        Site("backend/engine/device/device_watchdog.cpp", "DeviceWatchdog", "load_acquire(&report.fault)"),
         Site("kernels/gpu/launch/gpu_signal_kernels.cpp", "report", "load_acquire(&report.fault)"),
     ],
     "post exchange": [Site(WAIT, "void post(", "exchange_seq_cst(&line.value")],

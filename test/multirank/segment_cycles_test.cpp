@@ -43,7 +43,7 @@ struct Footprint {
 };
 
 // What every rank does in one cycle; sizes from a byte to 2 MiB take turns.
-void cycle(PeerMesh& mesh, std::uint64_t number) {
+void cycle(BootstrapMesh& mesh, std::uint64_t number) {
   const std::size_t bytes = 1 + (number % 8 == 0 ? 2 * kMiB - 1 : number * 4099 % (64 * 1024));
   const auto local = allocate_on_local_heap(bytes);
   local->base()[bytes - 1] = static_cast<std::byte>(number + static_cast<unsigned>(mesh.rank()));

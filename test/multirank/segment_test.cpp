@@ -137,7 +137,7 @@ TEST(Segment, MemoryStaysWhenItsOwnerIsGone) {
   const test::TemporaryDirectory directory;
   const auto take_part = [&](int rank) {
     test::FileStore store(directory.path());
-    const auto mesh = PeerMesh::connect(store, test::mesh_config(rank, 2));
+    const auto mesh = BootstrapMesh::connect(store, test::mesh_config(rank, 2));
     auto segment = Segment::rendezvous(*mesh, LocalSegment::allocate(host_runtime(), 2 * kPage), 0,
                                        kMeshTimeout, nullptr);
     fill(*segment);

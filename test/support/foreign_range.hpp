@@ -22,7 +22,7 @@ namespace symm::test {
 
 class ForeignRange {
  public:
-  // `library`: the driver's, as dlopen() gives it. One piece for each of `sizes`, which must be
+  // `library`: the driver's, as dlopen() gives it. One chunk for each of `sizes`, which must be
   // multiples of what the device maps. `kinds`: of CUmemAllocationHandleType.
   ForeignRange(void* library, int device, std::vector<std::size_t> sizes,
                int kinds = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
@@ -30,13 +30,13 @@ class ForeignRange {
     handles_.resize(sizes_.size());
     in_context([&] {
       SYMM_DRIVER(cuMemAddressReserve, &base_, bytes(), std::size_t{0}, CUdeviceptr{0}, 0ull);
-      for (std::size_t piece = 0; piece < sizes_.size(); ++piece) map(piece);
+      for (std::size_t chunk = 0; chunk < sizes_.size(); ++chunk) map(chunk);
     });
   }
   ~ForeignRange() {
     in_context([&] {
-      for (std::size_t piece = 0; piece < sizes_.size(); ++piece) {
-        if (handles_[piece] != 0) unmap(piece);
+      for (std::size_t chunk = 0; chunk < sizes_.size(); ++chunk) {
+        if (handles_[chunk] != 0) unmap(chunk);
       }
       SYMM_DRIVER(cuMemAddressFree, base_, bytes());
     });
@@ -49,16 +49,16 @@ class ForeignRange {
     return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0});
   }
 
-  // Puts new memory at the addresses of `piece`, as after memory ran short and came back.
-  void exchange(std::size_t piece) {
+  // Puts new memory at the addresses of `chunk`, as after memory ran short and came back.
+  void exchange(std::size_t chunk) {
     in_context([&] {
-      unmap(piece);
-      map(piece);
+      unmap(chunk);
+      map(chunk);
     });
   }
   // Leaves a hole.
-  void take_away(std::size_t piece) {
-    in_context([&] { unmap(piece); });
+  void take_away(std::size_t chunk) {
+    in_context([&] { unmap(chunk); });
   }
 
  private:
@@ -86,27 +86,27 @@ class ForeignRange {
     SYMM_DRIVER(cuCtxPopCurrent, &context);
   }
 
-  CUdeviceptr place(std::size_t piece) const {
-    return std::accumulate(sizes_.begin(), sizes_.begin() + static_cast<std::ptrdiff_t>(piece),
+  CUdeviceptr place(std::size_t chunk) const {
+    return std::accumulate(sizes_.begin(), sizes_.begin() + static_cast<std::ptrdiff_t>(chunk),
                            base_);
   }
-  void map(std::size_t piece) {
+  void map(std::size_t chunk) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = device_;
     properties.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(kinds_);
-    const std::size_t size = sizes_[piece];
+    const std::size_t size = sizes_[chunk];
     CUmemAccessDesc access{};
     access.location = properties.location;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    SYMM_DRIVER(cuMemCreate, &handles_[piece], size, &properties, 0ull);
-    SYMM_DRIVER(cuMemMap, place(piece), size, std::size_t{0}, handles_[piece], 0ull);
-    SYMM_DRIVER(cuMemSetAccess, place(piece), size, &access, std::size_t{1});
+    SYMM_DRIVER(cuMemCreate, &handles_[chunk], size, &properties, 0ull);
+    SYMM_DRIVER(cuMemMap, place(chunk), size, std::size_t{0}, handles_[chunk], 0ull);
+    SYMM_DRIVER(cuMemSetAccess, place(chunk), size, &access, std::size_t{1});
   }
-  void unmap(std::size_t piece) {
-    SYMM_DRIVER(cuMemUnmap, place(piece), sizes_[piece]);
-    SYMM_DRIVER(cuMemRelease, std::exchange(handles_[piece], 0));
+  void unmap(std::size_t chunk) {
+    SYMM_DRIVER(cuMemUnmap, place(chunk), sizes_[chunk]);
+    SYMM_DRIVER(cuMemRelease, std::exchange(handles_[chunk], 0));
   }
 
   void* library_;

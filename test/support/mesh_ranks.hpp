@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "symm_mem/bootstrap/peer_mesh.hpp"
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"
 
@@ -16,9 +16,9 @@ namespace symm::test {
 
 inline constexpr std::chrono::milliseconds kMeshTimeout{20000};
 
-inline PeerMeshConfig mesh_config(int rank, int world_size,
-                                  std::chrono::milliseconds timeout = kMeshTimeout) {
-  PeerMeshConfig config;
+inline BootstrapMeshConfig mesh_config(int rank, int world_size,
+                                       std::chrono::milliseconds timeout = kMeshTimeout) {
+  BootstrapMeshConfig config;
   config.group_name = "test";
   config.rank = rank;
   config.world_size = world_size;
@@ -27,12 +27,12 @@ inline PeerMeshConfig mesh_config(int rank, int world_size,
 }
 
 // By rank. Throws the first rank's error.
-inline std::vector<std::unique_ptr<PeerMesh>> connect_all(int world_size) {
+inline std::vector<std::unique_ptr<BootstrapMesh>> connect_all(int world_size) {
   MemoryStore store;
-  std::vector<std::unique_ptr<PeerMesh>> meshes(static_cast<std::size_t>(world_size));
+  std::vector<std::unique_ptr<BootstrapMesh>> meshes(static_cast<std::size_t>(world_size));
   run_ranks(world_size, [&](int rank) {
     meshes[static_cast<std::size_t>(rank)] =
-        PeerMesh::connect(store, mesh_config(rank, world_size));
+        BootstrapMesh::connect(store, mesh_config(rank, world_size));
   });
   return meshes;
 }

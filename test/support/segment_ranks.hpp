@@ -14,7 +14,7 @@
 
 namespace symm::test {
 
-using Meshes = std::vector<std::unique_ptr<PeerMesh>>;
+using Meshes = std::vector<std::unique_ptr<BootstrapMesh>>;
 using Segments = std::vector<std::shared_ptr<Segment>>;
 
 inline const std::size_t kPage = host_runtime().granularity();

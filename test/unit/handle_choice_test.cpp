@@ -25,21 +25,21 @@ FabricHandle some_handle() {
   return handle;
 }
 
-HandleOffer offer(HandlePreference preference, bool descriptor, bool fabric) {
-  HandleOffer made;
+HandleDescriptor handles(HandlePreference preference, bool descriptor, bool fabric) {
+  HandleDescriptor made;
   made.preference = preference;
   made.has_descriptor = descriptor;
   if (fabric) made.fabric = some_handle();
   return made;
 }
 
-const HandleOffer kBoth = offer(HandlePreference::kAuto, true, true);
-const HandleOffer kDescriptor = offer(HandlePreference::kAuto, true, false);
-const HandleOffer kFabric = offer(HandlePreference::kAuto, false, true);
-const HandleOffer kWantsFabric = offer(HandlePreference::kFabric, false, true);
-const HandleOffer kWantsPosix = offer(HandlePreference::kPosix, true, false);
+const HandleDescriptor kBoth = handles(HandlePreference::kAuto, true, true);
+const HandleDescriptor kDescriptor = handles(HandlePreference::kAuto, true, false);
+const HandleDescriptor kFabric = handles(HandlePreference::kAuto, false, true);
+const HandleDescriptor kWantsFabric = handles(HandlePreference::kFabric, false, true);
+const HandleDescriptor kWantsPosix = handles(HandlePreference::kPosix, true, false);
 
-HandleKind choice(const std::vector<HandleOffer>& offers) { return choose_handle_kind(offers); }
+HandleKind choice(const std::vector<HandleDescriptor>& ranks) { return choose_handle_kind(ranks); }
 
 TEST(HandleChoice, DescriptorsWhereAllHaveThem) {
   EXPECT_EQ(choice({kBoth, kBoth}), HandleKind::kDescriptor);
@@ -77,13 +77,13 @@ TEST(HandleChoice, WhatARankLacksIsNamed) {
                ErrorCode::kUnsupported, {"rank 2 has no descriptor", "rank 1 no fabric handle"});
 }
 
-TEST(HandleChoice, OffersTravelWhole) {
-  for (const HandleOffer& sent : {kBoth, kDescriptor, kFabric, kWantsFabric, kWantsPosix}) {
+TEST(HandleChoice, DescriptorsTravelWhole) {
+  for (const HandleDescriptor& sent : {kBoth, kDescriptor, kFabric, kWantsFabric, kWantsPosix}) {
     ByteWriter writer;
     sent.write(writer);
     const std::vector<std::uint8_t> bytes = writer.take();
     ByteReader reader(bytes);
-    const HandleOffer read = HandleOffer::read(reader);
+    const HandleDescriptor read = HandleDescriptor::read(reader);
     EXPECT_TRUE(reader.finished());
     EXPECT_EQ(read.preference, sent.preference);
     EXPECT_EQ(read.has_descriptor, sent.has_descriptor);
@@ -94,25 +94,25 @@ TEST(HandleChoice, OffersTravelWhole) {
   }
 }
 
-TEST(HandleChoice, MalformedOffersHoldNoHandle) {
+TEST(HandleChoice, MalformedDescriptorsHoldNoHandle) {
   ByteWriter writer;
   writer.integer(std::uint32_t{3});  // no preference
   writer.integer(std::uint32_t{1});
   writer.sized(std::vector<std::uint8_t>(64, 1));
   const std::vector<std::uint8_t> unknown = writer.take();
   ByteReader reader(unknown);
-  EXPECT_FALSE(HandleOffer::read(reader).has_descriptor);
+  EXPECT_FALSE(HandleDescriptor::read(reader).has_descriptor);
   ByteWriter second;
   second.integer(std::uint32_t{0});
   second.integer(std::uint32_t{2});  // neither yes nor no
   second.sized(std::vector<std::uint8_t>(63, 1));
   const std::vector<std::uint8_t> cut = second.take();
   ByteReader cut_reader(cut);
-  const HandleOffer read = HandleOffer::read(cut_reader);
+  const HandleDescriptor read = HandleDescriptor::read(cut_reader);
   EXPECT_FALSE(read.has_descriptor);
   EXPECT_FALSE(read.fabric);
   ByteReader empty{{}};
-  EXPECT_FALSE(HandleOffer::read(empty).has_descriptor);
+  EXPECT_FALSE(HandleDescriptor::read(empty).has_descriptor);
   EXPECT_TRUE(empty.failed());
 }
 
@@ -139,7 +139,7 @@ TEST(HandleChoice, HostMemoryGoesByDescriptorsWhateverIsAsked) {
   const auto memory = host_runtime().allocate(1);
   const ExportedMemory exported = export_by_every_kind(host_runtime(), *memory);
   EXPECT_TRUE(exported.descriptor.valid());
-  EXPECT_EQ(choice({exported.offer, exported.offer}), HandleKind::kDescriptor);
+  EXPECT_EQ(choice({exported.handles, exported.handles}), HandleKind::kDescriptor);
   expect_error(error_of([&] { host_runtime().export_memory(*memory, HandleKind::kFabric); }),
                ErrorCode::kUnsupported, {"no fabric handles"});
   expect_error(error_of([&] { host_runtime().import_memory(some_handle(), memory->bytes()); }),

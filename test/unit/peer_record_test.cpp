@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 #include "symm_mem/bootstrap/peer_frame.hpp"
-#include "symm_mem/bootstrap/peer_mesh.hpp"
 #include "test/support/expect_error.hpp"
 
 namespace symm {
@@ -88,7 +88,7 @@ TEST(PeerRecord, HugeLengthsAreRefused) {
 
 TEST(PeerRecord, PayloadBound) {
   PeerRecord record = sample();
-  record.payload.assign(PeerMesh::kMaxPayload, 0xa5);
+  record.payload.assign(BootstrapMesh::kMaxPayload, 0xa5);
   EXPECT_EQ(parse_peer_record(encode_peer_record(record), kRank, kWorldSize).payload,
             record.payload);
   record.payload.push_back(0xa5);

@@ -75,32 +75,26 @@ std::string promised_segment(bool call_promises) {
 
 }  // namespace
 
-Place DeviceGroup::Found::place() const {
-  return (static_cast<std::uint64_t>(number + 1) << kPlaceShift) | offset;
+Place DeviceGroup::place_of(const Found& found) {
+  return (static_cast<std::uint64_t>(found.number + 1) << kPlaceShift) | found.offset;
 }
 
+// Kernels find the first kMaxSegments segments alone.
 std::optional<DeviceGroup::Found> DeviceGroup::find(const void* data, std::size_t bytes) const {
-  const auto& segments = resources_->segments;
-  const std::size_t known = std::min<std::size_t>(segments.size(), kMaxSegments);
-  for (std::size_t i = 0; i < known; ++i) {
-    if (!segments[i].segment) continue;
-    const LocalSegment& local = *segments[i].segment->local();
-    if (!local.contains(data, bytes)) continue;
-    return Found{static_cast<int>(i),
-                 static_cast<std::size_t>(static_cast<const std::byte*>(data) - local.base())};
-  }
-  return std::nullopt;
+  const auto found = context_.group.segments().find(data, bytes);
+  if (!found || found->number >= static_cast<std::size_t>(kMaxSegments)) return std::nullopt;
+  return found;
+}
+
+std::shared_ptr<Segment> DeviceGroup::segment_of(const Found& found) const {
+  return context_.group.segments().at(found.number);
 }
 
 std::optional<DeviceGroup::Found> DeviceGroup::find_promised(const InputArray& array,
                                                              bool call_promises) const {
   if (array.data == nullptr || array.bytes == 0) return std::nullopt;
   const std::optional<Found> found = find(array.data, array.bytes);
-  if (found &&
-      (call_promises || resources_->segments[static_cast<std::size_t>(found->number)].symmetric)) {
-    return found;
-  }
-  return std::nullopt;
+  return found && (call_promises || found->symmetric) ? found : std::nullopt;
 }
 
 // Where copy engines are to write; nullopt where they are not used. A promise makes this the same
@@ -157,8 +151,8 @@ DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const P
                   needs + "an " + what + " that is one array with equal shares inside " +
                       promised_segment(call_promises) + ", or choose another algorithm");
     }
-    const Multicast& multicast =
-        resources_->segments[static_cast<std::size_t>(found->number)].segment->multicast();
+    const std::shared_ptr<Segment> segment = segment_of(*found);
+    const Multicast& multicast = segment->multicast();
     if (!multicast.available()) {
       throw Error(ErrorCode::kUnsupported,
                   needs + "a segment with a multicast address, and that of the " + what +

@@ -16,32 +16,32 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime,
     : context_(context),
       runtime_(runtime),
       device_(device),
-      board_(context.config.rank, context.config.world_size, context.memory, context.health),
-      messages_(context.config.rank, context.config.world_size, board_),
+      trace_(context.group, context.memory),
+      messages_(context.config.rank, context.config.world_size, trace_),
       resources_(std::make_unique<Resources>()) {
   const DeviceLayout layout =
       DeviceLayout::of(world_size(), context.agreement.device_workspace_bytes);
   resources_->segment = LocalSegment::allocate(runtime, layout.total_bytes);
   resources_->kernels = runtime.make_group_kernels(
-      {.rank = rank(), .world_size = world_size(), .layout = layout, .page = &board_.own_page()});
+      {.rank = rank(), .world_size = world_size(), .layout = layout, .page = &trace_.own_page()});
   resources_->kernels->set_peer(rank(), resources_->segment->base());
-  resources_->peers = std::make_unique<DevicePeers>(context.mesh, context.health, runtime, device,
-                                                    layout.total_bytes);
+  resources_->peers =
+      std::make_unique<DevicePeers>(context.group, runtime, device, layout.total_bytes);
   shares_.reserve(2 * static_cast<std::size_t>(world_size()));
   peer_inputs_.resize(static_cast<std::size_t>(world_size()));
   peer_outputs_.resize(static_cast<std::size_t>(world_size()));
   connected_ = world_size() == 1;
   if (world_size() > 1) resources_->peers->offer(*resources_->segment);
-  watch_ = std::make_unique<DeviceWatch>(rank(), world_size(), board_, messages_, context.health);
-  context.health.set_abort_word(&board_.own_page().abort);
+  watchdog_ = std::make_unique<DeviceWatchdog>(context.group, trace_, messages_);
+  context.group.set_abort_word(&trace_.own_page().abort);
 }
 
 // What the device may still be using is kept for ever where it cannot be waited for: at the end of
 // the process, or after an error of the device.
 DeviceGroup::~DeviceGroup() {
   stop();
-  context_.health.set_abort_word(nullptr);
-  store_release(&board_.own_page().abort, std::uint32_t{1});
+  context_.group.set_abort_word(nullptr);
+  store_release(&trace_.own_page().abort, std::uint32_t{1});
   const int mode = runtime_.relax_capture_mode();
   try {
     runtime_.synchronize();
@@ -51,17 +51,17 @@ DeviceGroup::~DeviceGroup() {
   runtime_.restore_capture_mode(mode);
 }
 
-void DeviceGroup::stop() { watch_->stop(); }
+void DeviceGroup::stop() { watchdog_->stop(); }
 
 void DeviceGroup::drain() {
   constexpr milliseconds kLookPeriod{1};
   const auto ended = [this] {
-    return load_acquire(&board_.own_page().completed) >= board_.launched() && messages_.all_ended();
+    return load_acquire(&trace_.own_page().completed) >= trace_.launched() && messages_.all_ended();
   };
-  while (!board_.captured() && !context_.health.failed() && !ended()) {
+  while (!trace_.captured() && !context_.group.failed() && !ended()) {
     std::this_thread::sleep_for(kLookPeriod);
   }
-  if (!board_.captured() || context_.health.failed()) return;
+  if (!trace_.captured() || context_.group.failed()) return;
   const int mode = runtime_.relax_capture_mode();
   try {
     runtime_.synchronize();
@@ -72,21 +72,17 @@ void DeviceGroup::drain() {
 }
 
 void DeviceGroup::check_usable() const {
-  if (fork_generation() != context_.fork_generation) {
-    throw Error(ErrorCode::kAborted,
-                "group \"" + context_.config.group_name +
-                    "\" belongs to the parent process; a forked child must make its own");
-  }
+  context_.group.check_usable();
   // A kernel that gave up has let its stream go on: nothing may build on what it left.
-  if (context_.health.failed() || gave_up()) [[unlikely]] {
+  if (gave_up()) [[unlikely]] {
     throw_failure();
   }
 }
 
 void DeviceGroup::fail_group(ErrorCode code, const std::string& text) const {
-  GroupHealth& health = context_.health;
-  if (!health.failed()) health.fail(Error(code, health.prefix() + text));
-  throw Error(health.failure());
+  LocalGroup& group = context_.group;
+  if (!group.failed()) group.fail(Error(code, group.prefix() + text));
+  throw Error(group.failure());
 }
 
 void DeviceGroup::connect(milliseconds timeout, bool capturing, const std::string& call) {
@@ -133,9 +129,9 @@ void DeviceGroup::connect_all(milliseconds timeout) {
 }
 
 void DeviceGroup::check_backlog() {
-  if (const std::optional<Error> error = board_.difference()) {
-    context_.health.fail(*error);
-    throw Error(context_.health.failure());
+  if (const std::optional<Error> error = trace_.difference()) {
+    context_.group.fail(*error);
+    throw Error(context_.group.failure());
   }
 }
 
@@ -147,18 +143,18 @@ void DeviceGroup::launch(const CollectiveArgs& args, StreamHandle stream, millis
   const Choice choice = choose(args, request);
   const bool capturing = runtime_.is_capturing(stream);
   connect(limit(timeout), capturing, std::string(collective_name(args.kind)));
-  if (capturing) board_.note_capture();
-  CallRecord record = make_record(args, choice.plan, board_.next_sequence());
+  if (capturing) trace_.note_capture();
+  CallRecord record = make_record(args, choice.plan, trace_.next_sequence());
   if (const std::optional<Found>& found = choice.place()) {
     record.segment = static_cast<std::uint32_t>(found->number + 1);
     record.offset = found->offset;
   }
-  board_.post(record, limit(timeout));
+  trace_.post(record, limit(timeout));
   try {
     put(args, choice, {.stream = stream, .timeout = limit(timeout)});
   } catch (const Error& error) {
     // A posted call that cannot be launched leaves the peers waiting: they must learn of it.
-    fail_group(error.code(), board_.call_name(record.sequence) + ": " + error.what());
+    fail_group(error.code(), trace_.call_name(record.sequence) + ": " + error.what());
   }
   check_backlog();
 }
@@ -170,26 +166,26 @@ void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
     put_multimem(args, choice, options);
   } else if (choice.promised_output) {
     const Found& output = *choice.promised_output;
-    const Segment& segment = *resources_->segments[static_cast<std::size_t>(output.number)].segment;
+    const std::shared_ptr<Segment> segment = segment_of(output);
     for (int r = 0; r < world_size(); ++r) {
-      peer_outputs_[static_cast<std::size_t>(r)] = segment.base(r) + output.offset;
+      peer_outputs_[static_cast<std::size_t>(r)] = segment->base(r) + output.offset;
     }
-    kernels.launch_copies(args, output.place(), peer_outputs_, options);
+    kernels.launch_copies(args, place_of(output), peer_outputs_, options);
   } else if (args.kind == CollectiveKind::kAllToAll) {
     put_all_to_all(args, options);
   } else {
-    kernels.launch(args, choice.plan, choice.input ? choice.input->place() : 0, options);
+    kernels.launch(args, choice.plan, choice.input ? place_of(*choice.input) : 0, options);
   }
 }
 
 // `ranks` keeps the addresses while the call is put on a stream.
 MulticastMemory DeviceGroup::multicast_memory(const Found& found,
                                               std::vector<std::byte*>& ranks) const {
-  const Segment& segment = *resources_->segments[static_cast<std::size_t>(found.number)].segment;
+  const std::shared_ptr<Segment> segment = segment_of(found);
   for (int r = 0; r < world_size(); ++r) {
-    ranks[static_cast<std::size_t>(r)] = segment.base(r) + found.offset;
+    ranks[static_cast<std::size_t>(r)] = segment->base(r) + found.offset;
   }
-  return {segment.multicast().base() + found.offset, ranks, found.place()};
+  return {segment->multicast().base() + found.offset, ranks, place_of(found)};
 }
 
 void DeviceGroup::put_multimem(const CollectiveArgs& args, const Choice& choice,
@@ -216,7 +212,7 @@ void DeviceGroup::put_all_to_all(const CollectiveArgs& args, const LaunchOptions
 }
 
 SelfMessages DeviceGroup::check_transfer(std::span<const TransferOp> ops) const {
-  SelfMessages own(context_.health, rank());
+  SelfMessages own(context_.group, rank());
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const TransferOp& op = ops[i];
     const std::string name = op.is_send ? "send" : "recv";
@@ -262,7 +258,7 @@ void DeviceGroup::transfer(std::span<const TransferOp> ops, StreamHandle stream,
     if (op.peer == rank()) continue;
     connect_peer(op.peer, limit(timeout), capturing, op.is_send ? "send" : "recv");
   }
-  if (capturing) board_.note_capture();
+  if (capturing) trace_.note_capture();
   for (const TransferOp& op : ops) {
     if (op.peer != rank()) messages_.note(op, lane_group(op.tag));
   }
@@ -278,10 +274,10 @@ void DeviceGroup::transfer(std::span<const TransferOp> ops, StreamHandle stream,
 // so a report is there whenever something has gone wrong on this rank's device. Kernels of
 // different calls may have met and ended all the same: a peer's record was there before its kernel.
 void DeviceGroup::check() {
-  GroupHealth& health = context_.health;
-  if (!health.failed()) [[likely]] {
-    if (const std::optional<Error> error = board_.difference(true)) health.fail(*error);
-    if (!gave_up() && !health.failed()) [[likely]] {
+  LocalGroup& group = context_.group;
+  if (!group.failed()) [[likely]] {
+    if (const std::optional<Error> error = trace_.difference(true)) group.fail(*error);
+    if (!gave_up() && !group.failed()) [[likely]] {
       return;
     }
   }
@@ -289,31 +285,27 @@ void DeviceGroup::check() {
 }
 
 bool DeviceGroup::gave_up() const {
-  const std::uint32_t& fault = board_.own_page().report.fault;
+  const std::uint32_t& fault = trace_.own_page().report.fault;
   return load_acquire(&fault) != static_cast<std::uint32_t>(DeviceFault::kNone);
 }
 
 // The watching thread puts a report into words.
 void DeviceGroup::throw_failure() const {
   constexpr milliseconds kPutIntoWords{1'000};
-  const GroupHealth& health = context_.health;
+  const LocalGroup& group = context_.group;
   const Deadline deadline(kPutIntoWords);
-  while (!health.failed() && !deadline.passed()) {
+  while (!group.failed() && !deadline.passed()) {
     std::this_thread::sleep_for(milliseconds(1));
   }
-  if (health.failed()) throw Error(health.failure());
+  if (group.failed()) throw Error(group.failure());
   fail_group(ErrorCode::kAborted, "a kernel gave up on " + device_name(device_));
 }
 
-void DeviceGroup::set_segment(std::size_t number, std::shared_ptr<Segment> segment,
-                              bool symmetric) {
+void DeviceGroup::set_segment(std::size_t number, const Segment& segment) {
+  if (number >= static_cast<std::size_t>(kMaxSegments)) return;
   const std::lock_guard lock(mutex_);
-  if (segment && number < static_cast<std::size_t>(kMaxSegments)) {
-    resources_->kernels->set_segment(static_cast<int>(number),
-                                     {segment->bases(), static_cast<std::size_t>(world_size())});
-  }
-  if (number >= resources_->segments.size()) resources_->segments.resize(number + 1);
-  resources_->segments[number] = {std::move(segment), symmetric};
+  resources_->kernels->set_segment(static_cast<int>(number),
+                                   {segment.bases(), static_cast<std::size_t>(world_size())});
 }
 
 }  // namespace symm

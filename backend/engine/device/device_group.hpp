@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "backend/engine/device/device_calls.hpp"
 #include "backend/engine/device/device_engine.hpp"
 #include "backend/engine/device/device_messages.hpp"
 #include "backend/engine/device/device_peers.hpp"
-#include "backend/engine/device/device_watch.hpp"
+#include "backend/engine/device/device_trace.hpp"
+#include "backend/engine/device/device_watchdog.hpp"
 #include "backend/engine/group/call_record.hpp"
 #include "backend/engine/group/self_messages.hpp"
 #include "backend/engine/group/settings.hpp"
@@ -27,10 +27,8 @@ namespace symm {
 struct DeviceGroupContext {
   const CommunicatorConfig& config;
   const Agreement& agreement;
-  PeerMesh& mesh;
+  LocalGroup& group;
   GroupMemory* memory;  // null in a group of one
-  GroupHealth& health;
-  std::uint32_t fork_generation;
 };
 
 class DeviceGroup final : public DeviceEngine {
@@ -53,9 +51,9 @@ class DeviceGroup final : public DeviceEngine {
   bool gave_up() const override;
   void connect_all(std::chrono::milliseconds timeout) override;
 
-  // Segment `number` of the group in device memory, the same on every rank; null where that number
-  // is free. Local; the device must have stopped using the one that had the number before.
-  void set_segment(std::size_t number, std::shared_ptr<Segment> segment, bool symmetric);
+  // Tells the kernels of segment `number` of the group, which is in device memory. Local; the
+  // device must have stopped using the one that had the number before.
+  void set_segment(std::size_t number, const Segment& segment);
 
   // Waits until what was put on streams has ended, well or not; does not wait for a failed group.
   // Replays of graphs that were begun before are waited for as well.
@@ -65,24 +63,13 @@ class DeviceGroup final : public DeviceEngine {
   void stop();
 
  private:
-  struct KnownSegment {
-    std::shared_ptr<Segment> segment;
-    bool symmetric = false;
-  };
   // What the device may be using: freed after it has ended, or never.
   struct Resources {
     std::shared_ptr<LocalSegment> segment;
     std::unique_ptr<DevicePeers> peers;
-    std::vector<KnownSegment> segments;  // by number; null where it is free
     std::unique_ptr<GroupKernels> kernels;
   };
-  // Where [data, data + bytes) stands.
-  struct Found {
-    int number = 0;
-    std::size_t offset = 0;
-
-    Place place() const;
-  };
+  using Found = SegmentTable::Location;
   // How a call is carried out.
   struct Choice {
     Plan plan{};
@@ -114,6 +101,8 @@ class DeviceGroup final : public DeviceEngine {
   void check_backlog();
 
   std::optional<Found> find(const void* data, std::size_t bytes) const;
+  std::shared_ptr<Segment> segment_of(const Found& found) const;
+  static Place place_of(const Found& found);
   // The same for a call by a method that all ranks must find their tensors for: in a segment that
   // was registered with the promise, or in any where the call itself is the promise.
   std::optional<Found> find_promised(const InputArray& array, bool call_promises) const;
@@ -132,16 +121,16 @@ class DeviceGroup final : public DeviceEngine {
   const DeviceGroupContext context_;
   GpuRuntime& runtime_;
   const DeviceId device_;
-  DeviceCallBoard board_;
+  DeviceTrace trace_;
   DeviceMessages messages_;
-  mutable std::mutex mutex_;  // of all that follows but the watch
+  mutable std::mutex mutex_;  // of all that follows but the watchdog
   std::unique_ptr<Resources> resources_;
   bool connected_ = false;
   // Of the call that is being put on a stream: messages, and where all ranks' tensors stand.
   std::vector<TransferOp> shares_;
   std::vector<std::byte*> peer_inputs_;
   std::vector<std::byte*> peer_outputs_;
-  std::unique_ptr<DeviceWatch> watch_;
+  std::unique_ptr<DeviceWatchdog> watchdog_;
 };
 
 }  // namespace symm

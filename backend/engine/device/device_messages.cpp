@@ -14,7 +14,7 @@ void DeviceMessages::note(const TransferOp& op, int lane_group) {
 
 bool DeviceMessages::all_ended() const {
   const std::lock_guard lock(mutex_);
-  const DevicePage& page = board_.own_page();
+  const DevicePage& page = trace_.own_page();
   for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
     for (std::size_t group = 0; group < kLaneGroups; ++group) {
       for (std::size_t direction = 0; direction < 2; ++direction) {
@@ -29,8 +29,8 @@ bool DeviceMessages::all_ended() const {
 std::string DeviceMessages::needing(int peer) const {
   const auto other = static_cast<std::size_t>(peer);
   const auto self = static_cast<std::size_t>(rank_);
-  const DevicePage& mine = board_.own_page();
-  const DevicePage& theirs = board_.page(peer);
+  const DevicePage& mine = trace_.own_page();
+  const DevicePage& theirs = trace_.page(peer);
   for (int group = 1; group < kLaneGroups; ++group) {
     for (int direction = 0; direction < 2; ++direction) {
       const std::uint64_t ended = load_acquire(&mine.messages_completed[other][group][direction]);
@@ -44,7 +44,7 @@ std::string DeviceMessages::needing(int peer) const {
 }
 
 std::string DeviceMessages::name(int peer, std::uint64_t number) const {
-  const DevicePage& page = board_.own_page();
+  const DevicePage& page = trace_.own_page();
   for (int group = 1; group < kLaneGroups; ++group) {
     for (int direction = 0; direction < 2; ++direction) {
       const auto other = static_cast<std::size_t>(peer);
@@ -65,7 +65,7 @@ std::string DeviceMessages::describe(int peer, int lane_group, int direction,
   const Direction& lane =
       peers_[static_cast<std::size_t>(peer)][static_cast<std::size_t>(lane_group)]
             [static_cast<std::size_t>(direction)];
-  if (!board_.captured() && number <= lane.count && lane.count - number < kNotes) {
+  if (!trace_.captured() && number <= lane.count && lane.count - number < kNotes) {
     const Note& note = lane.last[number % kNotes];
     text += ", tag " + std::to_string(note.tag) + ", " + std::to_string(note.bytes) + " bytes";
   }

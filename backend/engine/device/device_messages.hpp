@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/engine/device/device_calls.hpp"
+#include "backend/engine/device/device_trace.hpp"
 #include "kernels/gpu/interface/group_kernels.hpp"
 
 namespace symm {
@@ -19,8 +19,8 @@ namespace symm {
 class DeviceMessages {
  public:
   // References must outlive the object.
-  DeviceMessages(int rank, int world_size, const DeviceCallBoard& board)
-      : rank_(rank), board_(board), peers_(static_cast<std::size_t>(world_size)) {}
+  DeviceMessages(int rank, int world_size, const DeviceTrace& trace)
+      : rank_(rank), trace_(trace), peers_(static_cast<std::size_t>(world_size)) {}
 
   void note(const TransferOp& op, int lane_group);
 
@@ -51,7 +51,7 @@ class DeviceMessages {
   std::string describe(int peer, int lane_group, int direction, std::uint64_t number) const;
 
   const int rank_;
-  const DeviceCallBoard& board_;
+  const DeviceTrace& trace_;
   mutable std::mutex mutex_;
   std::vector<Lanes> peers_;
 };

@@ -5,24 +5,14 @@
 #include <cstdio>
 #include <utility>
 
-#include "symm_mem/process/byte_codec.hpp"
-
 namespace symm {
-
 namespace {
 
-constexpr std::uint64_t kOfferTopic = 1;
-constexpr std::uint64_t kVerdictTopic = 2;
+// In the collectives' stream, above the sequences of its exchanges.
+constexpr std::uint64_t kDescriptorTopic = std::uint64_t{1} << 32;
+constexpr std::uint64_t kStatusTopic = kDescriptorTopic + 1;
 
-// Grows with every change of an offer, of DeviceLayout, or of what a kernel expects of a peer's.
-constexpr std::uint32_t kDeviceProtocol = 2;
-constexpr std::uint32_t kOfferMagic = 0x64676573;
-constexpr std::uint32_t kNoError = ~std::uint32_t{0};
-constexpr std::size_t kMaxText = 1024;
-
-using Uuid = std::array<std::uint8_t, 16>;
-
-std::string uuid_text(const Uuid& uuid) {
+std::string uuid_text(const std::array<std::uint8_t, 16>& uuid) {
   std::string text = "GPU-";
   for (std::size_t i = 0; i < uuid.size(); ++i) {
     char digits[4];
@@ -34,125 +24,63 @@ std::string uuid_text(const Uuid& uuid) {
 }
 
 // "cuda:0 (NVIDIA H100, GPU-0001...)": the number is the one of the process that says it.
-std::string gpu_text(DeviceId device, const std::string& name, const Uuid& uuid) {
-  return device_name(device) + " (" + name + ", " + uuid_text(uuid) + ")";
+std::string gpu_text(const GpuRuntime& runtime) {
+  const GpuIdentity& gpu = runtime.identity();
+  return std::string(device_kind_name(runtime.kind())) + ":" + std::to_string(gpu.index) + " (" +
+         gpu.name + ", " + uuid_text(gpu.uuid) + ")";
 }
 
-void write_error(ByteWriter& writer, const std::optional<Error>& error) {
-  writer.integer(error ? static_cast<std::uint32_t>(error->code()) : kNoError);
-  const std::string text = error ? error->what() : "";
-  writer.sized(std::string_view(text).substr(0, kMaxText));
-}
-
-std::optional<Error> read_error(ByteReader& reader) {
-  const auto code = reader.integer<std::uint32_t>();
-  const std::string text = reader.text(kMaxText);
-  if (code == kNoError) return std::nullopt;
-  const auto last = static_cast<std::uint32_t>(ErrorCode::kSecurity);
-  return Error(static_cast<ErrorCode>(std::min(code, last)), text);
+std::vector<std::uint8_t> encode_status(const std::optional<Error>& error) {
+  SegmentDescriptor status;
+  status.error = error;
+  return status.encode();
 }
 
 }  // namespace
 
-// What a rank says of its device. Little-endian, in this order, the error last.
-struct DevicePeers::Offer {
-  std::uint32_t protocol = kDeviceProtocol;
-  DeviceId device;
-  std::string gpu;  // its name
-  Uuid uuid{};
-  std::uint64_t layout_bytes = 0;
-  std::uint64_t mapped_bytes = 0;
-  HandleOffer handles;
-  std::optional<Error> error;
-
-  std::vector<std::uint8_t> encode() const {
-    ByteWriter writer;
-    writer.integer(kOfferMagic);
-    writer.integer(protocol);
-    writer.integer(static_cast<std::uint32_t>(device.kind));
-    writer.integer(static_cast<std::uint32_t>(device.index));
-    writer.sized(std::string_view(gpu).substr(0, kMaxText));
-    writer.raw(uuid);
-    writer.integer(layout_bytes);
-    writer.integer(mapped_bytes);
-    handles.write(writer);
-    write_error(writer, error);
-    return writer.take();
-  }
-
-  static std::optional<Offer> decode(std::span<const std::uint8_t> bytes) {
-    ByteReader reader(bytes);
-    const auto magic = reader.integer<std::uint32_t>();
-    Offer offer;
-    offer.protocol = reader.integer<std::uint32_t>();
-    const auto kind = reader.integer<std::uint32_t>();
-    const auto index = reader.integer<std::uint32_t>();
-    offer.gpu = reader.text(kMaxText);
-    const auto uuid = reader.raw(offer.uuid.size());
-    offer.layout_bytes = reader.integer<std::uint64_t>();
-    offer.mapped_bytes = reader.integer<std::uint64_t>();
-    offer.handles = HandleOffer::read(reader);
-    offer.error = read_error(reader);
-    if (!reader.finished() || magic != kOfferMagic ||
-        kind > static_cast<std::uint32_t>(DeviceKind::kHip) || index > 4096) {
-      return std::nullopt;
-    }
-    offer.device = {static_cast<DeviceKind>(kind), static_cast<int>(index)};
-    std::copy(uuid.begin(), uuid.end(), offer.uuid.begin());
-    return offer;
-  }
-};
-
-DevicePeers::DevicePeers(PeerMesh& mesh, GroupHealth& health, GpuRuntime& runtime, DeviceId device,
-                         std::uint64_t layout_bytes)
-    : mesh_(mesh),
-      health_(health),
+DevicePeers::DevicePeers(LocalGroup& group, GpuRuntime& runtime, const LocalSegment& own)
+    : group_(group),
       runtime_(runtime),
-      device_(device),
-      layout_bytes_(layout_bytes),
-      peers_(static_cast<std::size_t>(mesh.world_size())) {}
+      own_(own),
+      peers_(static_cast<std::size_t>(group.world_size())) {}
 
-void DevicePeers::offer(const LocalSegment& own) {
-  Offer offer;
-  offer.device = device_;
-  offer.gpu = runtime_.identity().name;
-  offer.uuid = runtime_.identity().uuid;
-  offer.layout_bytes = layout_bytes_;
-  offer.mapped_bytes = own.mapped_bytes();
-  const ExportedMemory exported = export_by_every_kind(runtime_, *own.memory());
-  offer.handles = own_handles_ = exported.offer;
-  mesh_.post(kOfferTopic, offer.encode(), exported.descriptor.get());
+void DevicePeers::post() {
+  const ExportedMemory exported = export_by_every_kind(runtime_, *own_.memory());
+  own_descriptor_.device = static_cast<std::uint32_t>(runtime_.kind());
+  own_descriptor_.device_name = gpu_text(runtime_);
+  own_descriptor_.bytes = own_.bytes();
+  own_descriptor_.mapped_bytes = own_.mapped_bytes();
+  own_descriptor_.handles = exported.handles;
+  group_.mesh().post(kDescriptorTopic, own_descriptor_.encode(), exported.descriptor.get());
 }
 
-void DevicePeers::offer_failure(PeerMesh& mesh, DeviceId device, const Error& error) {
-  Offer offer;
-  offer.device = device;
-  offer.error = error;
-  mesh.post(kOfferTopic, offer.encode(), -1);
-  // This rank will not come to agree().
-  ByteWriter verdict;
-  write_error(verdict, Error(error.code(), "rank " + std::to_string(mesh.rank()) + " cannot use " +
-                                               device_name(device) + ": " + error.what()));
-  mesh.post(kVerdictTopic, verdict.take(), -1);
+void DevicePeers::post_failure(LocalGroup& group, const std::string& device, const Error& error) {
+  SegmentDescriptor descriptor;
+  descriptor.device_name = device;
+  descriptor.error = error;
+  group.mesh().post(kDescriptorTopic, descriptor.encode(), -1);
+  // This rank will not come to connect_all().
+  const Error status(error.code(), "rank " + std::to_string(group.rank()) + " cannot use " +
+                                       device + ": " + error.what());
+  group.mesh().post(kStatusTopic, encode_status(status), -1);
 }
 
 std::string DevicePeers::own_gpu() const {
-  return health_.rank_name(mesh_.rank()) + "'s " +
-         gpu_text(device_, runtime_.identity().name, runtime_.identity().uuid);
+  return group_.rank_name(group_.rank()) + "'s " + own_descriptor_.device_name;
 }
 
 // A peer that is found gone may have posted after the mesh was last looked at, so it is looked at
 // once more.
-PeerMesh::Received DevicePeers::wait_for(int peer, std::uint64_t topic, const Deadline& deadline,
-                                         const std::string& call) {
+BootstrapMesh::Received DevicePeers::wait_for(int peer, std::uint64_t topic,
+                                              const Deadline& deadline, const std::string& call) {
   const std::string what =
-      call + ": waiting for the first use of a device by " + health_.rank_name(peer) + ": ";
+      call + ": waiting for the first use of a device by " + group_.rank_name(peer) + ": ";
   Error gone(ErrorCode::kPeerLeft, "");
   bool is_gone = false;
   try {
-    return mesh_.take(peer, topic, deadline.remaining(), [&] {
-      if (!health_.check_peers(0, call)) return true;
-      is_gone = health_.is_gone(peer, &gone);
+    return group_.mesh().take(peer, topic, deadline.remaining(), [&] {
+      if (!group_.poll(call)) return true;
+      is_gone = group_.is_gone(peer, &gone);
       return is_gone;
     });
   } catch (const Error& error) {
@@ -160,48 +88,45 @@ PeerMesh::Received DevicePeers::wait_for(int peer, std::uint64_t topic, const De
     if (!is_gone) throw Error(error.code(), what + late + error.what());
   }
   try {
-    return mesh_.take(peer, topic, std::chrono::milliseconds(0), {});
+    return group_.mesh().take(peer, topic, std::chrono::milliseconds(0), {});
   } catch (const Error&) {
     throw Error(gone.code(), what + gone.what());
   }
 }
 
-void DevicePeers::check(int peer, const Offer& offer) const {
-  const std::string name = health_.rank_name(peer);
-  if (offer.error) {
-    throw Error(offer.error->code(),
-                name + " cannot use " + device_name(offer.device) + ": " + offer.error->what());
+void DevicePeers::check(int peer, const SegmentDescriptor& descriptor) const {
+  const std::string name = group_.rank_name(peer);
+  if (descriptor.error) {
+    throw Error(descriptor.error->code(),
+                name + " cannot use " + descriptor.device_name + ": " + descriptor.error->what());
   }
-  const std::string both =
-      own_gpu() + " and " + name + "'s " + gpu_text(offer.device, offer.gpu, offer.uuid);
-  if (offer.device.kind != device_.kind) {
+  const std::string both = own_gpu() + " and " + name + "'s " + descriptor.device_name;
+  if (descriptor.device != own_descriptor_.device) {
     throw Error(ErrorCode::kUnsupported,
                 "the ranks of a group must use one kind of device; got " + both);
   }
-  if (offer.protocol != kDeviceProtocol || offer.layout_bytes != layout_bytes_ ||
-      offer.mapped_bytes < layout_bytes_) {
-    throw Error(ErrorCode::kUnsupported,
-                "device memory of " + both + " is not laid out alike: protocol " +
-                    std::to_string(kDeviceProtocol) + " and " + std::to_string(offer.protocol) +
-                    ", " + std::to_string(layout_bytes_) + " and " +
-                    std::to_string(offer.layout_bytes) + " bytes (mapped " +
-                    std::to_string(offer.mapped_bytes) + "); install one version on every rank");
+  if (descriptor.protocol != SegmentDescriptor::kProtocol ||
+      descriptor.bytes != own_descriptor_.bytes || descriptor.mapped_bytes < descriptor.bytes) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        "device memory of " + both + " is not laid out alike: protocol " +
+            std::to_string(SegmentDescriptor::kProtocol) + " and " +
+            std::to_string(descriptor.protocol) + ", " + std::to_string(own_descriptor_.bytes) +
+            " and " + std::to_string(descriptor.bytes) + " bytes (mapped " +
+            std::to_string(descriptor.mapped_bytes) + "); install one version on every rank");
   }
 }
 
-void DevicePeers::take_offer(int peer, const Deadline& deadline, const std::string& call) {
+void DevicePeers::take(int peer, const Deadline& deadline, const std::string& call) {
   Peer& entry = peers_[static_cast<std::size_t>(peer)];
   if (entry.problem) throw Error(*entry.problem);
-  if (entry.offer != nullptr) return;
-  PeerMesh::Received received = wait_for(peer, kOfferTopic, deadline, call);
+  if (entry.descriptor) return;
+  BootstrapMesh::Received received = wait_for(peer, kDescriptorTopic, deadline, call);
   try {
-    std::optional<Offer> offer = Offer::decode(received.message);
-    if (!offer) {
-      throw Error(ErrorCode::kSecurity, health_.rank_name(peer) + " sent a malformed device offer");
-    }
-    check(peer, *offer);
-    entry.offer = std::make_shared<Offer>(*std::move(offer));
-    entry.descriptor = std::move(received.descriptor);
+    SegmentDescriptor descriptor = SegmentDescriptor::decode(received.message, peer);
+    check(peer, descriptor);
+    entry.descriptor = std::move(descriptor);
+    entry.file = std::move(received.descriptor);
   } catch (const Error& error) {
     entry.problem = error;
     throw;
@@ -209,57 +134,52 @@ void DevicePeers::take_offer(int peer, const Deadline& deadline, const std::stri
 }
 
 HandleKind DevicePeers::kind_for_pair(int peer) const {
-  std::array<HandleOffer, 2> offers{own_handles_,
-                                    peers_[static_cast<std::size_t>(peer)].offer->handles};
-  return choose_handle_kind(offers);
+  return choose_handle_kind(std::array<HandleDescriptor, 2>{
+      own_descriptor_.handles, peers_[static_cast<std::size_t>(peer)].descriptor->handles});
 }
 
 HandleKind DevicePeers::kind_for_group() const {
-  std::vector<HandleOffer> offers;
+  std::vector<HandleDescriptor> handles;
   for (const Peer& peer : peers_) {
-    offers.push_back(peer.offer == nullptr ? own_handles_ : peer.offer->handles);
+    handles.push_back((peer.descriptor ? *peer.descriptor : own_descriptor_).handles);
   }
-  return choose_handle_kind(offers);
+  return choose_handle_kind(handles);
 }
 
-std::byte* DevicePeers::map_offered(int peer, HandleKind kind) {
+void DevicePeers::map_by(int peer, HandleKind kind) {
   Peer& entry = peers_[static_cast<std::size_t>(peer)];
-  if (entry.base != nullptr) return entry.base;
-  const Offer& offer = *entry.offer;
+  if (entry.base != nullptr) return;
+  const SegmentDescriptor& descriptor = *entry.descriptor;
   try {
-    entry.memory = runtime_.import_memory(
-        handle_of(kind, offer.handles, std::move(entry.descriptor)), offer.mapped_bytes);
-    entry.mapping = runtime_.map(entry.memory);
+    entry.mapping = runtime_.map(runtime_.import_memory(
+        handle_of(kind, descriptor.handles, std::move(entry.file)), descriptor.mapped_bytes));
   } catch (const Error& error) {
     entry.problem =
         Error(error.code() == ErrorCode::kSecurity ? error.code() : ErrorCode::kUnsupported,
-              own_gpu() + " cannot reach the memory of " + health_.rank_name(peer) + "'s " +
-                  gpu_text(offer.device, offer.gpu, offer.uuid) + ": " + error.what());
+              own_gpu() + " cannot reach the memory of " + group_.rank_name(peer) + "'s " +
+                  descriptor.device_name + ": " + error.what());
     throw Error(*entry.problem);
   }
   entry.base = entry.mapping->base();
-  return entry.base;
 }
 
-std::byte* DevicePeers::map(int peer, const Deadline& deadline, const std::string& call) {
-  Peer& entry = peers_[static_cast<std::size_t>(peer)];
-  take_offer(peer, deadline, call);
-  if (entry.base != nullptr) return entry.base;
+void DevicePeers::map(int peer, const Deadline& deadline, const std::string& call) {
+  take(peer, deadline, call);
   try {
-    return map_offered(peer, kind_for_pair(peer));
+    map_by(peer, kind_for_pair(peer));
   } catch (const Error& error) {
-    entry.problem = error;
+    peers_[static_cast<std::size_t>(peer)].problem = error;
     throw;
   }
 }
 
-// What is wrong with one peer's offer or memory is part of the verdict; that waiting has ended is
-// thrown.
+// What is wrong with one peer's descriptor or memory is part of the status; that waiting has ended
+// is thrown.
 std::optional<Error> DevicePeers::map_all(const Deadline& deadline, const std::string& call) {
   std::optional<Error> first;
   const auto for_every_peer = [&](auto&& step) {
-    for (int peer = 0; peer < mesh_.world_size(); ++peer) {
-      if (peer == mesh_.rank()) continue;
+    for (int peer = 0; peer < group_.world_size(); ++peer) {
+      if (peer == group_.rank()) continue;
       try {
         step(peer);
       } catch (const Error& error) {
@@ -268,43 +188,33 @@ std::optional<Error> DevicePeers::map_all(const Deadline& deadline, const std::s
       }
     }
   };
-  for_every_peer([&](int peer) { take_offer(peer, deadline, call); });
+  for_every_peer([&](int peer) { take(peer, deadline, call); });
   if (first) return first;
   HandleKind kind{};
-  try {
-    kind = kind_for_group();
-  } catch (const Error& error) {
-    return error;
-  }
-  for_every_peer([&](int peer) { map_offered(peer, kind); });
+  if (const auto error = try_step([&] { kind = kind_for_group(); })) return error;
+  for_every_peer([&](int peer) { map_by(peer, kind); });
   return first;
 }
 
-void DevicePeers::agree(const Deadline& deadline, const std::string& call) {
+void DevicePeers::connect_all(const Deadline& deadline, const std::string& call) {
   if (refusal_) throw Error(*refusal_);
-  std::vector<std::optional<Error>> verdicts(peers_.size());
-  std::optional<Error>& own = verdicts[static_cast<std::size_t>(mesh_.rank())];
+  std::vector<std::optional<Error>> statuses(peers_.size());
+  std::optional<Error>& own = statuses[static_cast<std::size_t>(group_.rank())];
   own = map_all(deadline, call);
-  ByteWriter writer;
-  write_error(writer, own);
-  mesh_.post(kVerdictTopic, writer.take(), -1);
-  for (int peer = 0; peer < mesh_.world_size(); ++peer) {
-    if (peer == mesh_.rank()) continue;
-    const PeerMesh::Received received = wait_for(peer, kVerdictTopic, deadline, call);
-    ByteReader reader(received.message);
-    std::optional<Error>& verdict = verdicts[static_cast<std::size_t>(peer)];
-    verdict = read_error(reader);
-    if (!reader.finished()) {
-      verdict = Error(ErrorCode::kSecurity, health_.rank_name(peer) + " sent a malformed verdict");
-    }
+  group_.mesh().post(kStatusTopic, encode_status(own), -1);
+  for (int peer = 0; peer < group_.world_size(); ++peer) {
+    if (peer == group_.rank()) continue;
+    const BootstrapMesh::Received received = wait_for(peer, kStatusTopic, deadline, call);
+    std::optional<Error>& status = statuses[static_cast<std::size_t>(peer)];
+    const auto malformed =
+        try_step([&] { status = SegmentDescriptor::decode(received.message, peer).error; });
+    if (malformed) status = malformed;
   }
-  const auto refused = std::find_if(verdicts.begin(), verdicts.end(),
-                                    [](const auto& verdict) { return verdict.has_value(); });
-  if (refused != verdicts.end()) {
-    refusal_ = **refused;
-    throw Error(*refusal_);
-  }
-  agreed_ = true;
+  const auto refused = std::find_if(statuses.begin(), statuses.end(),
+                                    [](const auto& status) { return status.has_value(); });
+  if (refused == statuses.end()) return;
+  refusal_ = **refused;
+  throw Error(*refusal_);
 }
 
 }  // namespace symm

@@ -14,12 +14,18 @@ DeviceId device_of(const LocalSegment& local) {
   return {runtime.kind(), runtime.identity().index};
 }
 
+void set_segment_of(DeviceGroup& group, std::size_t number,
+                    const std::shared_ptr<Segment>& segment) {
+  if (!segment || segment->local()->runtime().kind() == DeviceKind::kHost) return;
+  group.set_segment(number, *segment);
+}
+
 }  // namespace
 
 void DeviceSlot::use(DeviceId device) {
   if (device_.has_value() && *device_ != device) {
     throw Error(ErrorCode::kInvalidArgument,
-                context_.health.prefix() + "a group uses one device a rank: it has used " +
+                context_.group.prefix() + "a group uses one device a rank: it has used " +
                     device_name(*device_) + " and was now given " + device_name(device));
   }
   device_ = device;
@@ -37,7 +43,7 @@ DeviceEngine& DeviceSlot::engine(DeviceId device) {
   if (problem_) throw Error(*problem_);
   if (group_ != nullptr) return *group_;
   if (context_.config.world_size > kMaxDeviceRanks) {
-    throw Error(ErrorCode::kUnsupported, context_.health.prefix() +
+    throw Error(ErrorCode::kUnsupported, context_.group.prefix() +
                                              "a group on devices has at most " +
                                              std::to_string(kMaxDeviceRanks) + " ranks, got " +
                                              std::to_string(context_.config.world_size));
@@ -50,7 +56,7 @@ DeviceEngine& DeviceSlot::engine(DeviceId device) {
 void DeviceSlot::tell_peers(const Error& error) {
   if (context_.config.world_size == 1) return;
   try {
-    DevicePeers::offer_failure(context_.mesh, *device_, error);
+    DevicePeers::offer_failure(context_.group.mesh(), *device_, error);
   } catch (const Error&) {
   }
 }
@@ -60,12 +66,13 @@ void DeviceSlot::make(GpuRuntime& runtime) {
     group_ = std::make_unique<DeviceGroup>(context_, runtime, *device_);
   } catch (const Error& error) {
     problem_ =
-        Error(error.code(), context_.health.prefix() + device_name(*device_) + ": " + error.what());
+        Error(error.code(), context_.group.prefix() + device_name(*device_) + ": " + error.what());
     tell_peers(error);
     throw Error(*problem_);
   }
-  for (std::size_t number = 0; number < segments_.size(); ++number) {
-    group_->set_segment(number, segments_[number].segment, segments_[number].symmetric);
+  const auto entries = context_.group.segments().entries();
+  for (std::size_t number = 0; number < entries.size(); ++number) {
+    set_segment_of(*group_, number, entries[number].segment);
   }
   made_.store(group_.get(), std::memory_order_release);
 }
@@ -76,25 +83,9 @@ void DeviceSlot::check_segment(const LocalSegment& local) {
   use(device_of(local));
 }
 
-void DeviceSlot::set_segment(std::size_t number, KnownSegment segment) {
-  if (group_ != nullptr) group_->set_segment(number, segment.segment, segment.symmetric);
-  if (number >= segments_.size()) segments_.resize(number + 1);
-  segments_[number] = std::move(segment);
-}
-
-void DeviceSlot::add_segment(std::shared_ptr<Segment> segment, bool symmetric) {
-  if (segment->local()->runtime().kind() == DeviceKind::kHost) return;
+void DeviceSlot::set_segment(std::size_t number, const std::shared_ptr<Segment>& segment) {
   const std::lock_guard lock(mutex_);
-  const auto free = std::find_if(segments_.begin(), segments_.end(),
-                                 [](const KnownSegment& known) { return !known.segment; });
-  set_segment(static_cast<std::size_t>(free - segments_.begin()), {std::move(segment), symmetric});
-}
-
-void DeviceSlot::remove_segment(const std::shared_ptr<Segment>& segment) {
-  const std::lock_guard lock(mutex_);
-  for (std::size_t number = 0; number < segments_.size(); ++number) {
-    if (segments_[number].segment == segment) set_segment(number, {});
-  }
+  if (group_ != nullptr) set_segment_of(*group_, number, segment);
 }
 
 void DeviceSlot::drain() {

@@ -26,24 +26,16 @@ class DeviceSlot {
   // Throws kInvalidArgument where `local` is in memory of another device than the group's. From
   // then on the group uses the device of `local`. Host memory is always fine.
   void check_segment(const LocalSegment& local);
-  // Gives a segment in device memory the first free number, and the number back; nothing for host
-  // memory. Every rank does the same in the same order. For remove_segment() the device must have
-  // stopped using it.
-  void add_segment(std::shared_ptr<Segment> segment, bool symmetric);
-  void remove_segment(const std::shared_ptr<Segment>& segment);
+  // Tells the kernels, once there are any, of segment `number` of the group; nothing for one in
+  // host memory.
+  void set_segment(std::size_t number, const std::shared_ptr<Segment>& segment);
 
   // DeviceGroup::drain() and stop(), where there is an engine.
   void drain();
   void stop();
 
  private:
-  struct KnownSegment {
-    std::shared_ptr<Segment> segment;
-    bool symmetric = false;
-  };
-
   void use(DeviceId device);
-  void set_segment(std::size_t number, KnownSegment segment);
   void make(GpuRuntime& runtime);
   void tell_peers(const Error& error);
 
@@ -51,7 +43,6 @@ class DeviceSlot {
   mutable std::mutex mutex_;
   std::optional<DeviceId> device_;
   std::optional<Error> problem_;
-  std::vector<KnownSegment> segments_;  // by number; null where it is free
   std::unique_ptr<DeviceGroup> group_;
   std::atomic<DeviceGroup*> made_{nullptr};
 };

@@ -78,11 +78,7 @@ std::string describe_call(const CallRecord& record) {
   }
   const auto kind = static_cast<CollectiveKind>(record.kind);
   std::string text(collective_name(kind));
-  if (kind == CollectiveKind::kBarrier) {
-    if (record.count == kRendezvousCount) return "rendezvous";
-    if (record.count == kSymmetricRendezvousCount) return "rendezvous(symmetric)";
-    return text;
-  }
+  if (kind == CollectiveKind::kBarrier) return text;
   text += "(" + std::string(dtype_name(static_cast<Dtype>(record.dtype)));
   if (reduces(kind)) {
     text += ", " + std::string(reduce_op_name(static_cast<ReduceOp>(record.op)));

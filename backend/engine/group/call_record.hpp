@@ -31,11 +31,6 @@ InputArray joined_parts(std::span<const Part> parts, std::size_t element_bytes);
 // The record of a call, without where the data stands.
 CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64_t sequence);
 
-// What the barrier inside rendezvous() carries in CollectiveArgs::count, so that it differs from a
-// barrier that the caller asked for.
-inline constexpr std::size_t kRendezvousCount = 1;
-inline constexpr std::size_t kSymmetricRendezvousCount = 2;
-
 // True where two ranks made calls that belong together. Where the data stands and a rank's factor
 // may differ.
 bool same_call(const CallRecord& a, const CallRecord& b);

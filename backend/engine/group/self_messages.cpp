@@ -19,7 +19,7 @@ void SelfMessages::add(std::size_t place, bool is_send, std::int64_t tag, std::u
   if (first->bytes != bytes) {
     const MessageEnd mine{rank_, bytes};
     const MessageEnd other{rank_, first->bytes};
-    throw size_mismatch(health_, is_send ? mine : other, is_send ? other : mine, tag);
+    throw size_mismatch(group_, is_send ? mine : other, is_send ? other : mine, tag);
   }
   Pair& pair = pairs_[first->pair];
   (is_send ? pair.send : pair.recv) = place;
@@ -30,7 +30,7 @@ void SelfMessages::check_all_met() const {
   if (open_.empty()) return;
   const Open& first = open_.front();
   throw Error(ErrorCode::kInvalidArgument,
-              health_.prefix() + (first.is_send ? "send to" : "recv from") +
+              group_.prefix() + (first.is_send ? "send to" : "recv from") +
                   " this rank itself with tag " + std::to_string(first.tag) + " (" +
                   std::to_string(first.bytes) + " bytes): expected its " +
                   (first.is_send ? "recv" : "send") + " in the same batch, got none");

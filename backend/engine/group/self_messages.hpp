@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend/engine/group/group_health.hpp"
+#include "symm_mem/group/local_group.hpp"
 
 namespace symm {
 
@@ -21,8 +21,8 @@ class SelfMessages {
     std::size_t recv;
   };
 
-  // `health` must outlive the object.
-  SelfMessages(const GroupHealth& health, int rank) : health_(health), rank_(rank) {}
+  // `group` must outlive the object.
+  SelfMessages(const LocalGroup& group, int rank) : group_(group), rank_(rank) {}
 
   // One end, which stands at `place` of the batch. Throws Error(kMismatch) where it meets an end
   // of another size.
@@ -42,7 +42,7 @@ class SelfMessages {
     std::uint64_t bytes;
   };
 
-  const GroupHealth& health_;
+  const LocalGroup& group_;
   const int rank_;
   std::vector<Pair> pairs_;
   std::vector<Open> open_;  // pairs with one end, in the order of the batch

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "backend/engine/group/group_health.hpp"
 #include "kernels/core/error.hpp"
+#include "symm_mem/group/local_group.hpp"
 
 namespace symm {
 
@@ -15,12 +15,12 @@ struct MessageEnd {
   std::uint64_t bytes;
 };
 
-inline Error size_mismatch(const GroupHealth& health, const MessageEnd& sender,
+inline Error size_mismatch(const LocalGroup& group, const MessageEnd& sender,
                            const MessageEnd& receiver, std::int64_t tag) {
   return Error(ErrorCode::kMismatch,
-               health.prefix() + "send and recv with tag " + std::to_string(tag) +
-                   " differ in size: " + health.rank_name(sender.rank) + " sends " +
-                   std::to_string(sender.bytes) + " bytes, " + health.rank_name(receiver.rank) +
+               group.prefix() + "send and recv with tag " + std::to_string(tag) +
+                   " differ in size: " + group.rank_name(sender.rank) + " sends " +
+                   std::to_string(sender.bytes) + " bytes, " + group.rank_name(receiver.rank) +
                    " receives " + std::to_string(receiver.bytes));
 }
 

@@ -44,8 +44,8 @@ void copy_to_self(MailboxItem& send, MailboxItem& recv) {
 }  // namespace
 
 MailboxEngine::MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory,
-                             GroupHealth& health)
-    : config_(config), memory_(memory), health_(health), policy_(wait_policy(config.world_size)) {
+                             LocalGroup& group)
+    : config_(config), memory_(memory), group_(group), policy_(wait_policy(config.world_size)) {
   policy_.pauses /= 10;  // a round here looks at every channel, which takes as long as ten pauses
   if (memory == nullptr) return;
   doorbell_ = &memory->control(config.rank).doorbell;
@@ -73,7 +73,7 @@ void MailboxEngine::check_peer(const Message& message) const {
   if (peer == kAnySource && !message.is_send && config_.world_size > 1) return;
   if (peer < 0 || peer >= config_.world_size || peer == config_.rank) {
     throw Error(ErrorCode::kInvalidArgument,
-                health_.prefix() + "peer: expected another group rank from 0 to " +
+                group_.prefix() + "peer: expected another group rank from 0 to " +
                     std::to_string(config_.world_size - 1) + ", got " + std::to_string(peer));
   }
 }
@@ -114,10 +114,10 @@ MailboxEngine::ItemPtr MailboxEngine::make_item(Message message, milliseconds ti
 
 MailboxEngine::ItemPtr MailboxEngine::start(Message message, milliseconds timeout) {
   check_peer(message);
-  if (health_.failed()) throw health_.failure();
+  if (group_.failed()) throw group_.failure();
   ItemPtr item = make_item(std::move(message), timeout);
   std::unique_lock lock(mutex_);
-  if (stopping_) throw health_.failure();
+  if (stopping_) throw group_.failure();
   begin(item);
   run_callbacks(lock);
   return item;
@@ -125,7 +125,7 @@ MailboxEngine::ItemPtr MailboxEngine::start(Message message, milliseconds timeou
 
 std::vector<std::shared_ptr<Transfer>> MailboxEngine::start_batch(std::vector<Message> messages,
                                                                   milliseconds timeout) {
-  SelfMessages own(health_, config_.rank);
+  SelfMessages own(group_, config_.rank);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const Message& message = messages[i];
     if (message.peer == config_.rank) {
@@ -135,13 +135,13 @@ std::vector<std::shared_ptr<Transfer>> MailboxEngine::start_batch(std::vector<Me
     }
   }
   own.check_all_met();
-  if (health_.failed()) throw health_.failure();
+  if (group_.failed()) throw group_.failure();
   std::vector<ItemPtr> items;
   items.reserve(messages.size());
   for (Message& message : messages) items.push_back(make_item(std::move(message), timeout));
   {
     std::unique_lock lock(mutex_);
-    if (stopping_) throw health_.failure();
+    if (stopping_) throw group_.failure();
     for (const ItemPtr& item : items) {
       if (item->peer() != config_.rank) begin(item);
     }
@@ -220,7 +220,7 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
     last_wait_ = Clock::now();
   }
   if (!transfer.done()) {
-    throw Error(ErrorCode::kTimeout, health_.prefix() + "a transfer is not done after " +
+    throw Error(ErrorCode::kTimeout, group_.prefix() + "a transfer is not done after " +
                                          std::to_string(limit.count()) + " ms");
   }
   if (const std::optional<Error> error = transfer.error()) throw *error;
@@ -255,36 +255,35 @@ void MailboxEngine::background() {
 // A peer that is gone may still have left what a transfer needs: that is looked for first.
 bool MailboxEngine::look_at_item(const MailboxItem& item, Clock::time_point now) {
   const int peer = item.peer();
-  const std::string name = peer == kAnySource ? "any rank" : health_.rank_name(peer);
+  const std::string name = peer == kAnySource ? "any rank" : group_.rank_name(peer);
   Error reason(ErrorCode::kPeerLost, "");
   if (now >= item.deadline) {
     const std::chrono::duration<double> elapsed = now - item.started;
     reason =
         Error(ErrorCode::kTimeout, "Timed out after " + std::to_string(elapsed.count()) + " s");
   } else if (peer != kAnySource) {
-    if (!health_.is_gone(peer, &reason)) return false;
+    if (!group_.is_gone(peer, &reason)) return false;
   } else {
     for (int other = 0; other < config_.world_size; ++other) {
-      if (other != config_.rank && !health_.is_gone(other, &reason)) return false;
+      if (other != config_.rank && !group_.is_gone(other, &reason)) return false;
     }
   }
   moved_ = false;
   progress();
   if (moved_) return false;
-  health_.fail(
-      Error(reason.code(), health_.prefix() + describe(item, name) + ": " + reason.what()));
+  group_.fail(Error(reason.code(), group_.prefix() + describe(item, name) + ": " + reason.what()));
   return true;
 }
 
 void MailboxEngine::look_for_trouble() {
   const Clock::time_point now = Clock::now();
-  bool failed = !health_.check_peers(0, "point-to-point");
+  bool failed = !group_.poll("point-to-point");
   for (std::size_t i = 0; i < in_flight_.size() && !failed; ++i) {
     const ItemPtr item = in_flight_[i];
     failed = look_at_item(*item, now);
     if (moved_) return;
   }
-  if (failed) fail_all(health_.failure());
+  if (failed) fail_all(group_.failure());
 }
 
 void MailboxEngine::fail_all(const Error& error) {
@@ -307,8 +306,8 @@ void MailboxEngine::stop() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
     if (!in_flight_.empty()) {
-      if (!health_.failed()) health_.leave();
-      fail_all(health_.failure());
+      if (!group_.failed()) group_.leave();
+      fail_all(group_.failure());
     }
     if (!on_background_thread()) thread.swap(thread_);
     wake_.notify_all();

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "backend/engine/group/communicator_config.hpp"
-#include "backend/engine/group/group_health.hpp"
 #include "backend/engine/group/group_memory.hpp"
 #include "backend/engine/host/point_to_point.hpp"
 #include "kernels/cpu/wait.hpp"
+#include "symm_mem/group/local_group.hpp"
 
 namespace symm {
 
@@ -20,8 +20,8 @@ class MailboxItem;
 
 class MailboxEngine : public PointToPoint {
  public:
-  // `memory` is null in a group of one. Config, memory and health must outlive the engine.
-  MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory, GroupHealth& health);
+  // `memory` is null in a group of one. Memory and group must outlive the engine.
+  MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory, LocalGroup& group);
   ~MailboxEngine() override;
 
   std::shared_ptr<Transfer> start_send(const void* data, std::size_t bytes, int peer,
@@ -108,9 +108,9 @@ class MailboxEngine : public PointToPoint {
   bool turn();
   void background();
 
-  const CommunicatorConfig& config_;
+  const CommunicatorConfig config_;
   GroupMemory* memory_;
-  GroupHealth& health_;
+  LocalGroup& group_;
   WaitPolicy policy_;
   SignalLine* doorbell_ = nullptr;
 

@@ -137,7 +137,7 @@ void MailboxEngine::deliver(Channel& channel, std::uint64_t id, std::uint64_t by
   }
   if (!same) {
     finish(recv,
-           size_mismatch(health_, {channel.peer, bytes}, {config_.rank, recv->bytes}, recv->tag));
+           size_mismatch(group_, {channel.peer, bytes}, {config_.rank, recv->bytes}, recv->tag));
   } else if (bytes <= kInlineBytes) {
     if (bytes > 0) std::memcpy(recv->data, data, bytes);
     finish(recv, std::nullopt);
@@ -169,7 +169,7 @@ void MailboxEngine::take_grants(Channel& channel) {
     if (grant.capacity == item->bytes) {
       channel.outgoing.push_back(item);
     } else {
-      finish(item, size_mismatch(health_, {config_.rank, item->bytes},
+      finish(item, size_mismatch(group_, {config_.rank, item->bytes},
                                  {channel.peer, grant.capacity}, item->tag));
     }
   }

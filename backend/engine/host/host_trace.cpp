@@ -1,0 +1,91 @@
+#include "backend/engine/host/host_trace.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "backend/engine/group/call_record.hpp"
+#include "backend/engine/group/collective_trace.hpp"
+#include "kernels/core/atomics.hpp"
+
+namespace symm {
+
+HostTrace::HostTrace(LocalGroup& group, GroupMemory* memory)
+    : group_(group), memory_(memory), verified_(static_cast<std::size_t>(group.world_size())) {}
+
+void HostTrace::enter(const CallRecord& record) {
+  ControlRegion& control = memory_->control(group_.rank());
+  control.calls[record.sequence % kCallRing] = record;
+  sequence_.store(record.sequence, std::memory_order_relaxed);
+  store_release(&control.progress.entered, record.sequence);
+}
+
+void HostTrace::complete() {
+  store_release(&memory_->control(group_.rank()).progress.completed, sequence());
+}
+
+std::string HostTrace::call_name() const {
+  return describe_call(record(group_.rank(), sequence())) + " seq " + std::to_string(sequence());
+}
+
+const CallRecord& HostTrace::record_of(int peer) const { return record(peer, sequence()); }
+
+bool HostTrace::verify_up_to(int peer, std::uint64_t sequence) {
+  std::uint64_t& verified = verified_[static_cast<std::size_t>(peer)];
+  for (; verified < sequence; ++verified) {
+    const CallRecord& mine = record(group_.rank(), verified + 1);
+    const CallRecord& theirs = record(peer, verified + 1);
+    if (same_call(mine, theirs)) continue;
+    // The number of this rank's own call, whatever the peer's record says.
+    CallRecord numbered = mine;
+    numbered.sequence = verified + 1;
+    group_.fail(different_calls(group_, "seq", peer, numbered, theirs));
+    return false;
+  }
+  return true;
+}
+
+bool HostTrace::verify(int peer) { return verify_up_to(peer, sequence()); }
+
+// Calls in which this rank did not wait for a peer are compared here.
+bool HostTrace::verify_all() {
+  const std::uint64_t own = sequence();
+  for (int peer = 0; peer < group_.world_size(); ++peer) {
+    if (peer == group_.rank() || verified_[static_cast<std::size_t>(peer)] == own) continue;
+    const std::uint64_t entered = load_acquire(&progress(peer).entered);
+    if (!verify_up_to(peer, std::min(entered, own))) return false;
+  }
+  return true;
+}
+
+bool HostTrace::check_peer(int peer, const std::string& call) {
+  Error reason(ErrorCode::kPeerLost, "");
+  const bool gone = group_.is_gone(peer, &reason);
+  // Looked at after the connection: whatever a peer had to say it said before it went.
+  if (!group_.poll(call)) return false;
+  if (!gone || load_acquire(&progress(peer).completed) >= sequence()) return true;
+  group_.fail(Error(reason.code(), group_.prefix() + call + ": " + reason.what() +
+                                       " before it was completed; " + arrival_report()));
+  return false;
+}
+
+bool HostTrace::check_peers() {
+  if (group_.failed()) return false;
+  const std::string call = call_name();
+  for (int peer = 0; peer < group_.world_size(); ++peer) {
+    if (peer != group_.rank() && !check_peer(peer, call)) return false;
+  }
+  return true;
+}
+
+std::string HostTrace::arrival_report() const {
+  return symm::arrival_report(group_, [this](int peer) -> std::optional<std::string> {
+    const std::uint64_t entered = load_acquire(&progress(peer).entered);
+    if (entered >= sequence()) return std::nullopt;
+    if (entered == 0) return "no call yet";
+    const bool complete = load_acquire(&progress(peer).completed) >= entered;
+    return "last: " + describe_call(record(peer, entered)) + " seq " + std::to_string(entered) +
+           (complete ? ", completed" : ", not completed");
+  });
+}
+
+}  // namespace symm

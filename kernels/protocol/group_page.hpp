@@ -1,0 +1,45 @@
+// What the ranks of a group on one host tell each other whatever they use the group for: one page
+// of shared host memory a rank, written by that rank alone and read by all; it starts out zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/core/platform.hpp"
+#include "kernels/protocol/signal.hpp"
+
+namespace symm {
+
+// Why a rank gave up. Written once, `state` last, before anything else that peers could read.
+struct alignas(kCacheLine) FailureRecord {
+  static constexpr std::size_t kTextBytes = 1000;
+  std::uint32_t state;    // 0: none; 1: the rest is valid
+  std::uint32_t code;     // ErrorCode
+  char text[kTextBytes];  // zero-terminated
+};
+
+enum class Lifecycle : std::uint32_t {
+  kJoining = 0,
+  kMember = 1,
+  kLeft = 2,  // destroyed its group in good order
+};
+
+struct alignas(4096) GroupPage {
+  static constexpr std::size_t kMessageBytes = 4096;
+
+  // What a rank says in a metadata exchange. Two take turns (NOTE [Metadata exchange] in
+  // symm_mem/group/local_group.hpp).
+  struct Message {
+    std::uint64_t purpose;
+    std::uint64_t bytes;
+    std::uint8_t data[kMessageBytes];
+  };
+
+  SignalLine exchange;      // number of the last metadata exchange that this rank has entered
+  std::uint32_t gave_up;    // number of the last one that it has given up
+  std::uint32_t lifecycle;  // Lifecycle
+  FailureRecord failure;
+  alignas(kCacheLine) Message messages[2];
+};
+
+}  // namespace symm

@@ -1,0 +1,353 @@
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "kernels/core/error.hpp"
+#include "kernels/core/platform.hpp"
+#include "symm_mem/bootstrap/frame_queues.hpp"
+#include "symm_mem/bootstrap/peer_connector.hpp"
+#include "symm_mem/bootstrap/peer_exchange.hpp"
+#include "symm_mem/bootstrap/peer_frame.hpp"
+#include "symm_mem/bootstrap/peer_record.hpp"
+#include "symm_mem/bootstrap/private_directory.hpp"
+#include "symm_mem/bootstrap/rank_names.hpp"
+#include "symm_mem/bootstrap/unix_socket.hpp"
+#include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/process/guarded_descriptor.hpp"
+
+namespace symm {
+namespace {
+
+// After the deadline each further rank gets this long, so that the error names all that are
+// missing.
+constexpr std::chrono::milliseconds kLastLook{10};
+constexpr int kMaxLastLooks = 32;
+
+std::string store_key(int rank) { return "symm/peer/" + std::to_string(rank); }
+
+class SocketMesh final : public BootstrapMesh {
+ public:
+  SocketMesh(const BootstrapMeshConfig& config, const std::vector<PeerRecord>& records,
+             std::vector<GuardedDescriptor> sockets)
+      : prefix_(mesh_prefix(config.group_name, config.rank)),
+        rank_(config.rank),
+        sockets_(std::move(sockets)),
+        hung_up_(records.size()),
+        generation_(fork_generation()) {
+    for (const PeerRecord& record : records) {
+      peers_.push_back({record.pid, record.payload});
+      pids_.push_back(record.pid);
+    }
+    for (const GuardedDescriptor& socket : sockets_) socket_numbers_.push_back(socket.get());
+    queues_.emplace(prefix_, socket_numbers_, pids_);
+  }
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return static_cast<int>(peers_.size()); }
+  const PeerInfo& peer(int rank) const override { return peers_[checked(rank)]; }
+
+  bool hung_up(int peer) override {
+    std::atomic<bool>& remembered = hung_up_[checked(peer)];
+    if (remembered.load(std::memory_order_relaxed)) return true;
+    const int socket = sockets_[static_cast<std::size_t>(peer)].get();
+    if (socket < 0 || !is_hung_up(socket)) return false;
+    remembered.store(true, std::memory_order_relaxed);
+    return true;
+  }
+
+  std::vector<Received> exchange(FramePosition sequence, std::span<const std::uint8_t> message,
+                                 int descriptor, std::chrono::milliseconds timeout,
+                                 const std::function<bool()>& give_up) override {
+    check_process();
+    check_size(message.size());
+    std::string& failure = state(sequence.stream).failure;
+    if (!failure.empty()) {
+      throw Error(ErrorCode::kAborted, prefix_ + "an earlier exchange failed: " + failure);
+    }
+    ExchangeRound round;
+    round.prefix = prefix_;
+    round.sockets = socket_numbers_;
+    round.rank = rank_;
+    round.sequence = sequence;
+    round.message = message;
+    round.descriptor = descriptor;
+    try {
+      return run_exchange(round, *queues_, Deadline(timeout), give_up);
+    } catch (const Error& error) {
+      if (breaks_mesh(error.code())) failure = error.what();
+      throw;
+    }
+  }
+
+  void post(FramePosition topic, std::span<const std::uint8_t> message, int descriptor) override {
+    check_process();
+    check_size(message.size());
+    {
+      const std::lock_guard<std::mutex> lock(posted_mutex_);
+      if (!state(topic.stream).posted.insert(topic.number).second) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    prefix_ + "topic " + std::to_string(topic.number) + " has been posted already");
+      }
+    }
+    const std::vector<std::uint8_t> frame =
+        encode_exchange(topic, descriptor >= 0, message, FrameKind::kPost);
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (peer == rank_) continue;
+      const int socket = socket_numbers_[static_cast<std::size_t>(peer)];
+      // A peer that has gone is noticed by those who wait for it.
+      if (send_frame(socket, frame, descriptor) == SocketStatus::kWouldBlock) {
+        throw Error(ErrorCode::kSystem, prefix_ + "posting " + std::to_string(frame.size()) +
+                                            " bytes failed: the socket to rank " +
+                                            std::to_string(peer) + " is full");
+      }
+    }
+  }
+
+  Received take(int peer, FramePosition topic, std::chrono::milliseconds timeout,
+                const std::function<bool()>& give_up) override {
+    check_process();
+    const std::size_t from = checked(peer);
+    if (peer == rank_) {
+      throw Error(ErrorCode::kInvalidArgument, prefix_ + "a rank cannot take its own post");
+    }
+    const std::string name = "rank " + std::to_string(peer);
+    const Deadline deadline(timeout);
+    for (;;) {
+      if (std::optional<PeerFrame> frame = queues_->next_post(from, topic)) {
+        if (frame->problem.empty()) return std::move(frame->content);
+        throw Error(frame->problem_code, prefix_ + name + " sent " + frame->problem);
+      }
+      if (give_up && give_up()) {
+        throw Error(ErrorCode::kAborted, prefix_ + "aborted while waiting for " + name);
+      }
+      if (deadline.passed()) {
+        throw Error(ErrorCode::kTimeout, prefix_ + name + " has posted nothing under topic " +
+                                             std::to_string(topic.number) + " in time");
+      }
+      pollfd entry{socket_numbers_[from], POLLIN, 0};
+      ::poll(&entry, 1, deadline.poll_slice(kMeshPollPeriod));
+    }
+  }
+
+  void restart(FramePosition first) override {
+    Stream& stream = state(first.stream);
+    stream.failure.clear();
+    queues_->drop_before(first);
+    const std::lock_guard<std::mutex> lock(posted_mutex_);
+    stream.posted.erase(stream.posted.begin(), stream.posted.lower_bound(first.number));
+  }
+
+  std::span<const int> socket_numbers() const { return socket_numbers_; }
+
+ private:
+  struct Stream {
+    std::string failure;             // of the first exchange that left frames behind
+    std::set<std::uint64_t> posted;  // topics
+  };
+
+  Stream& state(FrameStream stream) { return streams_[static_cast<std::size_t>(stream)]; }
+  std::size_t checked(int rank) const {
+    if (rank < 0 || rank >= world_size()) {
+      throw Error(ErrorCode::kInvalidArgument, prefix_ + "peer must be in [0, " +
+                                                   std::to_string(world_size()) + "), got " +
+                                                   std::to_string(rank));
+    }
+    return static_cast<std::size_t>(rank);
+  }
+
+  void check_process() const {
+    if (generation_ == fork_generation()) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                prefix_ + "a forked child cannot use its parent's group; make a new one");
+  }
+
+  void check_size(std::size_t message_bytes) const {
+    if (message_bytes <= ExchangeFrame::kMaxMessage) return;
+    throw Error(ErrorCode::kInvalidArgument, prefix_ + "a message has at most " +
+                                                 std::to_string(ExchangeFrame::kMaxMessage) +
+                                                 " bytes, got " + std::to_string(message_bytes));
+  }
+
+  std::string prefix_;
+  int rank_;
+  std::vector<PeerInfo> peers_;
+  std::vector<std::int64_t> pids_;
+  std::vector<GuardedDescriptor> sockets_;  // by rank; invalid for this one
+  std::vector<int> socket_numbers_;
+  std::optional<FrameQueues> queues_;  // reads from socket_numbers_
+  std::array<Stream, kFrameStreams> streams_;
+  std::mutex posted_mutex_;
+  std::vector<std::atomic<bool>> hung_up_;
+  std::uint32_t generation_;
+};
+
+void check_config(const BootstrapMeshConfig& config) {
+  const std::string prefix = mesh_prefix(config.group_name, config.rank);
+  if (config.world_size < 1 || config.world_size > kMaxRanks) {
+    throw Error(ErrorCode::kInvalidArgument, prefix + "world_size must be in [1, " +
+                                                 std::to_string(kMaxRanks) + "], got " +
+                                                 std::to_string(config.world_size));
+  }
+  if (config.rank < 0 || config.rank >= config.world_size) {
+    throw Error(ErrorCode::kInvalidArgument,
+                prefix + "rank must be in [0, " + std::to_string(config.world_size) + ")");
+  }
+  if (config.payload.size() > BootstrapMesh::kMaxPayload) {
+    throw Error(ErrorCode::kInvalidArgument,
+                prefix + "payload must have at most " + std::to_string(BootstrapMesh::kMaxPayload) +
+                    " bytes, got " + std::to_string(config.payload.size()));
+  }
+}
+
+PeerRecord own_record(const BootstrapMeshConfig& config, const std::string& socket_path) {
+  PeerRecord record;
+  record.rank = static_cast<std::uint32_t>(config.rank);
+  record.world_size = static_cast<std::uint32_t>(config.world_size);
+  record.pid = ::getpid();
+  record.uid = ::geteuid();
+  record.mount_namespace = mount_namespace_id();
+  record.nonce = random_nonce();
+  record.boot_id = host_boot_id();
+  record.socket_path = socket_path;
+  record.payload = config.payload;
+  return record;
+}
+
+// Empty when the rank has published nothing in time.
+std::optional<PeerRecord> read_record(KeyValueStore& store, const BootstrapMeshConfig& config,
+                                      int rank, std::chrono::milliseconds timeout) {
+  std::vector<std::uint8_t> bytes;
+  try {
+    bytes = store.get(store_key(rank), timeout);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kTimeout) throw;
+    return std::nullopt;
+  }
+  try {
+    return parse_peer_record(bytes, rank, config.world_size);
+  } catch (const Error& error) {
+    throw Error(error.code(), mesh_prefix(config.group_name, config.rank) + error.what());
+  }
+}
+
+// Every rank reads every record, its own too, before it connects: so all come to one verdict.
+std::vector<PeerRecord> read_records(KeyValueStore& store, const BootstrapMeshConfig& config,
+                                     const PeerRecord& own, const Deadline& deadline) {
+  std::vector<PeerRecord> records;
+  std::vector<int> missing;
+  int last_looks = 0;
+  for (int rank = 0; rank < config.world_size && last_looks < kMaxLastLooks; ++rank) {
+    const bool late = deadline.passed();
+    if (late) ++last_looks;
+    const auto timeout = late ? kLastLook : std::max(deadline.remaining(), kLastLook);
+    std::optional<PeerRecord> record = read_record(store, config, rank, timeout);
+    if (!record) {
+      missing.push_back(rank);
+    } else {
+      records.push_back(std::move(*record));
+    }
+  }
+  const std::string prefix = mesh_prefix(config.group_name, config.rank);
+  if (!missing.empty()) {
+    throw Error(ErrorCode::kTimeout, prefix + rank_list(missing) + " did not join the group of " +
+                                         std::to_string(config.world_size) + " ranks within " +
+                                         std::to_string(config.timeout.count()) + " ms");
+  }
+  if (!same_nonce(records[own.rank].nonce, own.nonce)) {
+    throw Error(ErrorCode::kSecurity,
+                prefix +
+                    "the Store no longer holds this rank's record: another process joined as "
+                    "the same rank, or the group's name is in use");
+  }
+  return records;
+}
+
+void check_one_host(const std::string& prefix, const std::vector<PeerRecord>& records) {
+  for (std::size_t rank = 1; rank < records.size(); ++rank) {
+    const std::string& first = records[0].boot_id;
+    const std::string& other = records[rank].boot_id;
+    // Where a boot id is unknown the connection itself is the proof.
+    if (first.empty() || other.empty() || first == other) continue;
+    std::string text = prefix + "rank " + std::to_string(rank);
+    text += " runs on another host than rank 0 (boot ids " + other;
+    text += " and " + first;
+    text += "); groups that span hosts are not supported yet";
+    throw Error(ErrorCode::kUnsupported, text);
+  }
+}
+
+void check_one_user(const std::string& prefix, const std::vector<PeerRecord>& records) {
+  for (std::size_t rank = 1; rank < records.size(); ++rank) {
+    if (records[rank].uid == records[0].uid) continue;
+    std::string text = prefix + "all ranks of a host must run as one user; rank ";
+    text += std::to_string(rank) + " runs as user ";
+    text += std::to_string(records[rank].uid) + ", rank 0 as user ";
+    text += std::to_string(records[0].uid);
+    throw Error(ErrorCode::kSecurity, text);
+  }
+}
+
+// The socket and its directory are gone when this returns or throws.
+std::unique_ptr<SocketMesh> connect_sockets(KeyValueStore& store, const BootstrapMeshConfig& config,
+                                            const Deadline& deadline) {
+  const std::string prefix = mesh_prefix(config.group_name, config.rank);
+  const PrivateDirectory directory;
+  GuardedDescriptor listener = listen_on(directory.socket_path(), kMaxRanks);
+  const PeerRecord own = own_record(config, directory.socket_path());
+  store.set(store_key(config.rank), encode_peer_record(own));
+  std::vector<PeerRecord> records = read_records(store, config, own, deadline);
+  check_one_host(prefix, records);
+  check_one_user(prefix, records);
+  PeerConnector::Reread reread;
+  if (config.may_be_retried) {
+    reread = [&](int rank) { return read_record(store, config, rank, kLastLook); };
+  }
+  PeerConnector connector(prefix, config.rank, records, std::move(listener), std::move(reread));
+  try {
+    connector.run(deadline);
+  } catch (const Error& error) {
+    std::vector<int> open;
+    for (const GuardedDescriptor& socket : connector.sockets()) open.push_back(socket.get());
+    say_goodbye(prefix, open, error);
+    throw;
+  }
+  return std::make_unique<SocketMesh>(config, records, std::move(connector.sockets()));
+}
+
+}  // namespace
+
+std::unique_ptr<BootstrapMesh> BootstrapMesh::connect(KeyValueStore& store,
+                                                      const BootstrapMeshConfig& config) {
+  check_config(config);
+  if (config.world_size == 1) {
+    PeerRecord alone;
+    alone.pid = ::getpid();
+    alone.payload = config.payload;
+    return std::make_unique<SocketMesh>(config, std::vector<PeerRecord>{alone},
+                                        std::vector<GuardedDescriptor>(1));
+  }
+  const Deadline deadline(config.timeout);
+  std::unique_ptr<SocketMesh> mesh = connect_sockets(store, config, deadline);
+  // Nobody returns before everybody stands.
+  const std::vector<std::uint8_t> ready = {1};
+  try {
+    mesh->exchange(kSetupSequence, ready, -1, deadline.remaining(), nullptr);
+  } catch (const Error& error) {
+    say_goodbye(mesh_prefix(config.group_name, config.rank), mesh->socket_numbers(), error);
+    throw;
+  }
+  return mesh;
+}
+
+}  // namespace symm

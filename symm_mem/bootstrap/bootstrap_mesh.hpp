@@ -1,0 +1,104 @@
+// The authenticated connections between the ranks of one group on one host.
+//
+// NOTE [Peer mesh]
+// Every rank listens on a unix stream socket inside a private directory (0700), publishes
+// {version, boot id, pid, uid, 128-bit nonce, socket path, payload} in the Store, connects to
+// every lower rank and accepts from every higher one. A connection counts only when the peer's uid
+// (SO_PEERCRED) is ours and it has shown the nonce that the Store names. The directory is removed
+// as soon as the mesh stands. The sockets then stay open for the life of the group: the kernel
+// closes them when a process ends, so a dead peer is an immediate hang-up, also across pid
+// namespaces, and they carry descriptors (SCM_RIGHTS).
+//
+// Thread safety: hung_up(), post() and take() may be called from any thread at any time, also while
+// another thread is inside exchange(); exchange() is collective and must not run concurrently with
+// itself in one stream (NOTE [Streams of frames] in peer_frame.hpp).
+// A forked child must not use the mesh: descriptors are close-on-exec and closed in the child, so
+// that a child does not keep a dead parent's sockets open.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "symm_mem/bootstrap/peer_frame.hpp"
+#include "symm_mem/bootstrap/store.hpp"
+#include "symm_mem/process/file_descriptor.hpp"
+
+namespace symm {
+
+struct PeerInfo {
+  std::int64_t pid = 0;  // as the peer sees itself; for messages only
+  std::vector<std::uint8_t> payload;
+};
+
+struct BootstrapMeshConfig {
+  std::string group_name;  // for messages
+  int rank = 0;            // group rank
+  int world_size = 1;
+  std::chrono::milliseconds timeout{0};  // whole set-up
+  // Opaque bytes that every rank learns of every other; at most kMaxPayload.
+  std::vector<std::uint8_t> payload;
+  // Whether ranks may have tried before under the same keys of the Store: what they left there is
+  // then passed over. The price is that a rank which ends during set-up is missed only when the
+  // time-out has passed (NOTE [Earlier tries] in peer_connector.hpp).
+  bool may_be_retried = false;
+};
+
+class BootstrapMesh {
+ public:
+  static constexpr std::size_t kMaxPayload = 64 * 1024;
+
+  // Collective over the group. Throws Error: kTimeout naming the ranks that did not come,
+  // kSecurity for a failed check, kUnsupported when a rank is on another host (naming the rank and
+  // saying that groups over several hosts are not there yet), kSystem with errno's text.
+  static std::unique_ptr<BootstrapMesh> connect(KeyValueStore& store,
+                                                const BootstrapMeshConfig& config);
+
+  virtual ~BootstrapMesh() = default;
+  BootstrapMesh(const BootstrapMesh&) = delete;
+  BootstrapMesh& operator=(const BootstrapMesh&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual const PeerInfo& peer(int rank) const = 0;
+
+  // True once `peer`'s process has ended or closed its side. Local, does not block, remembers.
+  virtual bool hung_up(int peer) = 0;
+
+  // Sends each rank `message` (at most 4 KiB, same size on every rank is not required) with an
+  // optional descriptor and receives every other rank's. Collective: calls must be made in the
+  // same order on every rank; `sequence` is checked. Index `rank()` of the result is empty.
+  // `give_up` is polled every few milliseconds while waiting; when it returns true the exchange
+  // throws Error(kAborted). Throws kTimeout, kPeerLost naming the rank, kSecurity.
+  struct Received {
+    std::vector<std::uint8_t> message;
+    FileDescriptor descriptor;  // invalid where none was sent
+  };
+  virtual std::vector<Received> exchange(FramePosition sequence,
+                                         std::span<const std::uint8_t> message, int descriptor,
+                                         std::chrono::milliseconds timeout,
+                                         const std::function<bool()>& give_up) = 0;
+
+  // Sends every peer `message` (as for exchange) under `topic`, to be taken when the peer wants it.
+  // Local: waits for nobody. One post a topic and rank. Throws kInvalidArgument, kSystem.
+  virtual void post(FramePosition topic, std::span<const std::uint8_t> message, int descriptor) = 0;
+
+  // Waits for what `peer` posted under `topic`; each post can be taken once. Local to the two
+  // ranks. `give_up` and errors as for exchange(); a peer that died after its post still counts.
+  virtual Received take(int peer, FramePosition topic, std::chrono::milliseconds timeout,
+                        const std::function<bool()>& give_up) = 0;
+
+  // Starts `first.stream` again at that number: forgets an exchange of it that failed, and drops
+  // what peers have sent or will send under lower numbers. Local; not beside a call of this stream.
+  virtual void restart(FramePosition first) = 0;
+
+ protected:
+  BootstrapMesh() = default;
+};
+
+}  // namespace symm

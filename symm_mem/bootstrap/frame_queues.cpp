@@ -1,0 +1,122 @@
+#include "symm_mem/bootstrap/frame_queues.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "symm_mem/bootstrap/peer_frame.hpp"
+
+namespace symm {
+
+FrameQueues::FrameQueues(std::string prefix, std::span<const int> sockets,
+                         std::span<const std::int64_t> pids)
+    : prefix_(std::move(prefix)), sockets_(sockets), pids_(pids), peers_(sockets.size()) {}
+
+std::optional<PeerFrame> FrameQueues::next_exchange(std::size_t peer, FrameStream stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::deque<PeerFrame>& waiting = queue(peer, stream).exchanges;
+  if (waiting.empty()) read(peer, waiting);
+  if (waiting.empty()) {
+    throw_if_over(peer);
+    return std::nullopt;
+  }
+  PeerFrame frame = std::move(waiting.front());
+  waiting.pop_front();
+  return frame;
+}
+
+std::optional<PeerFrame> FrameQueues::next_post(std::size_t peer, FramePosition topic) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Queue& from = queue(peer, topic.stream);
+  if (from.taken.contains(topic.number)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                prefix_ + "what rank " + std::to_string(peer) + " posted under topic " +
+                    std::to_string(topic.number) + " has been taken already");
+  }
+  for (;;) {
+    const auto found =
+        std::find_if(from.posts.begin(), from.posts.end(),
+                     [&](const PeerFrame& post) { return post.number == topic.number; });
+    if (found != from.posts.end()) {
+      PeerFrame frame = std::move(*found);
+      from.posts.erase(found);
+      from.taken.insert(topic.number);
+      return frame;
+    }
+    const std::size_t before = from.posts.size();
+    read(peer, from.posts);
+    if (from.posts.size() == before) break;
+  }
+  throw_if_over(peer);
+  return std::nullopt;
+}
+
+void FrameQueues::drop_before(FramePosition first) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  first_[static_cast<std::size_t>(first.stream)] = first.number;
+  const auto is_over = [&](const PeerFrame& frame) { return frame.number < first.number; };
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+    Queue& from = queue(peer, first.stream);
+    std::erase_if(from.exchanges, is_over);
+    std::erase_if(from.posts, is_over);
+    from.taken.erase(from.taken.begin(), from.taken.lower_bound(first.number));
+  }
+}
+
+void FrameQueues::read(std::size_t peer, const std::deque<PeerFrame>& waiting) {
+  Peer& from = peers_[peer];
+  const std::size_t before = waiting.size();
+  while (waiting.size() == before && !from.closed && from.offence.empty()) {
+    ReceivedFrame received = receive_frame(sockets_[peer], ExchangeFrame::kMaxBytes);
+    if (received.status == SocketStatus::kWouldBlock) return;
+    if (received.status == SocketStatus::kClosed) {
+      from.closed = true;
+    } else {
+      sort(peer, std::move(received));
+    }
+  }
+}
+
+void FrameQueues::sort(std::size_t peer, ReceivedFrame received) {
+  std::optional<ExchangeFrame> frame;
+  if (received.problem.empty() || received.out_of_descriptors) {
+    frame = parse_exchange(received.bytes);
+  }
+  PeerFrame sorted;
+  if (!received.problem.empty()) {
+    sorted.problem = received.problem;
+    if (received.out_of_descriptors) sorted.problem_code = ErrorCode::kSystem;
+  } else if (!frame || frame->has_descriptor != received.descriptor.valid()) {
+    sorted.problem = "a malformed frame";
+  }
+  const FramePosition position = frame ? frame->position : FramePosition(0);
+  const bool is_post = frame && frame->kind == FrameKind::kPost;
+  if (frame) {
+    if (position.number < first_[static_cast<std::size_t>(position.stream)]) return;
+    sorted.number = position.number;
+    sorted.content = {std::move(frame->message), std::move(received.descriptor)};
+  }
+  Queue& to = queue(peer, position.stream);
+  std::deque<PeerFrame>& waiting = is_post ? to.posts : to.exchanges;
+  const auto same_topic = [&](const PeerFrame& post) { return post.number == sorted.number; };
+  std::string& offence = peers_[peer].offence;
+  if (waiting.size() == kMaxKept) {
+    offence = "more than " + std::to_string(kMaxKept) + " frames that nobody asked for";
+  } else if (is_post && (to.taken.contains(sorted.number) ||
+                         std::any_of(waiting.begin(), waiting.end(), same_topic))) {
+    offence = "two posts under topic " + std::to_string(sorted.number);
+  } else {
+    waiting.push_back(std::move(sorted));
+  }
+}
+
+void FrameQueues::throw_if_over(std::size_t peer) const {
+  const Peer& from = peers_[peer];
+  const std::string name = prefix_ + "rank " + std::to_string(peer);
+  if (!from.offence.empty()) throw Error(ErrorCode::kSecurity, name + " sent " + from.offence);
+  if (from.closed) {
+    throw Error(ErrorCode::kPeerLost,
+                name + " (pid " + std::to_string(pids_[peer]) + ") ended or closed its group");
+  }
+}
+
+}  // namespace symm

@@ -1,0 +1,86 @@
+// What peers have sent and nobody has asked for yet.
+//
+// NOTE [Sorting frames]
+// The frames of both streams (NOTE [Streams of frames]), exchanged or posted, share a socket.
+// Whoever reads it sorts what arrives into queues by peer, stream and kind, and each reader is
+// served from its own queue first. So none can use up what another waits for; a reader that sleeps
+// in poll() misses what another one sorted for it and must look again after a few milliseconds.
+//
+// Thread safe. The sockets are the mesh's and must outlive the queues. Never blocks.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/core/error.hpp"
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
+#include "symm_mem/bootstrap/unix_socket.hpp"
+
+namespace symm {
+
+struct PeerFrame {
+  std::uint64_t number = 0;  // sequence of the exchange, or topic of the post
+  BootstrapMesh::Received content;
+  // Why the frame is of no use, "" where it is whole.
+  std::string problem;
+  ErrorCode problem_code = ErrorCode::kSecurity;
+};
+
+class FrameQueues {
+ public:
+  // Of each kind, stream and peer; a peer that sends more unasked is refused.
+  static constexpr std::size_t kMaxKept = 16;
+
+  // By rank; a socket is -1 for this rank. `pids` and `prefix` are for messages.
+  FrameQueues(std::string prefix, std::span<const int> sockets, std::span<const std::int64_t> pids);
+
+  // The peer's next frame of an exchange in `stream` (malformed frames count as such in the
+  // collectives'), empty where none has arrived. Throws Error: kPeerLost once the peer has closed
+  // and all that it sent was handed out, kSecurity for a peer that sent too much.
+  std::optional<PeerFrame> next_exchange(std::size_t peer,
+                                         FrameStream stream = FrameStream::kCollectives);
+
+  // The same for the post of that topic. Throws kInvalidArgument for one that was handed out
+  // before.
+  std::optional<PeerFrame> next_post(std::size_t peer, FramePosition topic);
+
+  // Drops the frames of `first.stream` with lower numbers, also those that are still to come.
+  void drop_before(FramePosition first);
+
+ private:
+  struct Queue {
+    std::deque<PeerFrame> exchanges;
+    std::deque<PeerFrame> posts;
+    std::set<std::uint64_t> taken;  // topics handed out
+  };
+  struct Peer {
+    std::array<Queue, kFrameStreams> streams;
+    bool closed = false;
+    std::string offence;
+  };
+
+  Queue& queue(std::size_t peer, FrameStream stream) {
+    return peers_[peer].streams[static_cast<std::size_t>(stream)];
+  }
+  // Reads until `waiting` has grown or the socket is empty.
+  void read(std::size_t peer, const std::deque<PeerFrame>& waiting);
+  void sort(std::size_t peer, ReceivedFrame received);
+  void throw_if_over(std::size_t peer) const;
+
+  const std::string prefix_;
+  const std::span<const int> sockets_;
+  const std::span<const std::int64_t> pids_;
+  std::mutex mutex_;
+  std::vector<Peer> peers_;
+  std::array<std::uint64_t, kFrameStreams> first_{};  // lower numbers are dropped
+};
+
+}  // namespace symm

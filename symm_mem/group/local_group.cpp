@@ -1,0 +1,359 @@
+#include "symm_mem/group/local_group.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "kernels/core/atomics.hpp"
+#include "symm_mem/bootstrap/peer_exchange.hpp"
+#include "symm_mem/process/byte_codec.hpp"
+#include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/segment/segment_rendezvous.hpp"
+
+namespace symm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The sequence, in the collectives' stream, of the exchange that makes the pages.
+constexpr std::uint64_t kPagesSequence = 1;
+
+std::vector<std::uint8_t> encode_payload(const LocalGroupConfig& config) {
+  ByteWriter writer;
+  writer.integer(static_cast<std::uint64_t>(config.global_rank));
+  writer.raw(config.payload);
+  return writer.take();
+}
+
+const char* purpose_name(std::uint64_t purpose) {
+  switch (static_cast<LocalGroup::Purpose>(purpose)) {
+    case LocalGroup::Purpose::kRendezvous:
+      return "rendezvous";
+    case LocalGroup::Purpose::kView:
+      return "contiguous_view";
+    case LocalGroup::Purpose::kMessage:
+      return "an exchange of messages";
+    case LocalGroup::Purpose::kShare:
+      return "a rendezvous of signal pads";
+  }
+  return "an unknown call";
+}
+
+}  // namespace
+
+int ranks_on_host(int world_size) {
+  const char* local = std::getenv("LOCAL_WORLD_SIZE");
+  return std::max(world_size, local == nullptr ? 0 : std::atoi(local));
+}
+
+class LocalGroup::ExchangeSupervisor final : public WaitSupervisor {
+ public:
+  ExchangeSupervisor(const LocalGroup& group, std::uint32_t number, milliseconds timeout)
+      : group_(group), number_(number), deadline_(timeout) {}
+
+  bool keep_waiting(int peer) override {
+    timed_out_ = deadline_.passed();
+    if (timed_out_ || group_.failed() || group_.is_gone(peer)) return false;
+    for (int other = 0; other < group_.world_size(); ++other) {
+      if (group_.has_given_up(other, number_)) return false;
+    }
+    return true;
+  }
+  bool timed_out() const { return timed_out_; }
+
+ private:
+  const LocalGroup& group_;
+  const std::uint32_t number_;
+  const Deadline deadline_;
+  bool timed_out_ = false;
+};
+
+LocalGroup::LocalGroup(const LocalGroupConfig& config)
+    : group_name_(config.group_name),
+      rank_(config.rank),
+      world_size_(config.world_size),
+      policy_(wait_policy(ranks_on_host(config.world_size))),
+      fork_generation_(fork_generation()) {}
+
+std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
+                                                const LocalGroupConfig& config) {
+  const Deadline deadline(config.timeout);
+  std::shared_ptr<LocalGroup> group(new LocalGroup(config));
+  group->mesh_ = BootstrapMesh::connect(store, {.group_name = config.group_name,
+                                                .rank = config.rank,
+                                                .world_size = config.world_size,
+                                                .timeout = config.timeout,
+                                                .payload = encode_payload(config),
+                                                .may_be_retried = config.may_be_retried});
+  group->learn_ranks();
+  if (config.world_size == 1) {
+    group->own_page_ = std::make_unique<GroupPage>();
+  } else {
+    group->pages_ = Segment::rendezvous(
+        *group->mesh_,
+        LocalSegment::allocate(host_runtime(), sizeof(GroupPage) + config.region_bytes),
+        kPagesSequence, deadline.remaining(), {});
+  }
+  store_release(&group->page(config.rank).lifecycle,
+                static_cast<std::uint32_t>(Lifecycle::kMember));
+  return group;
+}
+
+void LocalGroup::learn_ranks() {
+  constexpr std::uint64_t kLimit = std::uint64_t{1} << 30;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    ByteReader reader(mesh_->peer(rank).payload);
+    const auto global = reader.integer<std::uint64_t>();
+    if (mesh_->peer(rank).payload.size() < sizeof(global) || global >= kLimit) {
+      throw Error(ErrorCode::kSecurity,
+                  "rank " + std::to_string(rank) + " published a malformed global rank");
+    }
+    global_ranks_.push_back(static_cast<int>(global));
+  }
+  prefix_ = "group \"" + group_name_ + "\": " + rank_name(rank_) + ": ";
+  memory_prefix_ =
+      "symmetric memory of group '" + group_name_ + "', rank " + std::to_string(rank_) + ": ";
+}
+
+std::span<const std::uint8_t> LocalGroup::payload(int rank) const {
+  return std::span(mesh_->peer(rank).payload).subspan(sizeof(std::uint64_t));
+}
+
+GroupPage& LocalGroup::page(int rank) const {
+  if (own_page_) return *own_page_;
+  return *reinterpret_cast<GroupPage*>(pages_->base(rank));
+}
+
+std::byte* LocalGroup::region(int rank) const {
+  return pages_ ? pages_->base(rank) + sizeof(GroupPage) : nullptr;
+}
+
+std::string LocalGroup::rank_name(int rank) const {
+  std::string name = "rank " + std::to_string(rank);
+  const int global = global_ranks_[static_cast<std::size_t>(rank)];
+  if (global != rank) name += " (global rank " + std::to_string(global) + ")";
+  return name;
+}
+
+bool LocalGroup::in_forked_child() const { return fork_generation_ != fork_generation(); }
+
+Error LocalGroup::failure() const {
+  const std::lock_guard lock(failure_mutex_);
+  return *failure_;
+}
+
+void LocalGroup::fail(const Error& error) {
+  const std::lock_guard lock(failure_mutex_);
+  if (failure_.has_value()) return;
+  if (abort_word_ != nullptr) store_release(abort_word_, std::uint32_t{1});
+  failure_ = error;
+  FailureRecord& record = page(rank_).failure;
+  record.code = static_cast<std::uint32_t>(error.code());
+  std::strncpy(record.text, error.what(), FailureRecord::kTextBytes - 1);
+  store_release(&record.state, std::uint32_t{1});
+  failed_.store(true, std::memory_order_release);
+}
+
+void LocalGroup::set_abort_word(std::uint32_t* word) {
+  const std::lock_guard lock(failure_mutex_);
+  abort_word_ = word;
+  if (word != nullptr && failure_.has_value()) store_release(word, std::uint32_t{1});
+}
+
+void LocalGroup::leave() {
+  const std::lock_guard lock(failure_mutex_);
+  if (abort_word_ != nullptr) store_release(abort_word_, std::uint32_t{1});
+  store_release(&page(rank_).lifecycle, static_cast<std::uint32_t>(Lifecycle::kLeft));
+  if (!failure_.has_value()) {
+    failure_ = Error(ErrorCode::kAborted, prefix_ + "the group was destroyed on this rank");
+  }
+  failed_.store(true, std::memory_order_release);
+}
+
+bool LocalGroup::is_gone(int peer, Error* reason) const {
+  const bool hung_up = mesh_->hung_up(peer);
+  if (load_acquire(&page(peer).lifecycle) == static_cast<std::uint32_t>(Lifecycle::kLeft)) {
+    *reason = Error(ErrorCode::kPeerLeft, rank_name(peer) + " has left the group");
+    return true;
+  }
+  if (!hung_up) return false;
+  *reason = Error(ErrorCode::kPeerLost, rank_name(peer) + " died (its process, pid " +
+                                            std::to_string(mesh_->peer(peer).pid) +
+                                            ", has ended or closed its connection)");
+  return true;
+}
+
+bool LocalGroup::is_gone(int peer) const {
+  return mesh_->hung_up(peer) ||
+         load_acquire(&page(peer).lifecycle) == static_cast<std::uint32_t>(Lifecycle::kLeft);
+}
+
+bool LocalGroup::hear(int peer, const std::string& call) {
+  const FailureRecord& record = page(peer).failure;
+  if (load_acquire(&record.state) != 1) return true;
+  const std::string text(record.text, ::strnlen(record.text, FailureRecord::kTextBytes));
+  fail(Error(static_cast<ErrorCode>(record.code),
+             prefix_ + call + ": " + rank_name(peer) + " gave up: " + text));
+  return false;
+}
+
+bool LocalGroup::poll(const std::string& call) {
+  if (failed()) return false;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer != rank_ && !hear(peer, call)) return false;
+  }
+  return true;
+}
+
+void LocalGroup::check_usable() const {
+  if (in_forked_child()) {
+    throw Error(ErrorCode::kAborted, prefix_ +
+                                         "the group belongs to the parent process; a forked child "
+                                         "must make its own");
+  }
+  if (failed()) [[unlikely]] {
+    throw Error(failure());
+  }
+}
+
+bool LocalGroup::has_given_up(int peer, std::uint32_t number) const {
+  return has_reached(load_acquire(&page(peer).gave_up), number);
+}
+
+void LocalGroup::enter(std::uint32_t number) {
+  number_ = number;
+  post(page(rank_).exchange, number);
+}
+
+// The numbers that peers have given up meanwhile are over too.
+void LocalGroup::give_up(std::uint32_t number) noexcept {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (has_given_up(peer, number)) number = load_acquire(&page(peer).gave_up);
+  }
+  store_release(&page(rank_).gave_up, number);
+  enter(number);
+}
+
+std::vector<int> LocalGroup::absent(std::uint32_t number) const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (!has_reached(load_acquire(&page(rank).exchange.value), number)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void LocalGroup::await_all(std::uint32_t number, const std::string& call, milliseconds timeout) {
+  ExchangeSupervisor supervisor(*this, number, timeout);
+  for (int peer = 0; peer < world_size_; ++peer) {
+    const bool came = wait_for(page(peer).exchange, number, peer, policy_, supervisor);
+    for (int other = 0; other < world_size_; ++other) {
+      if (!has_given_up(other, number)) continue;
+      throw Error(ErrorCode::kPeerLost,
+                  memory_prefix_ + call + ": " + rank_name(other) + " has given up");
+    }
+    // What a rank did before it ended counts.
+    if (came || has_reached(load_acquire(&page(peer).exchange.value), number)) continue;
+    if (supervisor.timed_out()) {
+      std::string names;
+      for (const int rank : absent(number)) {
+        names += (names.empty() ? "" : ", ") + rank_name(rank);
+      }
+      throw Error(ErrorCode::kTimeout, memory_prefix_ + call + ": " + names +
+                                           " did not come within " +
+                                           std::to_string(timeout.count()) + " ms");
+    }
+    check_usable();
+    throw Error(ErrorCode::kPeerLost,
+                memory_prefix_ + call + ": " + rank_name(peer) + " has ended or left the group");
+  }
+}
+
+void LocalGroup::check_purposes(std::uint32_t number) const {
+  const std::uint64_t first = page(0).messages[number % 2].purpose;
+  for (int peer = 1; peer < world_size_; ++peer) {
+    const std::uint64_t theirs = page(peer).messages[number % 2].purpose;
+    if (theirs == first) continue;
+    throw Error(ErrorCode::kMismatch, memory_prefix_ + "ranks made different calls: " +
+                                          rank_name(0) + " called " + purpose_name(first) + ", " +
+                                          rank_name(peer) + " called " + purpose_name(theirs));
+  }
+}
+
+LocalGroup::Metadata LocalGroup::exchange_metadata(Purpose purpose,
+                                                   std::span<const std::uint8_t> message,
+                                                   milliseconds timeout) {
+  if (message.size() > GroupPage::kMessageBytes) {
+    throw Error(ErrorCode::kInvalidArgument, memory_prefix_ + "a message has at most " +
+                                                 std::to_string(GroupPage::kMessageBytes) +
+                                                 " bytes, got " + std::to_string(message.size()));
+  }
+  const auto lock = hold();
+  check_usable();
+  const std::uint32_t number = number_ + 1;
+  GroupPage::Message& mine = page(rank_).messages[number % 2];
+  mine.purpose = static_cast<std::uint64_t>(purpose);
+  mine.bytes = message.size();
+  std::copy(message.begin(), message.end(), mine.data);
+  enter(number);
+  try {
+    await_all(number, purpose_name(mine.purpose), timeout);
+  } catch (...) {
+    give_up(number);
+    throw;
+  }
+  check_purposes(number);
+  Metadata result{number, {}};
+  for (int peer = 0; peer < world_size_; ++peer) {
+    const GroupPage::Message& theirs = page(peer).messages[number % 2];
+    const std::size_t bytes = std::min<std::size_t>(theirs.bytes, GroupPage::kMessageBytes);
+    result.messages.emplace_back(theirs.data, theirs.data + bytes);
+  }
+  return result;
+}
+
+void LocalGroup::run_rendezvous(milliseconds timeout,
+                                const std::function<void(const MeshRound& round)>& step) {
+  const auto lock = hold();
+  check_usable();
+  const std::uint32_t number = number_ + 1;
+  const std::function<bool()> is_over = [this, number] {
+    if (failed()) return true;
+    for (int peer = 0; peer < world_size_; ++peer) {
+      if (has_given_up(peer, number)) return true;
+    }
+    return false;
+  };
+  // What peers have sent and this rank has not taken is of no use afterwards.
+  const auto end = [this] {
+    mesh_->restart({FrameStream::kSymmetricMemory, std::uint64_t{number_} + 1});
+  };
+  try {
+    step({*mesh_, {FrameStream::kSymmetricMemory, number}, Deadline(timeout), is_over});
+  } catch (const Error& error) {
+    if (breaks_mesh(error.code())) give_up(number);
+    end();
+    throw;
+  } catch (...) {
+    give_up(number);
+    end();
+    throw;
+  }
+  end();
+}
+
+std::shared_ptr<Segment> LocalGroup::share(std::shared_ptr<LocalSegment> local,
+                                           milliseconds timeout) {
+  std::shared_ptr<Segment> segment;
+  run_rendezvous(timeout, [&](const MeshRound& round) {
+    SegmentRendezvous rendezvous(round, std::move(local));
+    rendezvous.post();
+    exchange_metadata(Purpose::kShare, {}, round.deadline.remaining());
+    segment = rendezvous.run();
+  });
+  return segment;
+}
+
+}  // namespace symm

@@ -1,0 +1,182 @@
+// The ranks of one group on one host: a mesh of connections, a page of shared memory a rank, one
+// failure and one watchdog. Collectives and symmetric memory of a group share one such object.
+//
+// NOTE [How a failure spreads]
+// The first thing that goes wrong on a rank (a peer that died or left, a time-out of a collective,
+// a different call, abort()) is kept as the failure of the group on this rank and published on its
+// page. Whoever waits looks, every few milliseconds, at its own failure, at the pages of its peers
+// and at their connections, so that a failure known to one rank ends the waits of all. A peer that
+// is gone is no failure for a call that it has completed. A failed group ends collectives and
+// symmetric memory alike; a rendezvous that failed ends nothing but itself.
+//
+// NOTE [Metadata exchange]
+// In exchange_metadata() every rank writes a message on its page, enters the exchange's number, and
+// reads everybody's message once all have entered it. Two messages take turns, so a fast rank
+// writes the next one beside that which a slow one still reads; it cannot be further ahead, since
+// an exchange ends only when everybody has come. It costs a few microseconds where all ranks come
+// together, and no system call. Whatever ranks decide from the messages, all decide alike.
+//
+// A rank that gives up an exchange, or a rendezvous that it began, says so on its page. Ranks that
+// wait for it, or come later, raise; then all go on with the next number, over the same
+// connections.
+//
+// Metadata exchanges and share() are collective over the group, in the same order on every rank,
+// and independent of the order of collectives (NOTE [Streams of frames] in peer_frame.hpp); a mutex
+// orders callers on one rank. Everything else is local and may be called from any thread. Calls
+// that wait must be made without Python's interpreter lock.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/core/error.hpp"
+#include "kernels/cpu/wait.hpp"
+#include "kernels/protocol/group_page.hpp"
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
+#include "symm_mem/bootstrap/mesh_round.hpp"
+#include "symm_mem/bootstrap/store.hpp"
+#include "symm_mem/group/segment_table.hpp"
+#include "symm_mem/group/watchdog.hpp"
+#include "symm_mem/segment/segment.hpp"
+
+namespace symm {
+
+struct LocalGroupConfig {
+  std::string group_name;  // for messages
+  int rank = 0;            // group rank
+  int world_size = 1;
+  std::int64_t global_rank = 0;                // of this rank; for messages, told to the peers
+  std::chrono::milliseconds timeout{300'000};  // of set-up
+  std::vector<std::uint8_t> payload;           // opaque bytes that every rank learns
+  // Shared host memory of a rank behind its page, zero at the start; the same on every rank. A
+  // group of one has none.
+  std::size_t region_bytes = 0;
+  bool may_be_retried = true;  // as in BootstrapMeshConfig
+};
+
+class LocalGroup {
+ public:
+  // Collective. Throws as BootstrapMesh::connect, and kSystem.
+  static std::shared_ptr<LocalGroup> connect(KeyValueStore& store, const LocalGroupConfig& config);
+  LocalGroup(const LocalGroup&) = delete;
+  LocalGroup& operator=(const LocalGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  const std::string& group_name() const { return group_name_; }
+  const std::vector<int>& global_ranks() const { return global_ranks_; }  // by group rank
+  std::span<const std::uint8_t> payload(int rank) const;
+  BootstrapMesh& mesh() const { return *mesh_; }
+  std::byte* region(int rank) const;  // null in a group of one
+  const WaitPolicy& policy() const { return policy_; }
+  Watchdog& watchdog() { return watchdog_; }
+  SegmentTable& segments() { return segments_; }
+
+  // "rank 2", with the global rank where that is another number.
+  std::string rank_name(int rank) const;
+  // "group \"0\": rank 1: ".
+  const std::string& prefix() const { return prefix_; }
+  // "symmetric memory of group 'x', rank 2: ".
+  const std::string& memory_prefix() const { return memory_prefix_; }
+
+  // True in a child forked after the group was made.
+  bool in_forked_child() const;
+
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  // The failure; call only when failed().
+  Error failure() const;
+  // Keeps `error` unless there is a failure already, and publishes it to the peers.
+  void fail(const Error& error);
+  // This rank leaves in good order: its own waits end with kAborted, peers see that it has left.
+  void leave();
+  // From now on a failure, or leaving, sets `word` to 1 before anybody can learn of it; at once
+  // where that has happened. `word` must stay valid until the next call; null: no word any more.
+  void set_abort_word(std::uint32_t* word);
+
+  // False, having failed the group, where a peer says that it has failed: memory is read, no
+  // connection is looked at. `call` names the operation in messages.
+  bool poll(const std::string& call);
+  // True when `peer` has left or its process has ended: what it has published stands, but nothing
+  // more will come. `reason` tells which. At most one system call.
+  bool is_gone(int peer, Error* reason) const;
+  bool is_gone(int peer) const;
+
+  // Throws the failure, or Error(kAborted) in a forked child.
+  void check_usable() const;
+
+  // What a metadata exchange is for; the same on every rank, else kMismatch that names both, on
+  // every rank.
+  enum class Purpose : std::uint64_t { kRendezvous = 1, kView = 2, kMessage = 3, kShare = 4 };
+  struct Metadata {
+    std::uint64_t number = 0;  // of the exchange, the same on every rank, never used twice
+    std::vector<std::vector<std::uint8_t>> messages;  // by rank
+  };
+  // `message` has at most GroupPage::kMessageBytes. Throws kTimeout and kPeerLost naming the ranks.
+  Metadata exchange_metadata(Purpose purpose, std::span<const std::uint8_t> message,
+                             std::chrono::milliseconds timeout);
+  // Runs `step`, which makes the exchange with the next number and what follows from it, over the
+  // connections: a step that throws because a rank did not come or is gone gives that exchange up.
+  void run_rendezvous(std::chrono::milliseconds timeout,
+                      const std::function<void(const MeshRound& round)>& step);
+
+  // A rendezvous of its own: two rounds.
+  std::shared_ptr<Segment> share(std::shared_ptr<LocalSegment> local,
+                                 std::chrono::milliseconds timeout);
+
+  // Held by a caller over several exchanges that belong together.
+  std::unique_lock<std::recursive_mutex> hold() {
+    return std::unique_lock<std::recursive_mutex>(order_);
+  }
+
+ private:
+  class ExchangeSupervisor;
+
+  explicit LocalGroup(const LocalGroupConfig& config);
+  void learn_ranks();
+  GroupPage& page(int rank) const;
+  bool hear(int peer, const std::string& call);
+  // Whether `peer` has given up exchange `number`.
+  bool has_given_up(int peer, std::uint32_t number) const;
+  void enter(std::uint32_t number);
+  void give_up(std::uint32_t number) noexcept;
+  void await_all(std::uint32_t number, const std::string& call, std::chrono::milliseconds timeout);
+  void check_purposes(std::uint32_t number) const;
+  std::vector<int> absent(std::uint32_t number) const;
+
+  const std::string group_name_;
+  const int rank_;
+  const int world_size_;
+  std::vector<int> global_ranks_;
+  std::string prefix_;
+  std::string memory_prefix_;
+  const WaitPolicy policy_;
+  const std::uint32_t fork_generation_;
+  std::unique_ptr<BootstrapMesh> mesh_;
+  std::shared_ptr<Segment> pages_;       // null in a group of one
+  std::unique_ptr<GroupPage> own_page_;  // there only
+  SegmentTable segments_;
+
+  std::recursive_mutex order_;  // one metadata exchange at a time
+  std::uint32_t number_ = 0;    // of the last one
+
+  std::atomic<bool> failed_{false};
+  mutable std::mutex failure_mutex_;  // guards what follows
+  std::optional<Error> failure_;
+  std::uint32_t* abort_word_ = nullptr;
+
+  Watchdog watchdog_;  // the last member: it ends first
+};
+
+// How many ranks share this host's cores: torchrun says how many of the job there are.
+int ranks_on_host(int world_size);
+
+}  // namespace symm

@@ -1,0 +1,50 @@
+// The thread that looks after what a group has on its GPUs.
+//
+// Kernels that wait for a peer cannot see that its process has ended, and launches return before
+// anything has happened. The thread asks each task, every few milliseconds, to look: at shared host
+// memory each time, at the connections, which takes a system call a peer, less often. It calls no
+// function of a device, so it disturbs no stream and no capture and works when a device is stuck.
+// On the host there is no such thread: whoever waits looks for itself.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace symm {
+
+class WatchdogTask {
+ public:
+  virtual ~WatchdogTask() = default;
+  // Called by the watchdog's thread; must not throw, block, or call a function of a device.
+  virtual void look(bool at_connections) = 0;
+};
+
+// Thread safe.
+class Watchdog {
+ public:
+  Watchdog();
+  // Ends the thread. A forked child has none and leaves it alone.
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  // Starts the thread with the first task. `task` must stay until it was removed.
+  void add(WatchdogTask& task);
+  // On return `task` is not and will not be called. Idempotent; not from inside a look().
+  void remove(WatchdogTask& task);
+
+ private:
+  void run();
+
+  const std::uint32_t fork_generation_;
+  std::mutex mutex_;  // guards what follows, and is held while tasks look
+  std::condition_variable wake_;
+  std::vector<WatchdogTask*> tasks_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace symm

@@ -1,0 +1,58 @@
+// What a rank says of memory that its peers are to map: in a rendezvous first of all of it and of
+// its first physical chunk, then of each further chunk, and at last whether it could map the
+// others'; and of a group's own memory on a GPU.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/core/error.hpp"
+#include "symm_mem/segment/handle_choice.hpp"
+#include "symm_mem/segment/multicast_team.hpp"
+
+namespace symm {
+
+// Little-endian: magic u32, protocol u32, device kind u32, device name, bytes u64, mapped bytes
+// u64, user_buffer u32, start u64, number of chunks u32, bytes of the chunk u64, the handles, what
+// stands in the way of multicast, error code u32 (all ones for none), error text.
+struct SegmentDescriptor {
+  // Of user_buffer memory: more chunks, and more bytes, than any device has.
+  static constexpr std::uint32_t kMaxChunks = 1u << 16;
+  static constexpr std::uint64_t kMaxMappedBytes = std::uint64_t{1} << 47;
+
+  // Grows with every change of this message, of DeviceLayout, or of what a kernel expects of a
+  // peer's memory.
+  static constexpr std::uint32_t kProtocol = 3;
+
+  std::uint32_t protocol = kProtocol;
+  std::uint32_t device = 0;  // DeviceKind
+  std::string device_name;   // for messages; "" for the host
+  std::uint64_t bytes = 0;
+  std::uint64_t mapped_bytes = 0;  // of all chunks
+  bool user_buffer = false;        // memory that another library has made
+  std::uint64_t start = 0;         // of the buffer, in the first chunk
+  std::uint32_t chunks = 1;
+  std::uint64_t chunk_bytes = 0;  // of the chunk whose handles follow
+  HandleDescriptor handles;
+  MulticastCapability multicast;
+  std::optional<Error> error;
+
+  std::vector<std::uint8_t> encode() const;
+  // Hostile input from `rank`. Throws Error(kSecurity) that names it.
+  static SegmentDescriptor decode(std::span<const std::uint8_t> bytes, int rank);
+
+  // Throws `rank`'s error where it has one, with its name.
+  void throw_if_failed(int rank) const;
+};
+
+// `descriptors` by rank, of the first round. Throws Error(kMismatch) where they do not fit
+// together, kSecurity for claims that no honest rank makes, or the first rank's error: the same on
+// every rank that has the same descriptors. Ranks bring segments of the same mapped size; where one
+// brings user_buffer memory, whose chunks may be cut differently on each rank, buffers of the same
+// size.
+void check_descriptors(std::span<const SegmentDescriptor> descriptors);
+
+}  // namespace symm

@@ -1,0 +1,63 @@
+// How the ranks of a group hand each other their memory: what turns one LocalSegment a rank into a
+// Segment of the group.
+//
+// NOTE [Rounds of a rendezvous]
+// Every rank posts its handle descriptor: what it brings, and the handles of its first physical
+// chunk. Nobody waits for that, so a caller can make the post a part of an exchange that it makes
+// anyhow. Then each takes the others' posts and maps their memory. The last round is the status
+// exchange: whether all went well. Memory of several chunks needs one more round a chunk before it.
+// Every message can carry an error, and the first round after the posts in which any rank sends one
+// is the last: a rank that fails between two rounds says so in the next, whichever it is, so all
+// leave together and nobody has the memory.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "symm_mem/bootstrap/mesh_round.hpp"
+#include "symm_mem/segment/segment.hpp"
+#include "symm_mem/segment/segment_descriptor.hpp"
+
+namespace symm {
+
+class SegmentRendezvous {
+ public:
+  // Refers to `round`.
+  SegmentRendezvous(const MeshRound& round, std::shared_ptr<LocalSegment> local);
+
+  // Local, once. run() does it where it has not been done. Throws Error(kSystem).
+  void post();
+
+  // Collective, once. `prepare` is called when the others' memory is mapped, before the status
+  // exchange, so that its failure is everybody's. Throws Error: this rank's own before another's,
+  // whose message names that rank. kMismatch where the ranks' memory does not fit together,
+  // kUnsupported where no kind of handle serves all.
+  std::shared_ptr<Segment> run(const std::function<void()>& prepare = {});
+
+ private:
+  SegmentDescriptor describe() const;
+  void open();
+  std::optional<Error> carry(std::size_t chunk);
+  void receive(std::size_t chunk, const std::vector<SegmentDescriptor>& descriptors,
+               std::vector<BootstrapMesh::Received> received);
+  HandleKind choose(std::size_t chunk, const std::vector<SegmentDescriptor>& descriptors) const;
+  void check_complete() const;
+  void exchange_status(const std::optional<Error>& own);
+  std::vector<SegmentDescriptor> decode(const SegmentDescriptor& own,
+                                        const std::vector<BootstrapMesh::Received>& received) const;
+  ExportedMemory export_chunk(std::size_t chunk, SegmentDescriptor& descriptor) const;
+  Multicast agree_on_multicast() const;
+
+  const MeshRound& round_;
+  const std::shared_ptr<LocalSegment> local_;
+  DeviceRuntime& runtime_;
+  std::optional<SegmentDescriptor> own_;        // once it was posted
+  std::vector<SegmentDescriptor> descriptors_;  // by rank
+  std::vector<ChunkedMemory> memories_;         // by rank, this rank's own among them
+  HandleKind kind_ = HandleKind::kDescriptor;   // of the first chunks
+};
+
+}  // namespace symm

@@ -1,0 +1,338 @@
+// Posts: frames that a rank sends unasked and its peers take when they want them, beside
+// exchanges on the same sockets.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/core/error.hpp"
+#include "symm_mem/bootstrap/bootstrap_mesh.hpp"
+#include "symm_mem/bootstrap/frame_queues.hpp"
+#include "symm_mem/bootstrap/peer_frame.hpp"
+#include "symm_mem/bootstrap/unix_socket.hpp"
+#include "test/support/expect_error.hpp"
+#include "test/support/file_store.hpp"
+#include "test/support/forked_child.hpp"
+#include "test/support/mesh_ranks.hpp"
+#include "test/support/temporary_directory.hpp"
+
+namespace symm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::connect_all;
+using test::error_of;
+using test::expect_error;
+using test::kMeshTimeout;
+using test::run_ranks;
+using Bytes = std::vector<std::uint8_t>;
+using Clock = std::chrono::steady_clock;
+
+// Says who posted it, under which topic.
+Bytes post_of(int rank, std::uint64_t topic) {
+  Bytes message(static_cast<std::size_t>(2 + 5 * rank));
+  for (std::size_t i = 0; i < message.size(); ++i) {
+    message[i] = static_cast<std::uint8_t>(17 * rank + 5 * static_cast<int>(topic) +
+                                           static_cast<int>(3 * i) + 1);
+  }
+  return message;
+}
+
+FileDescriptor memory_file_of(int value) {
+  FileDescriptor fd(::memfd_create("test", MFD_CLOEXEC));
+  EXPECT_EQ(::pwrite(fd.get(), &value, sizeof(value), 0), ssize_t{sizeof(value)});
+  return fd;
+}
+
+int value_in(const FileDescriptor& fd) {
+  int value = -1;
+  EXPECT_EQ(::pread(fd.get(), &value, sizeof(value), 0), ssize_t{sizeof(value)});
+  return value;
+}
+
+BootstrapMesh::Received take(BootstrapMesh& mesh, int peer, std::uint64_t topic) {
+  return mesh.take(peer, topic, kMeshTimeout, nullptr);
+}
+
+BootstrapMesh::Received exchange_with(BootstrapMesh& mesh, std::uint64_t sequence, int peer) {
+  auto received = mesh.exchange(sequence, Bytes{static_cast<std::uint8_t>(100 + mesh.rank())}, -1,
+                                kMeshTimeout, nullptr);
+  return std::move(received[static_cast<std::size_t>(peer)]);
+}
+
+TEST(BootstrapMeshPosts, EveryPeerTakesThemInAnyOrderOfTopics) {
+  constexpr int kWorldSize = 4;
+  const auto meshes = connect_all(kWorldSize);
+  run_ranks(kWorldSize, [&](int rank) {
+    BootstrapMesh& mesh = *meshes[static_cast<std::size_t>(rank)];
+    for (const std::uint64_t topic : {7u, 8u, 9u}) mesh.post(topic, post_of(rank, topic), -1);
+    for (const std::uint64_t topic : {9u, 7u, 8u}) {
+      for (int peer = kWorldSize - 1; peer >= 0; --peer) {
+        if (peer == rank) continue;
+        const BootstrapMesh::Received got = take(mesh, peer, topic);
+        EXPECT_EQ(got.message, post_of(peer, topic))
+            << rank << " takes " << topic << " of " << peer;
+        EXPECT_FALSE(got.descriptor.valid());
+      }
+    }
+  });
+}
+
+TEST(BootstrapMeshPosts, DescriptorsTravelToEveryPeer) {
+  const auto meshes = connect_all(3);
+  run_ranks(3, [&](int rank) {
+    BootstrapMesh& mesh = *meshes[static_cast<std::size_t>(rank)];
+    mesh.post(1, post_of(rank, 1), memory_file_of(500 + rank).get());
+    for (int peer = 0; peer < 3; ++peer) {
+      if (peer == rank) continue;
+      const BootstrapMesh::Received got = take(mesh, peer, 1);
+      EXPECT_EQ(got.message, post_of(peer, 1));
+      ASSERT_TRUE(got.descriptor.valid());
+      EXPECT_EQ(value_in(got.descriptor), 500 + peer);
+    }
+  });
+}
+
+// A post that arrives before, between and after exchanges is in nobody's way.
+TEST(BootstrapMeshPosts, ExchangesPassThemBy) {
+  const auto meshes = connect_all(2);
+  run_ranks(2, [&](int rank) {
+    BootstrapMesh& mesh = *meshes[static_cast<std::size_t>(rank)];
+    const int other = 1 - rank;
+    const Bytes other_word = {static_cast<std::uint8_t>(100 + other)};
+    mesh.post(0, post_of(rank, 0), -1);
+    EXPECT_EQ(exchange_with(mesh, 0, other).message, other_word);
+    mesh.post(1, post_of(rank, 1), -1);
+    EXPECT_EQ(exchange_with(mesh, 1, other).message, other_word);
+    EXPECT_EQ(take(mesh, other, 1).message, post_of(other, 1));
+    EXPECT_EQ(take(mesh, other, 0).message, post_of(other, 0));
+    EXPECT_EQ(exchange_with(mesh, 2, other).message, other_word);
+    mesh.post(2, post_of(rank, 2), -1);
+    EXPECT_EQ(take(mesh, other, 2).message, post_of(other, 2));
+  });
+}
+
+// One thread a rank exchanges while another posts and takes: each sorts what is the other's.
+TEST(BootstrapMeshPosts, TakenWhileAnotherThreadExchanges) {
+  constexpr int kWorldSize = 3;
+  constexpr std::uint64_t kRounds = 200;
+  const auto meshes = connect_all(kWorldSize);
+  run_ranks(2 * kWorldSize, [&](int thread) {
+    const int rank = thread / 2;
+    BootstrapMesh& mesh = *meshes[static_cast<std::size_t>(rank)];
+    for (std::uint64_t round = 0; round < kRounds; ++round) {
+      const bool posts = thread % 2 == 0;
+      if (posts)
+        mesh.post(round, post_of(rank, round), memory_file_of(static_cast<int>(round)).get());
+      const auto received =
+          posts ? std::vector<BootstrapMesh::Received>{}
+                : mesh.exchange(round, post_of(rank, round + 1), -1, kMeshTimeout, nullptr);
+      for (int peer = 0; peer < kWorldSize; ++peer) {
+        if (peer == rank) continue;
+        if (posts) {
+          const BootstrapMesh::Received got = take(mesh, peer, round);
+          ASSERT_EQ(got.message, post_of(peer, round));
+          ASSERT_EQ(value_in(got.descriptor), static_cast<int>(round));
+        } else {
+          ASSERT_EQ(received[static_cast<std::size_t>(peer)].message, post_of(peer, round + 1));
+        }
+      }
+    }
+  });
+}
+
+TEST(BootstrapMeshPosts, WaitsForAPostThatComesLater) {
+  const auto meshes = connect_all(2);
+  std::atomic<int> asked{0};
+  std::thread poster([&] {
+    while (asked.load() < 3) std::this_thread::yield();
+    meshes[1]->post(4, post_of(1, 4), -1);
+  });
+  const auto got = meshes[0]->take(1, 4, kMeshTimeout, [&] {
+    ++asked;
+    return false;
+  });
+  poster.join();
+  EXPECT_EQ(got.message, post_of(1, 4));
+}
+
+TEST(BootstrapMeshPosts, APeerThatDiedAfterItsPostStillCounts) {
+  const test::TemporaryDirectory directory;
+  test::FileStore store(directory.path());
+  test::ForkedChild peer([&] {
+    const auto mesh = BootstrapMesh::connect(store, test::mesh_config(1, 2));
+    mesh->post(5, post_of(1, 5), memory_file_of(77).get());
+    store.set("posted", {1});
+    return ::pause();
+  });
+  const auto mesh = BootstrapMesh::connect(store, test::mesh_config(0, 2));
+  store.get("posted", kMeshTimeout);
+  peer.kill();
+  EXPECT_EQ(peer.wait(), -SIGKILL);
+  EXPECT_TRUE(mesh->hung_up(1));
+  const auto got = take(*mesh, 1, 5);
+  EXPECT_EQ(got.message, post_of(1, 5));
+  EXPECT_EQ(value_in(got.descriptor), 77);
+  // Nothing more is to come.
+  const auto start = Clock::now();
+  expect_error(error_of([&] { take(*mesh, 1, 6); }), ErrorCode::kPeerLost, {"rank 1"});
+  EXPECT_LT(Clock::now() - start, 1s);
+}
+
+TEST(BootstrapMeshPosts, APeerThatDiedBeforeItsPostIsNamed) {
+  auto meshes = connect_all(3);
+  meshes[2]->post(1, post_of(2, 1), -1);
+  std::optional<Error> error;
+  std::atomic<int> asked{0};
+  std::thread taker([&] {
+    error = error_of([&] {
+      meshes[0]->take(1, 1, kMeshTimeout, [&] {
+        ++asked;
+        return false;
+      });
+    });
+  });
+  while (asked.load() < 2) std::this_thread::yield();
+  const auto start = Clock::now();
+  meshes[1].reset();
+  taker.join();
+  EXPECT_LT(Clock::now() - start, 1s);
+  expect_error(error, ErrorCode::kPeerLost, {"rank 1"});
+  EXPECT_EQ(take(*meshes[0], 2, 1).message, post_of(2, 1)) << "the others are not touched";
+  meshes[0]->post(3, post_of(0, 3), -1);
+  EXPECT_EQ(take(*meshes[2], 0, 3).message, post_of(0, 3)) << "nor is posting";
+}
+
+TEST(BootstrapMeshPosts, TimeoutAndGivingUpNameTheRank) {
+  const auto meshes = connect_all(3);
+  meshes[1]->post(8, Bytes{1}, -1);
+  const auto start = Clock::now();
+  expect_error(error_of([&] { meshes[0]->take(1, 9, 100ms, nullptr); }), ErrorCode::kTimeout,
+               {"rank 1", "topic 9"});
+  EXPECT_GE(Clock::now() - start, 100ms);
+  EXPECT_LT(Clock::now() - start, 1100ms);
+  expect_error(error_of([&] { meshes[0]->take(2, 9, kMeshTimeout, [] { return true; }); }),
+               ErrorCode::kAborted, {"rank 2"});
+  EXPECT_EQ(meshes[0]->take(1, 8, 0ms, nullptr).message, Bytes{1}) << "it was there all the time";
+}
+
+TEST(BootstrapMeshPosts, EachIsTakenOnceAndPostedOnce) {
+  const auto meshes = connect_all(2);
+  meshes[1]->post(3, post_of(1, 3), -1);
+  EXPECT_EQ(take(*meshes[0], 1, 3).message, post_of(1, 3));
+  expect_error(error_of([&] { take(*meshes[0], 1, 3); }), ErrorCode::kInvalidArgument,
+               {"rank 1", "topic 3", "already"});
+  expect_error(error_of([&] { meshes[1]->post(3, Bytes{2}, -1); }), ErrorCode::kInvalidArgument,
+               {"topic 3"});
+  expect_error(error_of([&] { meshes[0]->take(0, 1, 0ms, nullptr); }), ErrorCode::kInvalidArgument,
+               {"own"});
+  expect_error(error_of([&] { meshes[0]->take(2, 1, 0ms, nullptr); }), ErrorCode::kInvalidArgument,
+               {"got 2"});
+  expect_error(error_of([&] { meshes[0]->post(4, Bytes(4097), -1); }), ErrorCode::kInvalidArgument,
+               {"4096", "4097"});
+}
+
+TEST(BootstrapMeshPosts, AWorldOfOnePostsToNobody) {
+  test::MemoryStore store;
+  const auto mesh = BootstrapMesh::connect(store, test::mesh_config(0, 1));
+  EXPECT_FALSE(error_of([&] { mesh->post(1, Bytes{1}, -1); }).has_value());
+}
+
+// The rest speaks to the queues through a socket of the test's own.
+class FrameQueuesTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::array<int, 2> pair{};
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair.data()),
+              0);
+    far_.reset(pair[0]);
+    near_.reset(pair[1]);
+    sockets_ = {-1, near_.get()};
+    queues_.emplace("test: ", sockets_, pids_);
+  }
+  void send(const Bytes& frame) { ASSERT_EQ(send_frame(far_.get(), frame), SocketStatus::kDone); }
+  void send_post(std::uint64_t topic) {
+    send(encode_exchange(topic, false, post_of(1, topic), FrameKind::kPost));
+  }
+
+  FileDescriptor far_;
+  FileDescriptor near_;
+  std::vector<int> sockets_;
+  std::vector<std::int64_t> pids_ = {1, 4242};
+  std::optional<FrameQueues> queues_;
+};
+
+TEST_F(FrameQueuesTest, KeepsSixteenPostsAndRefusesMore) {
+  for (std::uint64_t topic = 0; topic < FrameQueues::kMaxKept; ++topic) send_post(topic);
+  EXPECT_FALSE(queues_->next_exchange(1).has_value());
+  send_post(99);
+  expect_error(error_of([&] { queues_->next_exchange(1); }), ErrorCode::kSecurity,
+               {"rank 1", "16 frames"});
+  // What came before the offence is still good.
+  EXPECT_EQ(queues_->next_post(1, 15)->content.message, post_of(1, 15));
+  expect_error(error_of([&] { queues_->next_post(1, 99); }), ErrorCode::kSecurity, {"rank 1"});
+}
+
+TEST_F(FrameQueuesTest, RoomIsFreeAgainOnceTaken) {
+  for (std::uint64_t topic = 0; topic < 100; ++topic) {
+    send_post(topic);
+    EXPECT_EQ(queues_->next_post(1, topic)->number, topic);
+  }
+}
+
+TEST_F(FrameQueuesTest, KeepsSixteenFramesOfExchangesAndRefusesMore) {
+  for (std::uint64_t sequence = 0; sequence <= FrameQueues::kMaxKept; ++sequence) {
+    send(encode_exchange(sequence, false, Bytes{1}));
+  }
+  expect_error(error_of([&] { queues_->next_post(1, 1); }), ErrorCode::kSecurity,
+               {"rank 1", "16 frames"});
+  for (std::uint64_t sequence = 0; sequence < FrameQueues::kMaxKept; ++sequence) {
+    EXPECT_EQ(queues_->next_exchange(1)->number, sequence);
+  }
+  expect_error(error_of([&] { queues_->next_exchange(1); }), ErrorCode::kSecurity, {"rank 1"});
+}
+
+TEST_F(FrameQueuesTest, TheSameTopicTwiceIsRefused) {
+  send_post(5);
+  send_post(5);
+  EXPECT_FALSE(error_of([&] { queues_->next_post(1, 5); }).has_value());
+  expect_error(error_of([&] { queues_->next_post(1, 6); }), ErrorCode::kSecurity,
+               {"rank 1", "topic 5"});
+}
+
+TEST_F(FrameQueuesTest, MalformedFramesGoToTheExchange) {
+  send(Bytes{1, 2, 3});
+  send_post(2);
+  EXPECT_EQ(queues_->next_post(1, 2)->content.message, post_of(1, 2));
+  EXPECT_EQ(queues_->next_exchange(1)->problem, "a malformed frame");
+  // A post that says it brings a descriptor and does not is the taker's to refuse.
+  send(encode_exchange(3, true, Bytes{1}, FrameKind::kPost));
+  EXPECT_EQ(queues_->next_post(1, 3)->problem, "a malformed frame");
+}
+
+TEST_F(FrameQueuesTest, AClosedPeerIsLostOnceAllIsHandedOut) {
+  send(encode_exchange(1, false, Bytes{1}));
+  send_post(2);
+  far_.reset();
+  expect_error(error_of([&] { queues_->next_post(1, 3); }), ErrorCode::kPeerLost,
+               {"rank 1", "4242"});
+  EXPECT_EQ(queues_->next_exchange(1)->number, 1u);
+  EXPECT_EQ(queues_->next_post(1, 2)->number, 2u);
+  expect_error(error_of([&] { queues_->next_exchange(1); }), ErrorCode::kPeerLost, {"rank 1"});
+}
+
+}  // namespace
+}  // namespace symm
