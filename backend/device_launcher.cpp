@@ -31,7 +31,7 @@ DeviceLauncher::DeviceLauncher(std::shared_ptr<Communicator> communicator, at::D
   streams_ = std::make_shared<DeviceStreams>(device, communicator_, *engine_,
                                              communicator_->config().high_priority);
   const auto ranks = static_cast<std::size_t>(communicator_->world_size());
-  last_messages_.resize(ranks * kLaneGroups * 2);
+  last_messages_.resize(ranks * kTagChannels * 2);
 }
 
 void DeviceLauncher::connect_all(milliseconds timeout) {
@@ -72,9 +72,9 @@ void DeviceLauncher::collectives(DeviceWork& work, const CallBatch& calls, milli
   work.launched({stream, current, streams_->capture_of(current)});
 }
 
-std::size_t DeviceLauncher::lane_of(const TransferOp& op) {
-  const auto group = static_cast<std::size_t>(DeviceEngine::lane_group(op.tag));
-  return (static_cast<std::size_t>(op.peer) * kLaneGroups + group) * 2 + (op.is_send ? 1 : 0);
+std::size_t DeviceLauncher::p2p_stream_of(const TransferOp& op) {
+  const auto group = static_cast<std::size_t>(DeviceEngine::tag_channel(op.tag));
+  return (static_cast<std::size_t>(op.peer) * kTagChannels + group) * 2 + (op.is_send ? 1 : 0);
 }
 
 void DeviceLauncher::put(const c10::Stream& stream, std::span<const TransferOp> ops,
@@ -84,14 +84,14 @@ void DeviceLauncher::put(const c10::Stream& stream, std::span<const TransferOp> 
   const std::uint64_t capture = streams_->capture_of(current);
   streams_->order(current, stream);
   for (const TransferOp& op : ops) {
-    streams_->extend(last_messages_[lane_of(op)], stream, capture, current);
+    streams_->extend(last_messages_[p2p_stream_of(op)], stream, capture, current);
   }
   engine_->transfer(ops, stream.native_handle(), timeout);
 }
 
 void DeviceLauncher::message(DeviceWork& work, const TransferOp& op, milliseconds timeout) {
   const c10::DeviceGuard guard(device());
-  const c10::Stream stream = streams_->lane(lane_of(op));
+  const c10::Stream stream = streams_->p2p(p2p_stream_of(op));
   put(stream, std::span(&op, 1), timeout);
   const c10::Stream current = streams_->current();
   work.launched({stream, current, streams_->capture_of(current)});

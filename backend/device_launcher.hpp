@@ -3,14 +3,14 @@
 // NOTE [Order on a device]
 // The collectives of a group share counters on the device, so each is ordered after the one before
 // it, whatever streams the two are on, by an event; on one stream none is needed. So are messages
-// of one direction, peer and lane group among each other. Collectives and messages do not wait for
+// of one direction, peer and tag channel among each other. Collectives and messages do not wait for
 // each other, and neither waits for the group's operations on the host. Between a call inside a
 // graph capture and one outside of it there is no order but the caller's own (NOTE [Graph captures]
 // in device_streams.hpp).
 //
 // NOTE [Messages and streams]
 // A message occupies its stream until the peer has taken part, so a message that must not wait for
-// another one is on another stream: one for each direction, peer and lane group. What a coalescing
+// another one is on another stream: one for each direction, peer and tag channel. What a coalescing
 // block gathers is one launch, in which all of its messages progress together.
 //
 // Everything here returns once the work is on its stream; only a cold call waits for peers
@@ -86,7 +86,7 @@ class DeviceLauncher {
   void put(const c10::Stream& stream, const CallBatch& calls, std::chrono::milliseconds timeout);
   void put(const c10::Stream& stream, std::span<const TransferOp> ops,
            std::chrono::milliseconds timeout);
-  static std::size_t lane_of(const TransferOp& op);
+  static std::size_t p2p_stream_of(const TransferOp& op);
   std::vector<c10::Event> events(bool with_current);
   // What becomes of the operations in flight: nullopt where all have ended well.
   std::optional<Error> what_is_unfinished() noexcept;
@@ -99,7 +99,7 @@ class DeviceLauncher {
   std::mutex collectives_mutex_;
   StreamChain last_collective_;
   std::mutex messages_mutex_;
-  std::vector<StreamChain> last_messages_;  // by lane
+  std::vector<StreamChain> last_messages_;  // by p2p_stream_of()
 };
 
 }  // namespace symm

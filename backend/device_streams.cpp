@@ -64,10 +64,10 @@ DeviceStreams::~DeviceStreams() {
 
 bool DeviceStreams::in_forked_child() const { return fork_generation() != fork_generation_; }
 
-c10::Stream DeviceStreams::lane(std::size_t number) {
+c10::Stream DeviceStreams::p2p(std::size_t number) {
   const std::lock_guard lock(mutex_);
-  if (number >= lanes_.size()) lanes_.resize(number + 1);
-  std::optional<c10::Stream>& stream = lanes_[number];
+  if (number >= p2p_streams_.size()) p2p_streams_.resize(number + 1);
+  std::optional<c10::Stream>& stream = p2p_streams_[number];
   if (!stream) stream = guard_.getStreamFromGlobalPool(device_, high_priority_);
   return *stream;
 }
@@ -120,8 +120,8 @@ std::vector<c10::Event> DeviceStreams::mark(const StreamChain& chain, bool with_
   if (chain.eager) streams.push_back(*chain.eager);
   {
     const std::lock_guard lock(mutex_);
-    for (const std::optional<c10::Stream>& lane : lanes_) {
-      if (lane) streams.push_back(*lane);
+    for (const std::optional<c10::Stream>& stream : p2p_streams_) {
+      if (stream) streams.push_back(*stream);
     }
   }
   std::vector<c10::Event> events;

@@ -3,7 +3,7 @@
 //
 // NOTE [Streams of a group]
 // A call that is not asynchronous goes on the caller's current stream. Asynchronous collectives
-// share one stream; messages have one a direction, peer and lane group, so that they do not wait
+// share one stream; messages have one a direction, peer and tag channel, so that they do not wait
 // for each other; the messages of a coalescing block go together on one more. All of them come from
 // PyTorch's pool, are taken once and are kept.
 //
@@ -63,8 +63,8 @@ class DeviceStreams {
   c10::Stream current() const { return guard_.getStream(device_); }
   const c10::Stream& collectives() const { return collectives_; }
   const c10::Stream& batches() const { return batches_; }
-  // By DeviceLauncher' number of the lane.
-  c10::Stream lane(std::size_t number);
+  // By DeviceLauncher::p2p_stream_of().
+  c10::Stream p2p(std::size_t number);
 
   // Identifies the capture that `stream` is in; 0 for none.
   std::uint64_t capture_of(const c10::Stream& stream) const {
@@ -117,7 +117,7 @@ class DeviceStreams {
   const c10::Stream batches_;
 
   mutable std::mutex mutex_;  // guards what follows
-  std::vector<std::optional<c10::Stream>> lanes_;
+  std::vector<std::optional<c10::Stream>> p2p_streams_;
   std::vector<c10::Event> spare_events_;
   c10::Event order_event_;  // recorded and waited for under the lock, so one serves all
 

@@ -110,7 +110,7 @@ TEST_P(DeviceFailureSizesTest, DifferentCallsAreAMismatch) {
   });
 }
 
-// Packets, packets in two shots, channels.
+// ll, ll_two_shot, channels.
 INSTANTIATE_TEST_SUITE_P(Sizes, DeviceFailureSizesTest,
                          testing::Values(std::size_t{16}, std::size_t{100'000},
                                          std::size_t{2'000'000}));

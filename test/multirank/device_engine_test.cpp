@@ -1,5 +1,5 @@
-// The engine of a device over fake GPUs: exchange of segments, choice of methods, promises,
-// messages.
+// The engine of a device over fake GPUs: exchange of segments, choice of algorithms, symmetric
+// registration, messages.
 #include "backend/engine/device/device_engine.hpp"
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ TEST_F(DeviceEngineTest, PlansFollowTheGpuTable) {
     rank.launch(CollectiveArgs{});
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 3u);
-    EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kPacket);
+    EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kLL);
     EXPECT_EQ(launches[0].timeout, milliseconds(1234));
     EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kTwoShot, 65536, 64}));
     EXPECT_EQ(launches[1].timeout, milliseconds(20'000));
@@ -60,7 +60,7 @@ TEST_F(DeviceEngineTest, PlansFollowTheGpuTable) {
   });
 }
 
-TEST_F(DeviceEngineTest, AForcedMethodServesBothTargets) {
+TEST_F(DeviceEngineTest, AForcedAlgorithmServesBothTargets) {
   run_group(
       2,
       [](DeviceRank& rank) {
@@ -68,7 +68,7 @@ TEST_F(DeviceEngineTest, AForcedMethodServesBothTargets) {
         rank.launch(sum_args(data));
         EXPECT_EQ(rank.kernels().launches()[0].plan.algorithm, Algorithm::kRing);
         rank.launch(CollectiveArgs{});
-        EXPECT_EQ(rank.kernels().launches()[1].plan.algorithm, Algorithm::kPacket);
+        EXPECT_EQ(rank.kernels().launches()[1].plan.algorithm, Algorithm::kLL);
         rank.communicator.run(sum_args(data));
         EXPECT_EQ(data[0], 2.0f);
       },
@@ -271,7 +271,7 @@ void gather_into(DeviceRank& rank, std::byte* output, std::size_t count) {
   rank.launch(args);
 }
 
-TEST_F(DeviceEngineTest, CopyEnginesNeedAPromiseAndSize) {
+TEST_F(DeviceEngineTest, CopyEnginesNeedSymmetricRegistrationAndSize) {
   run_group(2, [](DeviceRank& rank) {
     constexpr std::size_t kShare = std::size_t{64} << 20;  // copy_engine_bytes
     constexpr std::size_t kOffset = 4096;
@@ -286,14 +286,14 @@ TEST_F(DeviceEngineTest, CopyEnginesNeedAPromiseAndSize) {
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 4u);
     EXPECT_TRUE(launches[0].copies);
-    EXPECT_EQ(launches[0].place, (Place{1} << kPlaceShift) | kOffset);
+    EXPECT_EQ(launches[0].location, (BufferLocation{1} << kLocationShift) | kOffset);
     EXPECT_EQ(launches[0].peer_outputs,
               (std::vector<std::byte*>{early->base(0) + kOffset, early->base(1) + kOffset}));
     EXPECT_FALSE(launches[1].copies);
     EXPECT_FALSE(launches[2].copies);
     EXPECT_EQ(launches[2].plan.algorithm, Algorithm::kPipelined);
     EXPECT_TRUE(launches[3].copies);
-    EXPECT_EQ(launches[3].place, Place{3} << kPlaceShift);
+    EXPECT_EQ(launches[3].location, BufferLocation{3} << kLocationShift);
     EXPECT_EQ(rank.kernels().segments().size(), 3u);
     EXPECT_EQ(rank.kernels().segments().at(1),
               (std::vector<std::byte*>{plain->base(0), plain->base(1)}));
@@ -317,7 +317,7 @@ TEST_F(DeviceEngineTest, ForcedCopyEnginesNameTheFix) {
       Algorithm::kCopyEngine);
 }
 
-TEST_F(DeviceEngineTest, ABrokenPromiseIsAnErrorOnEveryRank) {
+TEST_F(DeviceEngineTest, AsymmetricUseIsAnErrorOnEveryRank) {
   run_group(2, [](DeviceRank& rank) {
     constexpr std::size_t kShare = std::size_t{64} << 20;
     const auto segment = register_segment(rank, 2 * kShare, true);
@@ -331,7 +331,7 @@ TEST_F(DeviceEngineTest, ABrokenPromiseIsAnErrorOnEveryRank) {
   });
 }
 
-TEST_F(DeviceEngineTest, PromisesMustBeMadeByAllRanks) {
+TEST_F(DeviceEngineTest, SymmetricRegistrationMustBeMadeByAllRanks) {
   const auto errors = errors_in_group(
       2, [](DeviceRank& rank) { register_segment(rank, 100, /*symmetric=*/rank.number() == 0); });
   for (const auto& error : errors) {
@@ -349,17 +349,18 @@ TEST_F(DeviceEngineTest, InputsInSegmentsAreReadInPlace) {
     args.dtype = Dtype::kFloat32;
     args.count = kCount;
     std::vector<float> plain(kCount);
-    // Only rank 1's tensor is symmetric; the method is the same on both.
+    // Only rank 1's tensor is symmetric; the algorithm is the same on both.
     args.input = args.output =
         rank.number() == 1 ? static_cast<void*>(segment->base(1) + 64) : plain.data();
     rank.launch(args);
     const auto& launch = rank.kernels().launches().at(0);
     EXPECT_EQ(launch.plan.algorithm, Algorithm::kTwoShot);
-    EXPECT_EQ(launch.place, rank.number() == 1 ? (Place{1} << kPlaceShift) | 64 : Place{0});
-    // Packets leave from the tensor itself, wherever it is.
+    EXPECT_EQ(launch.location,
+              rank.number() == 1 ? (BufferLocation{1} << kLocationShift) | 64 : BufferLocation{0});
+    // LL packets leave from the tensor itself, wherever it is.
     args.count = 16;
     rank.launch(args);
-    EXPECT_EQ(rank.kernels().launches().at(1).place, 0u);
+    EXPECT_EQ(rank.kernels().launches().at(1).location, 0u);
     EXPECT_FALSE(rank.communicator.failure().has_value());
   });
 }

@@ -53,7 +53,7 @@ TEST_F(DeviceFaultsTest, DifferentCallsNameBothSides) {
     // Whoever posts last may learn of it at once, the other from its watching thread.
     error_of([&] { rank.launch(sum_args(data)); });
     expect_error(rank.failure(), ErrorCode::kMismatch,
-                 {"device seq 1", "rank 0", "count 4", "rank 1", "count 5", "packet"});
+                 {"device seq 1", "rank 0", "count 4", "rank 1", "count 5", ", ll)"});
     EXPECT_TRUE(rank.kernels().told_to_leave());
     rank.meet();
   });
@@ -128,7 +128,7 @@ TEST_F(DeviceFaultsTest, EveryReportOfAKernelBecomesAnError) {
       {DeviceFault::kCountMismatch,
        ErrorCode::kMismatch,
        {"all_to_all", "device seq 1", "rank 1 sends 40 bytes to rank 0", "expects 12"}},
-      {DeviceFault::kBrokenPromise, ErrorCode::kMismatch, {"rank 1", "promised symmetric"}},
+      {DeviceFault::kAsymmetricUse, ErrorCode::kMismatch, {"rank 1", "symmetric registration"}},
       {DeviceFault::kAborted, ErrorCode::kAborted, {"told to leave"}},
   };
   for (const Case& one : cases) {

@@ -79,10 +79,10 @@ class DeviceEngine {
   // True once a kernel of this rank has given up; check() then throws. One load.
   virtual bool gave_up() const = 0;
 
-  // The lane group of a message (1 to kTagLanes): messages of one peer and direction whose lane
-  // groups are equal must be put on streams in order.
-  static int lane_group(std::int64_t tag) {
-    return 1 + static_cast<int>(static_cast<std::uint64_t>(tag) % kTagLanes);
+  // The tag channel of a message (1 to kMessageTagChannels): messages of one peer and direction
+  // whose tag groups are equal must be put on streams in order.
+  static int tag_channel(std::int64_t tag) {
+    return 1 + static_cast<int>(static_cast<std::uint64_t>(tag) % kMessageTagChannels);
   }
 
   // Does now what the first collective would do. Collective; blocks.

@@ -149,7 +149,7 @@ void DeviceGroup::launch(const CollectiveArgs& args, StreamHandle stream, millis
   connect(limit(timeout), capturing, std::string(collective_name(args.kind)));
   if (capturing) board_.note_capture();
   CallRecord record = make_record(args, choice.plan, board_.next_sequence());
-  if (const std::optional<Found>& found = choice.place()) {
+  if (const std::optional<Found>& found = choice.location()) {
     record.segment = static_cast<std::uint32_t>(found->number + 1);
     record.offset = found->offset;
   }
@@ -168,17 +168,17 @@ void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
   GroupKernels& kernels = *resources_->kernels;
   if (choice.plan.algorithm == Algorithm::kMultimem) {
     put_multimem(args, choice, options);
-  } else if (choice.promised_output) {
-    const Found& output = *choice.promised_output;
+  } else if (choice.symmetric_output) {
+    const Found& output = *choice.symmetric_output;
     const Segment& segment = *resources_->segments[static_cast<std::size_t>(output.number)].segment;
     for (int r = 0; r < world_size(); ++r) {
       peer_outputs_[static_cast<std::size_t>(r)] = segment.base(r) + output.offset;
     }
-    kernels.launch_copies(args, output.place(), peer_outputs_, options);
+    kernels.launch_copies(args, output.location(), peer_outputs_, options);
   } else if (args.kind == CollectiveKind::kAllToAll) {
     put_all_to_all(args, options);
   } else {
-    kernels.launch(args, choice.plan, choice.input ? choice.input->place() : 0, options);
+    kernels.launch(args, choice.plan, choice.input ? choice.input->location() : 0, options);
   }
 }
 
@@ -189,15 +189,16 @@ MulticastMemory DeviceGroup::multicast_memory(const Found& found,
   for (int r = 0; r < world_size(); ++r) {
     ranks[static_cast<std::size_t>(r)] = segment.base(r) + found.offset;
   }
-  return {segment.multicast().base() + found.offset, ranks, found.place()};
+  return {segment.multicast().base() + found.offset, ranks, found.location()};
 }
 
 void DeviceGroup::put_multimem(const CollectiveArgs& args, const Choice& choice,
                                const LaunchOptions& options) {
   MultimemMemory memory;
-  if (choice.promised_input) memory.input = multicast_memory(*choice.promised_input, peer_inputs_);
-  if (choice.promised_output) {
-    memory.output = multicast_memory(*choice.promised_output, peer_outputs_);
+  if (choice.symmetric_input)
+    memory.input = multicast_memory(*choice.symmetric_input, peer_inputs_);
+  if (choice.symmetric_output) {
+    memory.output = multicast_memory(*choice.symmetric_output, peer_outputs_);
   }
   resources_->kernels->launch_multimem(args, choice.plan, memory, options);
 }
@@ -264,7 +265,7 @@ void DeviceGroup::transfer(std::span<const TransferOp> ops, StreamHandle stream,
   }
   if (capturing) board_.note_capture();
   for (const TransferOp& op : ops) {
-    if (op.peer != rank()) messages_.note(op, lane_group(op.tag));
+    if (op.peer != rank()) messages_.note(op, tag_channel(op.tag));
   }
   try {
     resources_->kernels->transfer(arranged(ops, own), false,

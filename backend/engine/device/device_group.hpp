@@ -81,19 +81,19 @@ class DeviceGroup final : public DeviceEngine {
     int number = 0;
     std::size_t offset = 0;
 
-    Place place() const;
+    BufferLocation location() const;
   };
   // How a call is carried out.
   struct Choice {
     Plan plan{};
-    std::optional<Found> input;            // read in place
-    std::optional<Found> promised_input;   // multimem reads here, of every rank at once
-    std::optional<Found> promised_output;  // copy engines or multimem write here
+    std::optional<Found> input;             // read in place
+    std::optional<Found> symmetric_input;   // multimem reads here, of every rank at once
+    std::optional<Found> symmetric_output;  // copy engines or multimem write here
 
     // What the call's record names.
-    const std::optional<Found>& place() const {
-      if (promised_output) return promised_output;
-      return promised_input ? promised_input : input;
+    const std::optional<Found>& location() const {
+      if (symmetric_output) return symmetric_output;
+      return symmetric_input ? symmetric_input : input;
     }
   };
 
@@ -114,12 +114,12 @@ class DeviceGroup final : public DeviceEngine {
   void check_backlog();
 
   std::optional<Found> find(const void* data, std::size_t bytes) const;
-  // The same for a call by a method that all ranks must find their tensors for: in a segment that
-  // was registered with the promise, or in any where the call itself is the promise.
-  std::optional<Found> find_promised(const InputArray& array, bool call_promises) const;
-  std::optional<Found> promised_output(const CollectiveArgs& args,
-                                       const PlanRequest& request) const;
-  Choice by_multimem(const CollectiveArgs& args, const Plan& plan, bool call_promises) const;
+  // The same for a call by an algorithm that needs symmetric tensors: in a segment with symmetric
+  // registration, or in any segment where the call itself says that its tensors are symmetric.
+  std::optional<Found> find_symmetric(const InputArray& array, bool call_is_symmetric) const;
+  std::optional<Found> symmetric_output(const CollectiveArgs& args,
+                                        const PlanRequest& request) const;
+  Choice by_multimem(const CollectiveArgs& args, const Plan& plan, bool call_is_symmetric) const;
   Choice choose(const CollectiveArgs& args, const PlanRequest& request) const;
   void put(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);
   MulticastMemory multicast_memory(const Found& found, std::vector<std::byte*>& ranks) const;
