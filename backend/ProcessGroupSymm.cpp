@@ -57,7 +57,7 @@ ProcessGroupSymm::ProcessGroupSymm(const c10::intrusive_ptr<c10d::Store>& store,
 }
 
 ProcessGroupSymm::~ProcessGroupSymm() {
-  close_links_of(this);
+  forget_segment_user(this);
   if (!device_launcher_) return;
   blocking_section([this] { device_launcher_->leave([this] { engine_->interrupt(); }); });
 }
@@ -229,11 +229,11 @@ c10d::ErrorType ProcessGroupSymm::getError() {
 
 void ProcessGroupSymm::abort() {
   engine_->abort("abort() was called on this rank");
-  close_links_of(this);
+  forget_segment_user(this);
 }
 
 void ProcessGroupSymm::shutdown() {
-  close_links_of(this);
+  forget_segment_user(this);
   DeviceLauncher* const device = device_.load(std::memory_order_acquire);
   if (!device) {
     engine_->shutdown();

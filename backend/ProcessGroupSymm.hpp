@@ -137,13 +137,6 @@ class ProcessGroupSymm final : public c10d::Backend, public SegmentUser {
   void abort() override;
   void shutdown() override;
 
-  // Makes the symmetric memory in which `tensor` lies known to the group, so that collectives read
-  // it in place. Collective: it counts as one call in the order of collectives on the host,
-  // wherever the tensor is. `symmetric` promises that all ranks always use tensors at equal offsets
-  // of this memory together (Communicator::rendezvous). ValueError where the tensor was not
-  // allocated by allocate_symmetric().
-  void rendezvous(const at::Tensor& tensor, bool symmetric = false);
-
   // A collective with a plan and stages of its own (torch_symm.ccl). Collective; every rank must
   // give the same request and op, and stages or none. ValueError for what check_request() refuses.
   WorkPtr run_configured(const ConfiguredCall& given, bool async_op);
@@ -157,8 +150,11 @@ class ProcessGroupSymm final : public c10d::Backend, public SegmentUser {
   WorkPtr device_barrier(std::optional<at::Device> device);
 
   // Memory of PyTorch's symmetric-memory API that has joined this group is read in place as well.
-  void segment_joined(std::shared_ptr<Segment> segment) override;
-  void segment_left(const std::shared_ptr<Segment>& segment) override;
+  std::shared_ptr<LocalGroup> local_group() override;
+  void prepare_segment(const LocalSegment& local) override;
+  void add_segment(std::shared_ptr<Segment> segment, bool symmetric) override;
+  void set_symmetric(const std::shared_ptr<Segment>& segment) override;
+  void remove_segment(const std::shared_ptr<Segment>& segment) override;
 
  private:
   using Milliseconds = std::chrono::milliseconds;
@@ -231,11 +227,5 @@ class ProcessGroupSymm final : public c10d::Backend, public SegmentUser {
   };
   std::optional<LastSplit> last_split_;
 };
-
-// A one-dimensional uint8 tensor of `bytes` zeros on `device`, the host or a GPU, in memory that
-// can become symmetric (ProcessGroupSymm::rendezvous). The memory lives as long as the tensor's
-// storage, or a group that knows it. Local, cold: neither captured nor cached, and the end of
-// memory on a GPU waits for the device, as cudaFree does.
-at::Tensor allocate_symmetric(std::int64_t bytes, at::Device device = at::kCPU);
 
 }  // namespace symm

@@ -58,8 +58,8 @@ WorkPtr ProcessGroupSymm::run_configured(const ConfiguredCall& given, bool async
 }
 
 bool ProcessGroupSymm::device_knows(const at::Tensor& tensor) const {
-  const DeviceEngine* engine = engine_->communicator().device_engine_if_made();
-  return engine != nullptr && engine->knows(tensor.const_data_ptr(), tensor.nbytes());
+  const DeviceGroup* group = engine_->communicator().device_group_if_made();
+  return group != nullptr && group->knows(tensor.const_data_ptr(), tensor.nbytes());
 }
 
 WorkPtr ProcessGroupSymm::device_barrier(std::optional<at::Device> device) {

@@ -14,46 +14,50 @@ namespace {
 
 using std::chrono::milliseconds;
 
-DeviceEngine& make_engine(Communicator& communicator, at::Device device) {
+DeviceGroup& make_group(Communicator& communicator, at::Device device) {
   if (is_captured(device)) {
     throw Error(ErrorCode::kUnsupported, "the group's first operation on " + device.str() +
                                              " cannot be captured into a graph: it allocates; call "
                                              "once before capture");
   }
-  return communicator.device_engine(device_id(device));
+  return communicator.device_group(device_id(device));
 }
 
 }  // namespace
 
 DeviceLauncher::DeviceLauncher(std::shared_ptr<Communicator> communicator, at::Device device)
-    : communicator_(std::move(communicator)), engine_(&make_engine(*communicator_, device)) {
+    : communicator_(std::move(communicator)), group_(&make_group(*communicator_, device)) {
   const c10::DeviceGuard guard(device);
-  streams_ = std::make_shared<DeviceStreams>(device, communicator_, *engine_,
+  streams_ = std::make_shared<DeviceStreams>(device, communicator_, *group_,
                                              communicator_->config().high_priority);
   const auto ranks = static_cast<std::size_t>(communicator_->world_size());
-  last_messages_.resize(ranks * kLaneGroups * 2);
+  last_messages_.resize(ranks * kTagChannels * 2);
 }
 
 void DeviceLauncher::connect_all(milliseconds timeout) {
   const c10::DeviceGuard guard(device());
-  engine_->connect_all(timeout);
+  group_->connect_all(timeout);
 }
 
-void DeviceLauncher::put(const c10::Stream& stream, const CallBatch& calls, milliseconds timeout) {
+DeviceWork::Launch DeviceLauncher::launch_on(const std::optional<c10::Stream>& stream) const {
   const c10::Stream current = streams_->current();
+  return {stream.value_or(current), current, streams_->capture_of(current)};
+}
+
+void DeviceLauncher::put(const DeviceWork::Launch& launch, const CallBatch& calls,
+                         milliseconds timeout) {
   const std::lock_guard lock(collectives_mutex_);
-  const std::uint64_t capture = streams_->capture_of(current);
-  streams_->order(current, stream);
-  streams_->extend(last_collective_, stream, capture, current);
-  void* const handle = stream.native_handle();
+  streams_->order(launch.current, launch.stream);
+  streams_->extend(last_collective_, launch.stream, launch.capture, launch.current);
+  const DeviceLaunch to{launch.stream.native_handle(), timeout, launch.capture != 0};
   for (const CollectiveCall& call : calls) {
     if (call.copies_before.empty() && call.copies_after.empty()) [[likely]] {
-      engine_->launch(call.args, handle, timeout, call.request);
+      group_->launch(call.args, to, call.request);
       continue;
     }
-    const c10::StreamGuard guard(stream);
+    const c10::StreamGuard guard(launch.stream);
     copy_tensors(call.copies_before);
-    engine_->launch(call.args, handle, timeout, call.request);
+    group_->launch(call.args, to, call.request);
     copy_tensors(call.copies_after);
   }
 }
@@ -61,47 +65,45 @@ void DeviceLauncher::put(const c10::Stream& stream, const CallBatch& calls, mill
 void DeviceLauncher::collectives(DeviceWork& work, const CallBatch& calls, milliseconds timeout,
                                  bool async_op) {
   const c10::DeviceGuard guard(device());
-  const c10::Stream current = streams_->current();
-  const c10::Stream stream = async_op ? streams_->collectives() : current;
-  put(stream, calls, timeout);
+  const DeviceWork::Launch launch =
+      launch_on(async_op ? std::optional(streams_->collectives()) : std::nullopt);
+  put(launch, calls, timeout);
   if (async_op) {
     for (const CollectiveCall& call : calls) {
       for (const at::Tensor& tensor : call.inputs) work.keep(tensor);
     }
   }
-  work.launched({stream, current, streams_->capture_of(current)});
+  work.launched(launch);
 }
 
-std::size_t DeviceLauncher::lane_of(const TransferOp& op) {
-  const auto group = static_cast<std::size_t>(DeviceEngine::lane_group(op.tag));
-  return (static_cast<std::size_t>(op.peer) * kLaneGroups + group) * 2 + (op.is_send ? 1 : 0);
+std::size_t DeviceLauncher::p2p_stream_of(const TransferOp& op) {
+  const auto channel = static_cast<std::size_t>(tag_channel_of(op.tag));
+  return (static_cast<std::size_t>(op.peer) * kTagChannels + channel) * 2 + (op.is_send ? 1 : 0);
 }
 
-void DeviceLauncher::put(const c10::Stream& stream, std::span<const TransferOp> ops,
+void DeviceLauncher::put(const DeviceWork::Launch& launch, std::span<const TransferOp> ops,
                          milliseconds timeout) {
-  const c10::Stream current = streams_->current();
   const std::lock_guard lock(messages_mutex_);
-  const std::uint64_t capture = streams_->capture_of(current);
-  streams_->order(current, stream);
+  streams_->order(launch.current, launch.stream);
   for (const TransferOp& op : ops) {
-    streams_->extend(last_messages_[lane_of(op)], stream, capture, current);
+    streams_->extend(last_messages_[p2p_stream_of(op)], launch.stream, launch.capture,
+                     launch.current);
   }
-  engine_->transfer(ops, stream.native_handle(), timeout);
+  group_->transfer(ops, {launch.stream.native_handle(), timeout, launch.capture != 0});
 }
 
 void DeviceLauncher::message(DeviceWork& work, const TransferOp& op, milliseconds timeout) {
   const c10::DeviceGuard guard(device());
-  const c10::Stream stream = streams_->lane(lane_of(op));
-  put(stream, std::span(&op, 1), timeout);
-  const c10::Stream current = streams_->current();
-  work.launched({stream, current, streams_->capture_of(current)});
+  const DeviceWork::Launch launch = launch_on(streams_->p2p(p2p_stream_of(op)));
+  put(launch, std::span(&op, 1), timeout);
+  work.launched(launch);
 }
 
 void DeviceLauncher::collectives(Block& block, const CallBatch& calls, milliseconds timeout,
                                  bool async_op) {
   const c10::DeviceGuard guard(device());
   if (!block.stream) block.stream = async_op ? streams_->collectives() : streams_->current();
-  put(*block.stream, calls, timeout);
+  put(launch_on(block.stream), calls, timeout);
   for (const CollectiveCall& call : calls) {
     for (const at::Tensor& tensor : call.inputs) block.work->keep(tensor);
     for (const at::Tensor& tensor : call.outputs) block.work->add_output(tensor);
@@ -110,13 +112,13 @@ void DeviceLauncher::collectives(Block& block, const CallBatch& calls, milliseco
 
 void DeviceLauncher::end(Block& block, milliseconds timeout) {
   const c10::DeviceGuard guard(device());
-  const c10::Stream current = streams_->current();
+  DeviceWork::Launch launch = launch_on(streams_->batches());
   if (!block.messages.empty()) {
-    put(streams_->batches(), {block.messages.data(), block.messages.size()}, timeout);
-    if (block.stream) streams_->order(streams_->batches(), *block.stream);
+    put(launch, {block.messages.data(), block.messages.size()}, timeout);
+    if (block.stream) streams_->order(launch.stream, *block.stream);
   }
-  const c10::Stream stream = block.stream.value_or(streams_->batches());
-  block.work->launched({stream, current, streams_->capture_of(current)});
+  if (block.stream) launch.stream = *block.stream;
+  block.work->launched(launch);
 }
 
 std::vector<c10::Event> DeviceLauncher::events(bool with_current) {
@@ -157,7 +159,7 @@ std::optional<Error> DeviceLauncher::what_is_unfinished() noexcept {
 void DeviceLauncher::close(std::optional<Error> unfinished) noexcept {
   streams_->close(std::move(unfinished));
   communicator_.reset();
-  engine_ = nullptr;
+  group_ = nullptr;
 }
 
 }  // namespace symm

@@ -3,18 +3,18 @@
 // NOTE [Order on a device]
 // The collectives of a group share counters on the device, so each is ordered after the one before
 // it, whatever streams the two are on, by an event; on one stream none is needed. So are messages
-// of one direction, peer and lane group among each other. Collectives and messages do not wait for
+// of one direction, peer and tag channel among each other. Collectives and messages do not wait for
 // each other, and neither waits for the group's operations on the host. Between a call inside a
 // graph capture and one outside of it there is no order but the caller's own (NOTE [Graph captures]
 // in device_streams.hpp).
 //
 // NOTE [Messages and streams]
 // A message occupies its stream until the peer has taken part, so a message that must not wait for
-// another one is on another stream: one for each direction, peer and lane group. What a coalescing
+// another one is on another stream: one for each direction, peer and tag channel. What a coalescing
 // block gathers is one launch, in which all of its messages progress together.
 //
 // Everything here returns once the work is on its stream; only a cold call waits for peers
-// (DeviceEngine). Thread safe; the order of concurrent calls is the caller's care.
+// (DeviceGroup). Thread safe; the order of concurrent calls is the caller's care.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -30,7 +30,7 @@
 #include "backend/DeviceWork.hpp"
 #include "backend/collective_call.hpp"
 #include "backend/device_streams.hpp"
-#include "backend/engine/device/device_engine.hpp"
+#include "backend/engine/device/device_group.hpp"
 
 namespace symm {
 
@@ -43,7 +43,7 @@ class DeviceLauncher {
     c10::SmallVector<TransferOp, 8> messages;
   };
 
-  // Makes the group's engine on `device`. Local. Throws as Communicator::device_engine(), and
+  // Makes the group's engine on `device`. Local. Throws as Communicator::device_group(), and
   // kUnsupported inside a capture.
   DeviceLauncher(std::shared_ptr<Communicator> communicator, at::Device device);
 
@@ -53,10 +53,10 @@ class DeviceLauncher {
   void connect_all(std::chrono::milliseconds timeout);
 
   // The collectives of `calls`, in order, on one stream. `work` is launched then, and keeps what
-  // has to be kept. Throws as DeviceEngine::launch.
+  // has to be kept. Throws as DeviceGroup::launch.
   void collectives(DeviceWork& work, const CallBatch& calls, std::chrono::milliseconds timeout,
                    bool async_op);
-  // A message with a stream of its own. Throws as DeviceEngine::transfer.
+  // A message with a stream of its own. Throws as DeviceGroup::transfer.
   void message(DeviceWork& work, const TransferOp& op, std::chrono::milliseconds timeout);
 
   // The same inside a block: collectives start at once, messages at its end, which launches the
@@ -82,24 +82,27 @@ class DeviceLauncher {
   }
 
  private:
-  // Launch on `stream` behind this thread's current stream.
-  void put(const c10::Stream& stream, const CallBatch& calls, std::chrono::milliseconds timeout);
-  void put(const c10::Stream& stream, std::span<const TransferOp> ops,
+  // On `stream`, nullopt for the current one. Asks for the capture, once a call.
+  DeviceWork::Launch launch_on(const std::optional<c10::Stream>& stream) const;
+  // Launch behind this thread's current stream.
+  void put(const DeviceWork::Launch& launch, const CallBatch& calls,
            std::chrono::milliseconds timeout);
-  static std::size_t lane_of(const TransferOp& op);
+  void put(const DeviceWork::Launch& launch, std::span<const TransferOp> ops,
+           std::chrono::milliseconds timeout);
+  static std::size_t p2p_stream_of(const TransferOp& op);
   std::vector<c10::Event> events(bool with_current);
   // What becomes of the operations in flight: nullopt where all have ended well.
   std::optional<Error> what_is_unfinished() noexcept;
   void close(std::optional<Error> unfinished) noexcept;
 
   std::shared_ptr<Communicator> communicator_;  // until close()
-  DeviceEngine* engine_;                        // the communicator's
+  DeviceGroup* group_;                          // the communicator's
   std::shared_ptr<DeviceStreams> streams_;
 
   std::mutex collectives_mutex_;
   StreamChain last_collective_;
   std::mutex messages_mutex_;
-  std::vector<StreamChain> last_messages_;  // by lane
+  std::vector<StreamChain> last_messages_;  // by p2p_stream_of()
 };
 
 }  // namespace symm

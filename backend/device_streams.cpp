@@ -42,17 +42,17 @@ class Pause {
 DeviceId device_id(at::Device device) { return {gpu_kind(), device.index()}; }
 
 DeviceStreams::DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator,
-                             DeviceEngine& engine, bool high_priority)
+                             DeviceGroup& group, bool high_priority)
     : device_(device),
       guard_(device.type()),
-      runtime_(engine.runtime()),
+      runtime_(group.runtime()),
       high_priority_(high_priority),
       fork_generation_(fork_generation()),
       collectives_(guard_.getStreamFromGlobalPool(device, high_priority)),
       batches_(guard_.getStreamFromGlobalPool(device, high_priority)),
       order_event_(device.type()),
       communicator_(std::move(communicator)),
-      engine_(&engine) {}
+      group_(&group) {}
 
 // A forked child has no use of the parent's GPU, so it must not destroy events there.
 DeviceStreams::~DeviceStreams() {
@@ -64,10 +64,10 @@ DeviceStreams::~DeviceStreams() {
 
 bool DeviceStreams::in_forked_child() const { return fork_generation() != fork_generation_; }
 
-c10::Stream DeviceStreams::lane(std::size_t number) {
+c10::Stream DeviceStreams::p2p(std::size_t number) {
   const std::lock_guard lock(mutex_);
-  if (number >= lanes_.size()) lanes_.resize(number + 1);
-  std::optional<c10::Stream>& stream = lanes_[number];
+  if (number >= p2p_streams_.size()) p2p_streams_.resize(number + 1);
+  std::optional<c10::Stream>& stream = p2p_streams_[number];
   if (!stream) stream = guard_.getStreamFromGlobalPool(device_, high_priority_);
   return *stream;
 }
@@ -120,8 +120,8 @@ std::vector<c10::Event> DeviceStreams::mark(const StreamChain& chain, bool with_
   if (chain.eager) streams.push_back(*chain.eager);
   {
     const std::lock_guard lock(mutex_);
-    for (const std::optional<c10::Stream>& lane : lanes_) {
-      if (lane) streams.push_back(*lane);
+    for (const std::optional<c10::Stream>& stream : p2p_streams_) {
+      if (stream) streams.push_back(*stream);
     }
   }
   std::vector<c10::Event> events;
@@ -144,9 +144,9 @@ bool DeviceStreams::reached(const std::vector<c10::Event>& events) const {
 std::optional<Error> DeviceStreams::failure() const {
   const std::lock_guard lock(state_mutex_);
   if (closed_) return closing_failure_;
-  if (engine_->gave_up()) {
+  if (group_->gave_up()) {
     try {
-      engine_->check();
+      group_->check();
     } catch (const Error& error) {
       return error;
     }
@@ -157,7 +157,7 @@ std::optional<Error> DeviceStreams::failure() const {
 void DeviceStreams::check() const {
   const std::lock_guard lock(state_mutex_);
   if (!closed_) {
-    engine_->check();
+    group_->check();
   } else if (closing_failure_) {
     throw *closing_failure_;
   }
@@ -180,7 +180,7 @@ void DeviceStreams::close(std::optional<Error> failure) {
     closed_ = true;
     closing_failure_ = std::move(failure);
     communicator.swap(communicator_);
-    engine_ = nullptr;
+    group_ = nullptr;
   }
   constexpr milliseconds kStopLimit{5'000};
   watcher_.stop(Error(ErrorCode::kAborted, "the process group was destroyed"), kStopLimit);

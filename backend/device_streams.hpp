@@ -3,7 +3,7 @@
 //
 // NOTE [Streams of a group]
 // A call that is not asynchronous goes on the caller's current stream. Asynchronous collectives
-// share one stream; messages have one a direction, peer and lane group, so that they do not wait
+// share one stream; messages have one a direction, peer and tag channel, so that they do not wait
 // for each other; the messages of a coalescing block go together on one more. All of them come from
 // PyTorch's pool, are taken once and are kept.
 //
@@ -49,8 +49,8 @@ struct StreamChain {
 // Shared by the group and its Works, which may outlive it. Thread safe.
 class DeviceStreams {
  public:
-  // `engine` belongs to `communicator`.
-  DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator, DeviceEngine& engine,
+  // `group` belongs to `communicator`.
+  DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator, DeviceGroup& group,
                 bool high_priority);
   ~DeviceStreams();
   DeviceStreams(const DeviceStreams&) = delete;
@@ -63,8 +63,8 @@ class DeviceStreams {
   c10::Stream current() const { return guard_.getStream(device_); }
   const c10::Stream& collectives() const { return collectives_; }
   const c10::Stream& batches() const { return batches_; }
-  // By DeviceLauncher' number of the lane.
-  c10::Stream lane(std::size_t number);
+  // By DeviceLauncher::p2p_stream_of().
+  c10::Stream p2p(std::size_t number);
 
   // Identifies the capture that `stream` is in; 0 for none.
   std::uint64_t capture_of(const c10::Stream& stream) const {
@@ -94,7 +94,7 @@ class DeviceStreams {
 
   // The group's failure as its operations see it: nullopt while it works, and after close(nullopt).
   std::optional<Error> failure() const;
-  // Throws as DeviceEngine::check(), until close().
+  // Throws as DeviceGroup::check(), until close().
   void check() const;
   void abort(const char* reason) const;
 
@@ -117,13 +117,13 @@ class DeviceStreams {
   const c10::Stream batches_;
 
   mutable std::mutex mutex_;  // guards what follows
-  std::vector<std::optional<c10::Stream>> lanes_;
+  std::vector<std::optional<c10::Stream>> p2p_streams_;
   std::vector<c10::Event> spare_events_;
   c10::Event order_event_;  // recorded and waited for under the lock, so one serves all
 
   mutable std::mutex state_mutex_;  // guards what follows
   std::shared_ptr<Communicator> communicator_;
-  DeviceEngine* engine_;
+  DeviceGroup* group_;
   bool closed_ = false;
   std::optional<Error> closing_failure_;
 

@@ -1,64 +1,38 @@
-// Tensors in memory that can become symmetric, and how a group gets to know them.
-#include <ATen/ops/from_blob.h>
-
-#include <string>
+// How the collectives of a group get to know symmetric memory (SegmentUser).
 #include <utility>
 
 #include "backend/ProcessGroupSymm.hpp"
-#include "symm_mem/c10d/allocation.hpp"
-#include "symm_mem/c10d/errors.hpp"
-#include "symm_mem/segment/local_heap.hpp"
 
 namespace symm {
 
-void ProcessGroupSymm::rendezvous(const at::Tensor& tensor, bool symmetric) {
-  with_torch_errors([&] {
-    engine_->check_usable();
-    const TensorChecks checks("rendezvous", rank_, size_);
-    checks.usable(tensor, {"tensor"});
-    checks.group_device(tensor, {"tensor"}, gpu());
-    std::shared_ptr<LocalSegment> segment =
-        find_on_local_heap(tensor.const_data_ptr(), tensor.nbytes());
-    if (!segment) {
-      checks.fail(ErrorCode::kInvalidArgument, {"tensor"},
-                  "expected a tensor from torch_symm's allocate(), got one in ordinary memory");
-    }
-    if (tensor.is_cuda()) device_launcher(tensor.device());
-    engine_->queue().drain();
-    engine_->communicator().rendezvous(std::move(segment), engine_->timeout(Milliseconds(0)),
-                                       symmetric);
-  });
+std::shared_ptr<LocalGroup> ProcessGroupSymm::local_group() {
+  engine_->check_usable();
+  return engine_->communicator().local_group();
 }
 
-void ProcessGroupSymm::segment_joined(std::shared_ptr<Segment> segment) {
+void ProcessGroupSymm::prepare_segment(const LocalSegment& local) {
   engine_->check_usable();
-  const LocalSegment& local = *segment->local();
+  engine_->communicator().check_segment(local);
   if (local.runtime().kind() != DeviceKind::kHost) {
     const int index = static_cast<GpuRuntime&>(local.runtime()).identity().index;
     device_launcher(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
   }
-  engine_->queue().drain();
-  engine_->communicator().add_segment(std::move(segment), engine_->timeout(Milliseconds(0)));
 }
 
-void ProcessGroupSymm::segment_left(const std::shared_ptr<Segment>& segment) {
+// What is queued must not find the segment yet: peers may carry it out before they know it.
+void ProcessGroupSymm::add_segment(std::shared_ptr<Segment> segment, bool symmetric) {
+  engine_->queue().drain();
+  engine_->communicator().add_segment(std::move(segment), symmetric);
+}
+
+void ProcessGroupSymm::set_symmetric(const std::shared_ptr<Segment>& segment) {
+  engine_->queue().drain();
+  engine_->communicator().set_symmetric(segment);
+}
+
+void ProcessGroupSymm::remove_segment(const std::shared_ptr<Segment>& segment) {
   engine_->queue().drain();
   engine_->communicator().remove_segment(segment);
-}
-
-at::Tensor allocate_symmetric(std::int64_t bytes, at::Device device) {
-  return with_torch_errors([&] {
-    if (bytes < 0) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "bytes: expected 0 or more, got " + std::to_string(bytes));
-    }
-    const auto allocation = allocate(static_cast<std::size_t>(bytes), device, std::nullopt);
-    return at::for_blob(allocation->base(), {bytes})
-        .deleter([](void* base) { free_allocation(base); })
-        .options(at::TensorOptions().dtype(at::kByte).device(allocation->device()))
-        .target_device(allocation->device())
-        .make_tensor();
-  });
 }
 
 }  // namespace symm

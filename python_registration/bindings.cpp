@@ -16,11 +16,11 @@
 #include "backend/engine/live_groups.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
-#include "symm_mem/c10d/adoption.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/memory_provider.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
+#include "symm_mem/c10d/user_buffer.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
@@ -140,13 +140,7 @@ void bind_process_group(py::module_& module) {
       .def("_set_default_timeout", &ProcessGroupSymm::setTimeout, py::arg("timeout"),
            py::call_guard<py::gil_scoped_release>())
       .def("get_error", &ProcessGroupSymm::getError, py::call_guard<py::gil_scoped_release>(),
-           "SUCCESS while the group works, else the kind of the failure.")
-      .def(
-          "rendezvous", &ProcessGroupSymm::rendezvous, py::arg("tensor"),
-          py::arg("symmetric") = false, py::call_guard<py::gil_scoped_release>(),
-          "Lets collectives read `tensor`, which must come from allocate(), in place. Collective.\n"
-          "symmetric=True promises that whenever one rank passes a tensor in this memory to a\n"
-          "collective, every rank passes one at the same offset of it.");
+           "SUCCESS while the group works, else the kind of the failure.");
 }
 
 std::string device_library_problem(const std::string& device) {
@@ -156,40 +150,27 @@ std::string device_library_problem(const std::string& device) {
   throw py::value_error("device: expected 'cuda' or 'hip', got '" + device + "'");
 }
 
-// Given as torch.device takes it; "cuda" means the current one.
-at::Device device_from(const py::object& device) {
-  const auto given = py::module_::import("torch").attr("device")(device).cast<at::Device>();
-  if (given.has_index() || !given.is_cuda()) return given;
-  with_torch_errors([] { symm::device_library(symm::gpu_kind()); });
-  return c10::impl::VirtualGuardImpl(given.type()).getDevice();
-}
-
-at::Tensor allocate(std::int64_t bytes, const py::object& device) {
-  const at::Device place = device_from(device);
-  const py::gil_scoped_release release;
-  return symm::allocate_symmetric(bytes, place);
-}
-
-void bind_adoption(py::module_& module) {
-  using symm::Adoption;
-  py::class_<Adoption>(
-      module, "Adoption",
+void bind_user_buffer(py::module_& module) {
+  using symm::UserBuffer;
+  py::class_<UserBuffer>(
+      module, "UserBuffer",
       "The storage of a tensor of another allocator that peers could map in place.")
-      .def_property_readonly("offset", &Adoption::offset)
-      .def_property_readonly("bytes", &Adoption::bytes)
+      .def_property_readonly("offset", &UserBuffer::offset)
+      .def_property_readonly("bytes", &UserBuffer::bytes)
       .def(
           "share",
-          [](Adoption& self, const std::string& group_name) {
-            return with_torch_errors(
-                [&] { return symm::blocking_call([&] { return self.share(group_name); }); });
+          [](UserBuffer& self, const std::string& group_name, bool symmetric) {
+            return with_torch_errors([&] {
+              return symm::blocking_call([&] { return self.share(group_name, symmetric); });
+            });
           },
-          py::arg("group_name"),
+          py::arg("group_name"), py::arg("symmetric"),
           "Makes it symmetric in the group. Collective. \"\", or why that cannot be, on every "
           "rank.");
   module.def(
-      "adoption_of",
+      "user_buffer_of",
       [](const at::Tensor& tensor) {
-        return with_torch_errors([&] { return Adoption::of(tensor); });
+        return with_torch_errors([&] { return UserBuffer::of(tensor); });
       },
       py::arg("tensor"), "None where the storage of `tensor` cannot be shared in place. Local.");
 }
@@ -220,8 +201,6 @@ PYBIND11_MODULE(_C, module) {
              "The sentence that says why tensors on `device` (\"cuda\", \"hip\") cannot be used, "
              "or \"\".");
   module.def("build_info", &build_info, "What this module was compiled with.");
-  module.def("allocate", &allocate, py::arg("nbytes"), py::arg("device") = "cpu",
-             "A uint8 tensor of zeros in memory that ProcessGroupSymm.rendezvous() accepts.");
 
   module.def("contiguous_view", &symm::contiguous_view, py::arg("tensor"), py::arg("group_name"),
              "All ranks' copies of a symmetric tensor as one, [world_size, *shape]. Collective.");
@@ -243,9 +222,12 @@ PYBIND11_MODULE(_C, module) {
   module.def("record_memory_provider", &symm::record_memory_provider, py::arg("name"),
              py::arg("used"), py::call_guard<py::gil_scoped_release>(),
              "After `name` was selected in torch.");
-  bind_adoption(module);
-  module.def("tell", &symm::tell, py::arg("group_name"), py::arg("message"),
-             "Everybody's message, by rank. Collective.");
+  module.def("share", &symm::share, py::arg("tensor"), py::arg("group_name"), py::arg("symmetric"),
+             "Makes the memory of `tensor` symmetric in the group. Collective. False for memory of "
+             "others.");
+  bind_user_buffer(module);
+  module.def("all_gather_message", &symm::all_gather_message, py::arg("group_name"),
+             py::arg("message"), "Everybody's message, by rank. Collective.");
   module.def("mappings_made", &symm::mappings_made,
              "Mappings of symmetric memory that this process has made so far.");
 

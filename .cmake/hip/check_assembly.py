@@ -51,7 +51,7 @@ FLAT = re.compile(r"flat_(load|store|atomic)")
 WIDE = r"(dwordx4|b128) "
 STORE = re.compile(r"(global|flat|buffer)_(store|atomic)")
 # Kernels that move no payload by themselves, and those that are empty on AMD.
-NO_PAYLOAD = re.compile(r"run_signal|copy_gate|multimem")
+NO_PAYLOAD = re.compile(r"signal_kernel|copy_barrier|multimem")
 EMPTY = re.compile(r"multimem")
 # What kernels call that moves none either.
 REPORT = re.compile(r"fail_group")

@@ -5,7 +5,6 @@
 #include <thread>
 #include <utility>
 
-#include "backend/engine/device/device_slot.hpp"
 #include "backend/engine/group/call_record.hpp"
 #include "backend/engine/group/group_memory.hpp"
 #include "backend/engine/group/settings.hpp"
@@ -13,6 +12,8 @@
 #include "backend/engine/host/host_trace.hpp"
 #include "backend/engine/host/mailbox_engine.hpp"
 #include "kernels/cpu/host_collectives.hpp"
+#include "kernels/plan/plan.hpp"
+#include "symm_mem/device/device_library.hpp"
 
 namespace symm {
 namespace {
@@ -134,8 +135,6 @@ void Communicator::connect(KeyValueStore& store) {
   }
   trace_ = std::make_unique<HostTrace>(*group_, memory_.get());
   mailboxes_ = std::make_unique<MailboxEngine>(config_, memory_.get(), *group_);
-  device_ = std::make_unique<DeviceSlot>(
-      DeviceGroupContext{config_, *agreement_, *group_, memory_.get()});
 }
 
 // Every rank sees all proposals, so all come to the same verdict.
@@ -205,6 +204,8 @@ void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
            [&] { return run_collective(*executor_, args, plan, *memory_) && executor_->end(); });
 }
 
+void Communicator::run(const CollectiveArgs& args, milliseconds timeout) { run(args, timeout, {}); }
+
 void Communicator::validate(const CollectiveArgs& args) const {
   group_->check_usable();
   validate_collective(args, rank(), world_size());
@@ -216,7 +217,10 @@ PointToPoint& Communicator::point_to_point() { return *mailboxes_; }
 
 void Communicator::check_segment(const LocalSegment& local) {
   group_->check_usable();
-  device_->check_segment(local);
+  if (local.runtime().kind() == DeviceKind::kHost) return;
+  const auto& runtime = static_cast<const GpuRuntime&>(local.runtime());
+  const std::lock_guard lock(device_mutex_);
+  use_device({runtime.kind(), runtime.identity().index});
 }
 
 void Communicator::add_segment(std::shared_ptr<Segment> segment, bool symmetric) {
@@ -224,7 +228,8 @@ void Communicator::add_segment(std::shared_ptr<Segment> segment, bool symmetric)
   check_segment(*segment->local());
   if (world_size() == 1) return;
   const std::size_t number = group_->segments().add({segment, symmetric});
-  device_->set_segment(number, segment);
+  const std::lock_guard device_lock(device_mutex_);
+  if (device_group_) device_group_->set_segment(number, *segment);
 }
 
 void Communicator::set_symmetric(const std::shared_ptr<Segment>& segment) {
@@ -232,9 +237,60 @@ void Communicator::set_symmetric(const std::shared_ptr<Segment>& segment) {
 }
 
 void Communicator::remove_segment(const std::shared_ptr<Segment>& segment) {
-  device_->drain();
+  drain_device();
   const std::lock_guard lock(call_mutex_);
   group_->segments().remove(segment);
+}
+
+void Communicator::use_device(DeviceId device) {
+  if (device_ && *device_ != device) {
+    throw Error(ErrorCode::kInvalidArgument,
+                group_->prefix() + "a group uses one device a rank: it has used " +
+                    device_name(*device_) + " and was now given " + device_name(device));
+  }
+  device_ = device;
+}
+
+DeviceGroup& Communicator::device_group(DeviceId device) {
+  group_->check_usable();
+  if (DeviceGroup* made = device_group_if_made(); made != nullptr && made->device() == device) {
+    return *made;
+  }
+  const std::lock_guard lock(device_mutex_);
+  GpuRuntime& runtime = device_library(device.kind).runtime(device.index);
+  use_device(device);
+  if (device_problem_) throw Error(*device_problem_);
+  if (device_group_) return *device_group_;
+  if (world_size() > kMaxDeviceRanks) {
+    throw Error(ErrorCode::kUnsupported, group_->prefix() + "a group on devices has at most " +
+                                             std::to_string(kMaxDeviceRanks) + " ranks, got " +
+                                             std::to_string(world_size()));
+  }
+  make_device_group(runtime);
+  return *device_group_;
+}
+
+// A failure is told to the peers and thrown by every later call. Peers that cannot be told find out
+// by their time-out; the error itself matters more.
+void Communicator::make_device_group(GpuRuntime& runtime) {
+  const DeviceGroupContext context{config_, *agreement_, *group_, memory_.get()};
+  const auto failed =
+      try_step([&] { device_group_ = std::make_unique<DeviceGroup>(context, runtime); });
+  if (failed) {
+    const std::string name = device_name(*device_);
+    device_problem_ = Error(failed->code(), group_->prefix() + name + ": " + failed->what());
+    if (world_size() > 1) try_step([&] { DevicePeers::post_failure(*group_, name, *failed); });
+    throw Error(*device_problem_);
+  }
+  const auto entries = group_->segments().entries();
+  for (std::size_t number = 0; number < entries.size(); ++number) {
+    if (entries[number].segment) device_group_->set_segment(number, *entries[number].segment);
+  }
+  made_device_group_.store(device_group_.get(), std::memory_order_release);
+}
+
+void Communicator::drain_device() {
+  if (DeviceGroup* made = device_group_if_made()) made->drain();
 }
 
 // The last owner may let go inside a completion callback on the mailbox thread, which cannot wait
@@ -243,21 +299,12 @@ Communicator::~Communicator() {
   if (mailboxes_ == nullptr) return;
   shutdown();
   if (!mailboxes_->on_background_thread()) return;
-  device_.reset();
+  device_group_.reset();
   std::thread([group = std::move(group_), memory = std::move(memory_),
                mailboxes = std::move(mailboxes_)]() mutable {
     mailboxes.reset();
   }).detach();
 }
-
-DeviceEngine& Communicator::device_engine(DeviceId device) {
-  group_->check_usable();
-  return device_->engine(device);
-}
-
-DeviceEngine* Communicator::device_engine_if_made() const { return device_->engine_if_made(); }
-
-void Communicator::drain_device() { device_->drain(); }
 
 void Communicator::abort(const std::string& reason) {
   group_->fail(Error(ErrorCode::kAborted, group_->prefix() + "aborted: " + reason));
@@ -266,7 +313,7 @@ void Communicator::abort(const std::string& reason) {
 void Communicator::shutdown() {
   group_->leave();
   mailboxes_->stop();
-  device_->stop();
+  if (DeviceGroup* made = device_group_if_made()) made->stop();
 }
 
 std::optional<Error> Communicator::failure() const {

@@ -21,20 +21,20 @@
 #include <string>
 #include <vector>
 
-#include "backend/engine/device/device_engine.hpp"
+#include "backend/engine/device/device_group.hpp"
 #include "backend/engine/group/communicator_config.hpp"
 #include "kernels/core/collective.hpp"
 #include "kernels/core/error.hpp"
-#include "kernels/plan/plan.hpp"
 #include "kernels/protocol/control_region.hpp"
 #include "symm_mem/bootstrap/store.hpp"
 #include "symm_mem/group/local_group.hpp"
-#include "symm_mem/segment/segment.hpp"
 
 namespace symm {
 
 struct Agreement;
-class DeviceSlot;
+struct Plan;
+struct PlanRequest;
+enum class PlanTarget : std::uint8_t;
 class GroupMemory;
 class HostExecutor;
 class HostTrace;
@@ -55,8 +55,9 @@ class Communicator {
   // Carries out one collective and returns when this rank's buffers may be used again.
   // Collective. Not reentrant. timeout <= 0 means the group's default. `request`: a plan of this
   // call's own, the same on every rank. Blocks; throws Error.
-  void run(const CollectiveArgs& args, std::chrono::milliseconds timeout = {},
-           const PlanRequest& request = {});
+  void run(const CollectiveArgs& args, std::chrono::milliseconds timeout,
+           const PlanRequest& request);
+  void run(const CollectiveArgs& args, std::chrono::milliseconds timeout = {});
 
   // How `args` would be carried out, copy engines of promised memory left out. Throws
   // Error(kInvalidArgument) as check_request(). Local, cheap; counts of `args` must be there.
@@ -75,9 +76,11 @@ class Communicator {
   // The group's collectives on `device` of this rank, made by the first call (NOTE [First use on a
   // device]). A group uses one device a rank: kInvalidArgument, naming both, for another one.
   // Throws kUnsupported where the device library cannot be used. Local.
-  DeviceEngine& device_engine(DeviceId device);
+  DeviceGroup& device_group(DeviceId device);
   // The same without making it: null until it was made.
-  DeviceEngine* device_engine_if_made() const;
+  DeviceGroup* device_group_if_made() const {
+    return made_device_group_.load(std::memory_order_acquire);
+  }
 
   // Waits until what was put on streams of the device has ended, well or not; each operation is
   // bounded by its own time-out. Returns at once without a device, and once the group has failed.
@@ -120,6 +123,9 @@ class Communicator {
   explicit Communicator(CommunicatorConfig config);
   void connect(KeyValueStore& store);
   void adopt_agreement();
+  // With device_mutex_ held. Throws kInvalidArgument where the group uses another device.
+  void use_device(DeviceId device);
+  void make_device_group(GpuRuntime& runtime);
   // Runs `body`, which returns false or throws when it cannot go on, as the call `record`.
   template <class Body>
   void run_call(const CallRecord& record, std::chrono::milliseconds timeout, Body&& body);
@@ -132,8 +138,13 @@ class Communicator {
   std::unique_ptr<HostExecutor> executor_;
   std::unique_ptr<HostTrace> trace_;
   std::unique_ptr<MailboxEngine> mailboxes_;
-  std::unique_ptr<DeviceSlot> device_;
   std::mutex call_mutex_;
+
+  mutable std::mutex device_mutex_;  // guards what follows
+  std::optional<DeviceId> device_;   // the one that the group uses on this rank
+  std::optional<Error> device_problem_;
+  std::unique_ptr<DeviceGroup> device_group_;
+  std::atomic<DeviceGroup*> made_device_group_{nullptr};  // the same, once it is made
 };
 
 }  // namespace symm

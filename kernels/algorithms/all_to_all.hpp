@@ -41,8 +41,8 @@ struct AllToAllState {
 
 // Step 0: announces this rank's counts, with the data where it fits, and reads everybody's.
 template <Executor X>
-SYMM_HOST_DEVICE bool all_to_all_announce(X& x, const Part* inputs, const Part* outputs,
-                                          AllToAllState* state) {
+SYMM_HOST_DEVICE bool all_to_all_exchange_counts(X& x, const Part* inputs, const Part* outputs,
+                                                 AllToAllState* state) {
   namespace header = all_to_all_header;
   const int world = x.world_size();
   const int me = x.rank();
@@ -90,15 +90,16 @@ SYMM_HOST_DEVICE bool all_to_all_rounds(X& x, const Part* inputs, const Part* ou
   const int world = x.world_size();
   const int me = x.rank();
   const std::size_t size = x.element_bytes();
-  const std::size_t lane = whole_elements(x.chunk_bytes() / static_cast<std::size_t>(world), size);
-  const Pieces pieces{state.largest, lane};
+  const std::size_t share_bytes =
+      whole_elements(x.chunk_bytes() / static_cast<std::size_t>(world), size);
+  const Pieces pieces{state.largest, share_bytes};
   for (std::uint32_t i = 0; i < pieces.count(); ++i) {
     const std::uint32_t step = i + 1;
     const std::size_t offset = pieces.offset(i);
     for (int r = 0; r < world && !state.arrived[me]; ++r) {
       if (r == me) continue;
-      if (!x.stage(step, static_cast<std::size_t>(r) * lane, as_bytes(inputs[r].data) + offset,
-                   pieces.bytes_of(i, inputs[r].count * size))) {
+      if (!x.stage(step, static_cast<std::size_t>(r) * share_bytes,
+                   as_bytes(inputs[r].data) + offset, pieces.bytes_of(i, inputs[r].count * size))) {
         return false;
       }
     }
@@ -108,7 +109,7 @@ SYMM_HOST_DEVICE bool all_to_all_rounds(X& x, const Part* inputs, const Part* ou
       if (!x.await(peer, step)) return false;
       if (state.arrived[peer]) continue;
       x.copy(as_bytes(outputs[peer].data) + offset,
-             x.slot(peer, step) + static_cast<std::size_t>(me) * lane,
+             x.slot(peer, step) + static_cast<std::size_t>(me) * share_bytes,
              pieces.bytes_of(i, outputs[peer].count * size));
     }
     x.read_done(step);

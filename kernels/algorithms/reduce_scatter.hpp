@@ -17,7 +17,8 @@ SYMM_HOST_DEVICE bool reduce_scatter(X& x, const Part* inputs, void* output) {
   const int world = x.world_size();
   const int me = x.rank();
   const std::size_t size = x.element_bytes();
-  const std::size_t lane = whole_elements(x.chunk_bytes() / static_cast<std::size_t>(world), size);
+  const std::size_t share_bytes =
+      whole_elements(x.chunk_bytes() / static_cast<std::size_t>(world), size);
   std::size_t largest = 0;
   std::size_t before_mine = 0;
   for (int r = 0; r < world; ++r) {
@@ -26,12 +27,12 @@ SYMM_HOST_DEVICE bool reduce_scatter(X& x, const Part* inputs, void* output) {
     if (r < me) before_mine += inputs[r].count * size;
   }
   const Slice mine = x.slice(inputs[me].count * size);
-  const Pieces pieces{largest, lane};
+  const Pieces pieces{largest, share_bytes};
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
     for (int r = 0; r < world; ++r) {
       if (r == me) continue;
       const Slice share = x.slice(inputs[r].count * size);
-      if (!x.stage(step, static_cast<std::size_t>(r) * lane,
+      if (!x.stage(step, static_cast<std::size_t>(r) * share_bytes,
                    as_bytes(inputs[r].data) + share.begin + pieces.offset(step),
                    pieces.bytes_of(step, share.bytes))) {
         return false;
@@ -40,7 +41,7 @@ SYMM_HOST_DEVICE bool reduce_scatter(X& x, const Part* inputs, void* output) {
     x.publish(step);
     const std::size_t offset = mine.begin + pieces.offset(step);
     const void* const* sources =
-        await_inputs(x, step, static_cast<std::size_t>(me) * lane, before_mine + offset,
+        await_inputs(x, step, static_cast<std::size_t>(me) * share_bytes, before_mine + offset,
                      as_bytes(inputs[me].data) + offset);
     if (sources == nullptr) return false;
     x.reduce(as_bytes(output) + offset, sources, pieces.bytes_of(step, mine.bytes) / size);

@@ -14,17 +14,18 @@ template <Executor X>
 SYMM_HOST_DEVICE bool scatter(X& x, const Part* inputs, void* output, std::size_t bytes, int root) {
   const int world = x.world_size();
   const int me = x.rank();
-  const std::size_t lane = whole_elements(x.chunk_bytes() / static_cast<std::size_t>(world), 1);
+  const std::size_t share_bytes =
+      whole_elements(x.chunk_bytes() / static_cast<std::size_t>(world), 1);
   const Slice slice = x.slice(bytes);
-  const Pieces pieces{slice.bytes, lane};
+  const Pieces pieces{slice.bytes, share_bytes};
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
     const std::size_t offset = slice.begin + pieces.offset(step);
     const std::size_t n = pieces.bytes_of(step, slice.bytes);
     if (me == root) {
       for (int r = 0; r < world; ++r) {
         if (r == root) continue;
-        if (!x.stage(step, static_cast<std::size_t>(r) * lane, as_bytes(inputs[r].data) + offset,
-                     n)) {
+        if (!x.stage(step, static_cast<std::size_t>(r) * share_bytes,
+                     as_bytes(inputs[r].data) + offset, n)) {
           return false;
         }
       }
@@ -33,8 +34,8 @@ SYMM_HOST_DEVICE bool scatter(X& x, const Part* inputs, void* output, std::size_
     } else {
       if (!x.await(root, step)) return false;
       const std::size_t share = static_cast<std::size_t>(me);
-      x.copy(as_bytes(output) + offset, x.source(root, step, share * lane, share * bytes + offset),
-             n);
+      x.copy(as_bytes(output) + offset,
+             x.source(root, step, share * share_bytes, share * bytes + offset), n);
     }
     x.read_done(step);
   }

@@ -33,6 +33,12 @@ constexpr std::string_view collective_name(CollectiveKind kind) {
   return kCollectiveKindNames[static_cast<std::size_t>(kind)];
 }
 
+// True where the elements of the ranks are combined by a ReduceOp.
+constexpr bool reduces(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
+         kind == CollectiveKind::kReduceScatter;
+}
+
 // One rank's share of a tensor list or of a split tensor. `count` is in elements; `data` may be
 // null where count is 0. Alignment is arbitrary.
 struct Part {

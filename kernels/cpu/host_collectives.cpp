@@ -35,7 +35,7 @@ bool run_all_to_all(HostExecutor& x, const CollectiveArgs& args, const Plan& pla
   const SlotProvider::Slots small = slots.small();
   x.use_slots(small.bases, small.slot_bytes, small.slot_bytes);
   AllToAllState state;
-  if (!all_to_all_announce(x, args.input_parts.data(), args.output_parts.data(), &state)) {
+  if (!all_to_all_exchange_counts(x, args.input_parts.data(), args.output_parts.data(), &state)) {
     return false;
   }
   if (state.largest == 0) return true;
@@ -51,9 +51,9 @@ bool run_all_to_all(HostExecutor& x, const CollectiveArgs& args, const Plan& pla
 bool run_collective(HostExecutor& x, const CollectiveArgs& args, const Plan& plan,
                     SlotProvider& slots) {
   if (args.kind == CollectiveKind::kAllToAll) return run_all_to_all(x, args, plan, slots);
-  const SlotProvider::Slots place =
+  const SlotProvider::Slots chosen =
       uses_workspace(plan.algorithm) ? slots.workspace() : slots.small();
-  x.use_slots(place.bases, place.slot_bytes, plan.chunk_bytes);
+  x.use_slots(chosen.bases, chosen.slot_bytes, plan.chunk_bytes);
   const std::size_t bytes = args.count * x.element_bytes();
   switch (args.kind) {
     case CollectiveKind::kAllReduce:

@@ -28,10 +28,4 @@ bool run_collective(HostExecutor& executor, const CollectiveArgs& args, const Pl
 // The collective of a group of one: no peer, no memory. `args` has been validated.
 void run_alone(const CollectiveArgs& args, const ReduceKernels* kernels);
 
-// True where a collective combines elements, so that its op counts.
-constexpr bool reduces(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kReduceScatter;
-}
-
 }  // namespace symm

@@ -9,21 +9,21 @@
 namespace symm {
 
 enum class Algorithm : std::uint8_t {
-  kAuto,           // the table decides
-  kOneShot,        // through the small slots: every rank reads every contribution it needs
-  kTwoShot,        // all_reduce, reduce: each rank reduces its share, then shares are gathered
-  kRing,           // all_reduce: ordered ring, partial sums 0 -> N-1, results round again
-  kPipelined,      // data movement and reduce_scatter: chunks through the workspace
-  kPacket,         // GPU: one hop, data and flag in one word
-  kPacketTwoShot,  // GPU: all_reduce, shares by packets to their owner and results to all
-  kCopyEngine,     // GPU: copy engines between two gates; only for promised symmetric memory
-  kMultimem,       // GPU: multicast addresses; only for promised symmetric memory that has one
+  kAuto,        // the table decides
+  kOneShot,     // through the small slots: every rank reads every contribution it needs
+  kTwoShot,     // all_reduce, reduce: each rank reduces its share, then shares are gathered
+  kRing,        // all_reduce: ordered ring, partial sums 0 -> N-1, results round again
+  kPipelined,   // data movement and reduce_scatter: chunks through the workspace
+  kLL,          // GPU: one hop, data and flag in one word
+  kLLTwoShot,   // GPU: all_reduce, shares by packets to their owner and results to all
+  kCopyEngine,  // GPU: copy engines between two gates; only for promised symmetric memory
+  kMultimem,    // GPU: multicast addresses; only for promised symmetric memory that has one
 };
 inline constexpr int kAlgorithmCount = 9;
 
 inline constexpr std::array<std::string_view, kAlgorithmCount> kAlgorithmNames = {
-    "auto",   "one_shot",        "two_shot",    "ring",    "pipelined",
-    "packet", "packet_two_shot", "copy_engine", "multimem"};
+    "auto", "one_shot",    "two_shot",    "ring",    "pipelined",
+    "ll",   "ll_two_shot", "copy_engine", "multimem"};
 
 constexpr std::string_view algorithm_name(Algorithm algorithm) {
   return kAlgorithmNames[static_cast<std::size_t>(algorithm)];

@@ -6,12 +6,9 @@ namespace {
 
 constexpr std::uint64_t kUnit = 16;  // bytes of one access
 
-bool reduces(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
-}
-
-bool moves(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kBroadcast;
+bool has_multimem(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter ||
+         kind == CollectiveKind::kAllGather || kind == CollectiveKind::kBroadcast;
 }
 
 // What multimem.ld_reduce has, of what is worth having.
@@ -44,7 +41,7 @@ std::string reduction_problem(const MultimemFacts& facts) {
 }
 
 std::string problem(const MultimemFacts& facts) {
-  if (!reduces(facts.kind) && !moves(facts.kind)) {
+  if (!has_multimem(facts.kind)) {
     return "it has all_reduce, reduce_scatter, all_gather and broadcast";
   }
   if (facts.architecture < kMultimemArchitecture) {

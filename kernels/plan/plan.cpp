@@ -121,22 +121,22 @@ bool gpu_has(CollectiveKind kind, Algorithm algorithm) {
   using enum Algorithm;
   switch (kind) {
     case CollectiveKind::kAllReduce:
-      return algorithm == kPacket || algorithm == kPacketTwoShot || algorithm == kOneShot ||
+      return algorithm == kLL || algorithm == kLLTwoShot || algorithm == kOneShot ||
              algorithm == kTwoShot || algorithm == kRing || algorithm == kMultimem;
     case CollectiveKind::kReduce:
-      return algorithm == kPacket || algorithm == kOneShot || algorithm == kTwoShot;
+      return algorithm == kLL || algorithm == kOneShot || algorithm == kTwoShot;
     case CollectiveKind::kBarrier:
-      return algorithm == kPacket || algorithm == kOneShot;
+      return algorithm == kLL || algorithm == kOneShot;
     case CollectiveKind::kAllGather:
     case CollectiveKind::kBroadcast:
-      return algorithm == kPacket || algorithm == kPipelined || algorithm == kCopyEngine ||
+      return algorithm == kLL || algorithm == kPipelined || algorithm == kCopyEngine ||
              algorithm == kMultimem;
     case CollectiveKind::kReduceScatter:
-      return algorithm == kPacket || algorithm == kPipelined || algorithm == kMultimem;
+      return algorithm == kLL || algorithm == kPipelined || algorithm == kMultimem;
     case CollectiveKind::kAllToAll:
       return algorithm == kPipelined || algorithm == kCopyEngine;
     default:
-      return algorithm == kPacket || algorithm == kPipelined;
+      return algorithm == kLL || algorithm == kPipelined;
   }
 }
 
@@ -184,13 +184,12 @@ PlanTable::PlanTable(PlanTarget target, std::vector<PlanRow> rows, std::uint64_t
 
 namespace {
 
-// For a forced method that the table has no row of.
+// For a forced algorithm that the table has no row of.
 Plan default_plan(Algorithm algorithm, PlanTarget target) {
   if (target == PlanTarget::kHost) {
     return {algorithm, algorithm == Algorithm::kOneShot ? kSmallSlotBytes : 256 * 1024, 0};
   }
-  const bool few_blocks = algorithm == Algorithm::kPacket ||
-                          algorithm == Algorithm::kPacketTwoShot ||
+  const bool few_blocks = algorithm == Algorithm::kLL || algorithm == Algorithm::kLLTwoShot ||
                           algorithm == Algorithm::kMultimem;
   return {algorithm, 64 * 1024, few_blocks ? 16 : kMaxChannels};
 }
@@ -200,16 +199,16 @@ Plan default_plan(Algorithm algorithm, PlanTarget target) {
 Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged,
                        Algorithm forced) const {
   const PlanRow* chosen = nullptr;
-  const PlanRow* same_method = nullptr;
+  const PlanRow* same_algorithm = nullptr;
   for (const PlanRow& row : rows_) {
     if (row.kind != kind || world_size < row.min_world || world_size > row.max_world) continue;
-    if (row.algorithm == forced) same_method = &row;
+    if (row.algorithm == forced) same_algorithm = &row;
     if (chosen == nullptr && staged <= row.max_bytes) chosen = &row;
   }
   const bool overrides = forced != Algorithm::kAuto && forced != Algorithm::kCopyEngine &&
                          has_algorithm(kind, forced, target_);
-  if (overrides && same_method == nullptr) return default_plan(forced, target_);
-  const PlanRow& row = overrides ? *same_method : *chosen;
+  if (overrides && same_algorithm == nullptr) return default_plan(forced, target_);
+  const PlanRow& row = overrides ? *same_algorithm : *chosen;
   return {row.algorithm, row.chunk_bytes, row.channels};
 }
 

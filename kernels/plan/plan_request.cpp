@@ -18,7 +18,7 @@ class RequestCheck {
   void algorithm() const {
     if (request_.algorithm == Algorithm::kAuto) return;
     if (has_algorithm(kind_, request_.algorithm, target_)) return;
-    refuse("algorithm", "expected one of auto, " + algorithm_list(kind_, target_) + place() +
+    refuse("algorithm", "expected one of auto, " + algorithm_list(kind_, target_) + on_target() +
                             "; got " + std::string(algorithm_name(request_.algorithm)));
   }
 
@@ -43,7 +43,7 @@ class RequestCheck {
     if (asked < least || asked > largest || asked % kCacheLine != 0) {
       refuse("chunk_bytes", "expected a multiple of " + std::to_string(kCacheLine) + " from " +
                                 std::to_string(least) + " to " + std::to_string(largest) +
-                                ", the slot of the group" + place() + "; got " +
+                                ", the slot of the group" + on_target() + "; got " +
                                 std::to_string(asked));
     }
   }
@@ -57,17 +57,19 @@ class RequestCheck {
   // True also where the table decides, which may choose a method that has no chunks.
   bool streams_through_slots() const {
     if (target_ == PlanTarget::kHost) return true;
-    const bool has_slots = request_.algorithm != Algorithm::kPacket &&
-                           request_.algorithm != Algorithm::kPacketTwoShot &&
+    const bool has_slots = request_.algorithm != Algorithm::kLL &&
+                           request_.algorithm != Algorithm::kLLTwoShot &&
                            request_.algorithm != Algorithm::kMultimem;
     return launches_blocks() && has_slots;
   }
 
-  std::string place() const { return target_ == PlanTarget::kHost ? " on the host" : " on a GPU"; }
+  std::string on_target() const {
+    return target_ == PlanTarget::kHost ? " on the host" : " on a GPU";
+  }
 
   [[noreturn]] void refuse_as_absent(const char* part) const {
     refuse(part, "the algorithm " + std::string(algorithm_name(request_.algorithm)) + " of " +
-                     std::string(collective_name(kind_)) + place() + " has none; leave it out");
+                     std::string(collective_name(kind_)) + on_target() + " has none; leave it out");
   }
 
   [[noreturn]] void refuse(const char* part, const std::string& problem) const {

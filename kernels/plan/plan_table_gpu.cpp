@@ -14,31 +14,30 @@ const PlanTable& PlanTable::built_in_gpu() {
   constexpr std::uint64_t kKiB = 1024;
   constexpr std::uint64_t kCopyEngineBytes = 64 * 1024 * kKiB;
   constexpr std::size_t kChunk = 64 * 1024;
-  static const PlanTable table(
-      PlanTarget::kGpu,
-      {
-          {kAllReduce, 2, kFew, 128 * kKiB, kPacket, kChunk, 16},
-          {kAllReduce, 2, kFew, 512 * kKiB, kPacketTwoShot, kChunk, 32},
-          {kAllReduce, 2, kFew, kAll, kTwoShot, kChunk, 64},
-          {kAllReduce, kFew + 1, kAny, 32 * kKiB, kPacket, kChunk, 16},
-          {kAllReduce, kFew + 1, kAny, 512 * kKiB, kPacketTwoShot, kChunk, 32},
-          {kAllReduce, kFew + 1, kAny, kAll, kTwoShot, kChunk, 64},
-          {kReduce, 2, kAny, 256 * kKiB, kPacket, kChunk, 16},
-          {kReduce, 2, kAny, kAll, kTwoShot, kChunk, 64},
-          {kBroadcast, 2, kAny, 256 * kKiB, kPacket, kChunk, 16},
-          {kBroadcast, 2, kAny, kAll, kPipelined, kChunk, 64},
-          {kAllGather, 2, kAny, 256 * kKiB, kPacket, kChunk, 32},
-          {kAllGather, 2, kAny, kAll, kPipelined, kChunk, 64},
-          {kGather, 2, kAny, 128 * kKiB, kPacket, kChunk, 16},
-          {kGather, 2, kAny, kAll, kPipelined, kChunk, 64},
-          {kScatter, 2, kAny, 512 * kKiB, kPacket, kChunk, 16},
-          {kScatter, 2, kAny, kAll, kPipelined, kChunk, 64},
-          {kReduceScatter, 2, kAny, 512 * kKiB, kPacket, kChunk, 32},
-          {kReduceScatter, 2, kAny, kAll, kPipelined, kChunk, 64},
-          {kAllToAll, 2, kAny, kAll, kPipelined, kChunk, 64},
-          {kBarrier, 2, kAny, kAll, kPacket, kChunk, 1},
-      },
-      kCopyEngineBytes);
+  static const PlanTable table(PlanTarget::kGpu,
+                               {
+                                   {kAllReduce, 2, kFew, 128 * kKiB, kLL, kChunk, 16},
+                                   {kAllReduce, 2, kFew, 512 * kKiB, kLLTwoShot, kChunk, 32},
+                                   {kAllReduce, 2, kFew, kAll, kTwoShot, kChunk, 64},
+                                   {kAllReduce, kFew + 1, kAny, 32 * kKiB, kLL, kChunk, 16},
+                                   {kAllReduce, kFew + 1, kAny, 512 * kKiB, kLLTwoShot, kChunk, 32},
+                                   {kAllReduce, kFew + 1, kAny, kAll, kTwoShot, kChunk, 64},
+                                   {kReduce, 2, kAny, 256 * kKiB, kLL, kChunk, 16},
+                                   {kReduce, 2, kAny, kAll, kTwoShot, kChunk, 64},
+                                   {kBroadcast, 2, kAny, 256 * kKiB, kLL, kChunk, 16},
+                                   {kBroadcast, 2, kAny, kAll, kPipelined, kChunk, 64},
+                                   {kAllGather, 2, kAny, 256 * kKiB, kLL, kChunk, 32},
+                                   {kAllGather, 2, kAny, kAll, kPipelined, kChunk, 64},
+                                   {kGather, 2, kAny, 128 * kKiB, kLL, kChunk, 16},
+                                   {kGather, 2, kAny, kAll, kPipelined, kChunk, 64},
+                                   {kScatter, 2, kAny, 512 * kKiB, kLL, kChunk, 16},
+                                   {kScatter, 2, kAny, kAll, kPipelined, kChunk, 64},
+                                   {kReduceScatter, 2, kAny, 512 * kKiB, kLL, kChunk, 32},
+                                   {kReduceScatter, 2, kAny, kAll, kPipelined, kChunk, 64},
+                                   {kAllToAll, 2, kAny, kAll, kPipelined, kChunk, 64},
+                                   {kBarrier, 2, kAny, kAll, kLL, kChunk, 1},
+                               },
+                               kCopyEngineBytes);
   return table;
 }
 

@@ -6,14 +6,14 @@ namespace symm {
 
 namespace {
 
-// Hands out places one after the other, each on a page of its own: nothing that one rank writes
+// Hands out offsets one after the other, each on a page of its own: nothing that one rank writes
 // shares a line with what another writes.
-class Places {
+class OffsetAllocator {
  public:
   std::uint64_t take(std::uint64_t bytes) {
-    const std::uint64_t place = next_;
+    const std::uint64_t offset = next_;
     next_ += align_up(bytes, 4096);
-    return place;
+    return offset;
   }
   std::uint64_t total() const { return next_; }
 
@@ -30,22 +30,22 @@ constexpr std::uint64_t align_down(std::uint64_t value, std::uint64_t alignment)
 DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   const auto world = static_cast<std::uint64_t>(world_size);
   DeviceLayout layout{};
-  Places places;
-  layout.channel_signals = places.take(kMaxChannels * world * sizeof(ChannelSignal));
-  layout.packet_done = places.take(world * sizeof(std::uint32_t));
-  layout.lane_signals = places.take(world * kLanes * sizeof(LaneSignal));
-  layout.local = places.take(sizeof(LocalState));
-  layout.table = places.take(kMaxSegments * world * sizeof(std::byte*));
+  OffsetAllocator offsets;
+  layout.channel_signals = offsets.take(kMaxChannels * world * sizeof(ChannelSignal));
+  layout.ll_done = offsets.take(world * sizeof(std::uint32_t));
+  layout.p2p_signals = offsets.take(world * kP2pChannels * sizeof(P2pSignal));
+  layout.local = offsets.take(sizeof(LocalState));
+  layout.table = offsets.take(kMaxSegments * world * sizeof(std::byte*));
 
   // A quarter for packets, a quarter for messages, half for the slots of pipelines.
   const std::uint64_t quarter = workspace_bytes / 4;
-  layout.box_packets = align_down(quarter / (2 * world) / kPacketBytes, 8);
-  layout.inbox = places.take(2 * world * layout.box_packets * kPacketBytes);
-  layout.lane_bytes = align_down(quarter / (world * kLanes * kLaneSlots), kCacheLine);
-  layout.lanes = places.take(world * kLanes * kLaneSlots * layout.lane_bytes);
+  layout.ll_buffer_packets = align_down(quarter / (2 * world) / kLLPacketBytes, 8);
+  layout.ll_buffers = offsets.take(2 * world * layout.ll_buffer_packets * kLLPacketBytes);
+  layout.p2p_slot_bytes = align_down(quarter / (world * kP2pChannels * kP2pSlots), kCacheLine);
+  layout.p2p_slots = offsets.take(world * kP2pChannels * kP2pSlots * layout.p2p_slot_bytes);
   layout.slot_bytes = align_down(2 * quarter / (kMaxChannels * kSlots), kCacheLine);
-  layout.slots = places.take(kMaxChannels * kSlots * layout.slot_bytes);
-  layout.total_bytes = places.total();
+  layout.slots = offsets.take(kMaxChannels * kSlots * layout.slot_bytes);
+  layout.total_bytes = offsets.total();
   return layout;
 }
 

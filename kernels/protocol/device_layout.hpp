@@ -3,12 +3,12 @@
 // NOTE [Device memory of a group]
 // Each rank allocates one segment, laid out alike on every rank, and maps every peer's:
 //
-//   signals    what peers write to tell this rank of their progress
-//   local      counters that only this rank's GPU reads and writes
-//   table      where the group's symmetric segments stand, for reading in place
-//   inbox      packets from peers: two sets, by parity of the packet epoch, of one box a sender
-//   lanes      messages from peers (transfers): kLaneSlots slots a lane
-//   slots      this rank's staged data, read by peers (channels): kSlots slots a channel
+//   signals      what peers write to tell this rank of their progress
+//   local        counters that only this rank's GPU reads and writes
+//   table        addresses of the group's symmetric segments, for reading in place
+//   LL buffers   LL packets from peers: two sets, by parity of the LL epoch, of one buffer a sender
+//   p2p slots    messages from peers (transfers): kP2pSlots slots a p2p channel
+//   slots        this rank's staged data, read by peers (channels): kSlots slots a channel
 //
 // All of it is zero at the start. Counters only grow (NOTE [Steps] in kernels/protocol/signal.hpp)
 // and live in device memory, so that a captured graph replays. Nothing here is ever reset.
@@ -33,79 +33,91 @@ inline constexpr int kMaxChannels = 64;
 // Symmetric segments that one group can know.
 inline constexpr int kMaxSegments = 256;
 
-// Lanes from one rank to another. all_to_all has its own; a message of send and recv takes those of
-// its tag, so that messages whose tags differ modulo kTagLanes never wait for each other.
-inline constexpr int kBlocksPerLane = 4;
-inline constexpr int kTagLanes = 4;
-inline constexpr int kLaneGroups = 1 + kTagLanes;  // group 0: all_to_all; 1 + tag % kTagLanes
-inline constexpr int kLanes = kLaneGroups * kBlocksPerLane;
-inline constexpr std::uint32_t kLaneSlots = 4;
+// P2p channels from one rank to another. kP2pChannelsPerTag of them are one tag channel. Tag
+// channel 0 is that of all_to_all; a message of send and recv uses tag channel 1 + tag %
+// kMessageTagChannels, so that messages whose tags differ modulo kMessageTagChannels never wait for
+// each other.
+inline constexpr int kP2pChannelsPerTag = 4;
+inline constexpr int kMessageTagChannels = 4;
+inline constexpr int kTagChannels = 1 + kMessageTagChannels;
+inline constexpr int kP2pChannels = kTagChannels * kP2pChannelsPerTag;
+inline constexpr std::uint32_t kP2pSlots = 4;
+inline constexpr int kAllToAllTagChannel = 0;
+constexpr int tag_channel_of(std::int64_t tag) {
+  return 1 + static_cast<int>(static_cast<std::uint64_t>(tag) % kMessageTagChannels);
+}
 
-// A packet carries 8 bytes of data in 16, each half with the call's epoch beside it.
-inline constexpr std::size_t kPacketBytes = 16;
-inline constexpr std::size_t kPacketData = 8;
+// An LL packet carries 8 bytes of data in 16, each half with the call's epoch beside it.
+inline constexpr std::size_t kLLPacketBytes = 16;
+inline constexpr std::size_t kLLPacketData = 8;
 
-// Where a rank's input stands in one call: 0 for "in slots", else 1 + segment number in the upper
-// 16 bits and the offset in the lower 48; and its PREMUL_SUM factor.
-struct alignas(16) Announcement {
-  std::uint64_t place;
+// The location of a rank's buffer in the group's segments: 0 for "in slots", else 1 + segment
+// number in the upper 16 bits and the offset in bytes in the lower 48.
+using BufferLocation = std::uint64_t;
+inline constexpr int kLocationShift = 48;
+
+// What a rank sends to every peer in the location exchange of a call: the location of its input and
+// its PREMUL_SUM factor.
+struct alignas(16) LocationMessage {
+  BufferLocation location;
   double factor;
 };
-inline constexpr int kPlaceShift = 48;
 
 // What one peer tells one channel of this rank.
 struct alignas(kCacheLine) ChannelSignal {
-  std::uint32_t ready;                         // steps that the peer has published
-  std::uint32_t done;                          // steps that the peer will read no more
-  alignas(16) Announcement announced[kSlots];  // of the call that begins in step s, at s % kSlots
+  std::uint32_t ready;  // steps that the peer has published
+  std::uint32_t done;   // steps that the peer will read no more
+  alignas(16)
+      LocationMessage locations[kSlots];  // of the call that begins in step s, at s % kSlots
 };
 
-// What one peer tells one lane of this rank: as receiver, that slots are filled; as sender, that
-// slots are free again.
-struct alignas(8) LaneSignal {
+// What one peer tells one p2p channel of this rank: as receiver, that slots are filled; as sender,
+// that slots are free again.
+struct alignas(8) P2pSignal {
   std::uint32_t filled;
   std::uint32_t freed;
 };
 
-struct LaneCounter {
+struct P2pCounter {
   std::uint32_t sent;      // slots filled at the peer, ever
   std::uint32_t received;  // slots emptied here, ever
 };
 
 // Only this rank's GPU reads and writes it.
 struct alignas(kCacheLine) LocalState {
-  std::uint32_t packet_epoch;    // packet calls that have ended
-  std::uint32_t packet_ticket;   // blocks that have finished the running packet call
+  std::uint32_t ll_epoch;        // LL calls that have ended
+  std::uint32_t ll_ticket;       // blocks that have finished the running LL call
   std::uint32_t channel_ticket;  // the same for a pipelined call
   std::uint32_t dead;            // the group was given up: kernels leave at once
   std::uint64_t sequence;        // collectives that have ended
   alignas(kCacheLine) std::uint32_t channel_epoch[kMaxChannels];  // steps of all calls so far
-  alignas(kCacheLine) LaneCounter lanes[kMaxDeviceRanks][kLanes];
-  std::uint32_t lane_tickets[kMaxDeviceRanks][kLaneGroups][2];  // [..][0] send, [..][1] recv
-  std::uint64_t messages[kMaxDeviceRanks][kLaneGroups][2];      // that have ended
+  alignas(kCacheLine) P2pCounter p2p_channels[kMaxDeviceRanks][kP2pChannels];
+  std::uint32_t tag_channel_tickets[kMaxDeviceRanks][kTagChannels]
+                                   [2];                      // [..][0] send, [..][1] recv
+  std::uint64_t messages[kMaxDeviceRanks][kTagChannels][2];  // that have ended
 };
 
 // Offsets in bytes from the start of a rank's segment; the same on every rank.
 struct DeviceLayout {
-  std::uint64_t channel_signals;  // [kMaxChannels][world_size] ChannelSignal
-  std::uint64_t packet_done;      // [world_size] uint32: packet calls that the peer has ended
-  std::uint64_t lane_signals;     // [world_size][kLanes] LaneSignal
-  std::uint64_t local;            // LocalState
-  std::uint64_t table;            // [kMaxSegments][world_size] pointers
-  std::uint64_t inbox;            // [2][world_size] boxes of box_packets
-  std::uint64_t box_packets;      // multiple of 2
-  std::uint64_t lanes;            // [world_size][kLanes][kLaneSlots] of lane_bytes
-  std::uint64_t lane_bytes;
+  std::uint64_t channel_signals;    // [kMaxChannels][world_size] ChannelSignal
+  std::uint64_t ll_done;            // [world_size] uint32: LL calls that the peer has ended
+  std::uint64_t p2p_signals;        // [world_size][kP2pChannels] P2pSignal
+  std::uint64_t local;              // LocalState
+  std::uint64_t table;              // [kMaxSegments][world_size] pointers
+  std::uint64_t ll_buffers;         // [2][world_size] LL buffers of ll_buffer_packets
+  std::uint64_t ll_buffer_packets;  // multiple of 2
+  std::uint64_t p2p_slots;          // [world_size][kP2pChannels][kP2pSlots] of p2p_slot_bytes
+  std::uint64_t p2p_slot_bytes;
   std::uint64_t slots;  // [kMaxChannels][kSlots] of slot_bytes
   std::uint64_t slot_bytes;
   std::uint64_t total_bytes;
 
-  // `workspace_bytes`: inbox, lanes and slots together; at least kLeastDeviceWorkspace.
+  // `workspace_bytes`: LL buffers, p2p slots and slots together; at least kLeastDeviceWorkspace.
   static DeviceLayout of(int world_size, std::uint64_t workspace_bytes);
 
-  // Payload that one sender's box holds; the last unit is kept for PREMUL_SUM's factor.
-  SYMM_HOST_DEVICE constexpr std::uint64_t box_data_bytes() const {
-    return (box_packets - 2) * kPacketData;
+  // Payload that the LL buffer of one sender holds; the last unit is kept for PREMUL_SUM's factor.
+  SYMM_HOST_DEVICE constexpr std::uint64_t ll_buffer_data_bytes() const {
+    return (ll_buffer_packets - 2) * kLLPacketData;
   }
 };
 
@@ -120,7 +132,7 @@ enum class DeviceFault : std::uint32_t {
   kTimeout = 2,        // `peer` did not come in time
   kCountMismatch = 3,  // `peer` sends `theirs` bytes where `mine` are expected
   kTagMismatch = 4,    // `peer` sent a message of tag `theirs` where `mine` was asked for
-  kBrokenPromise = 5,  // `peer` brought memory elsewhere in its segment than this rank
+  kAsymmetricUse = 5,  // `peer` used another offset of its segment than this rank
 };
 
 // The page through which a rank's GPU and the hosts of the group speak. It stands in shared host
@@ -141,9 +153,9 @@ struct alignas(4096) DevicePage {
     std::uint64_t mine;
   } report;
 
-  // Messages begun and ended by peer, lane group and direction (0: send, 1: recv).
-  alignas(kCacheLine) std::uint64_t messages_entered[kMaxDeviceRanks][kLaneGroups][2];
-  std::uint64_t messages_completed[kMaxDeviceRanks][kLaneGroups][2];
+  // Messages begun and ended by peer, tag channel and direction (0: send, 1: recv).
+  alignas(kCacheLine) std::uint64_t messages_entered[kMaxDeviceRanks][kTagChannels][2];
+  std::uint64_t messages_completed[kMaxDeviceRanks][kTagChannels][2];
 };
 
 }  // namespace symm

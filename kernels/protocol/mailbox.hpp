@@ -4,17 +4,17 @@
 // Behind its ControlRegion each rank has one Outbox for every other rank (what it sends) and one
 // Inbox (what it has taken and what it asks for). Every word has one writer; counters only grow.
 //   sender's outbox    posted        envelopes written so far; envelope i is at i % capacity
-//                      grants_taken  grants of the receiver read so far
+//                      cts_taken     clear-to-sends of the receiver read so far
 //                      data_written  bytes of message data written to the data ring so far
 //   receiver's inbox   taken         envelopes read so far
-//                      granted       grants written so far; grant i is at i % kGrants
-//                      data_read     bytes of message data read so far
+//                      cts_posted    clear-to-sends written so far; number i is at i %
+//                      kClearToSends data_read     bytes of message data read so far
 // A message of up to kInlineBytes travels inside its envelope and is then done for the sender. A
 // larger one waits in the sender's own buffer until a recv of that size and tag has been found for
-// its envelope; the receiver then grants it, and the sender streams granted messages, in the order
-// of grants, through the data ring. Nothing is ever buffered for a message that nobody has asked
-// for, so a send of any size needs no memory, and an unwanted one holds up no other.
-// After each change a rank rings the other's doorbell.
+// its envelope; the receiver then writes a clear-to-send (CTS) for it, and the sender streams the
+// cleared messages, in the order of their clear-to-sends, through the data ring. Nothing is ever
+// buffered for a message that nobody has asked for, so a send of any size needs no memory, and an
+// unwanted one holds up no other. After each change a rank rings the other's doorbell.
 #pragma once
 
 #include <cstddef>
@@ -37,22 +37,22 @@ struct Envelope {
 static_assert(sizeof(Envelope) == kEnvelopeBytes);
 
 // The receiver's word on a message that has not come inside its envelope.
-struct Grant {
+struct ClearToSend {
   std::uint64_t id;
   std::uint64_t capacity;  // bytes of the recv; differs from the message's where it is refused
 };
-inline constexpr std::uint64_t kGrants = 16;
+inline constexpr std::uint64_t kClearToSends = 16;
 
 struct alignas(kCacheLine) Inbox {
   std::uint64_t taken;
-  std::uint64_t granted;
+  std::uint64_t cts_posted;
   alignas(kCacheLine) std::uint64_t data_read;
-  alignas(kCacheLine) Grant grants[kGrants];
+  alignas(kCacheLine) ClearToSend cts[kClearToSends];
 };
 
 struct alignas(kCacheLine) OutboxHeader {
   std::uint64_t posted;
-  std::uint64_t grants_taken;
+  std::uint64_t cts_taken;
   alignas(kCacheLine) std::uint64_t data_written;
 };
 

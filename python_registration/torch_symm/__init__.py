@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from torch_symm._C import ProcessGroupSymm
     from torch_symm.memory import (
         as_symmetric,
+        copy_counts,
         empty,
         full,
         is_symmetric,
         mem_pool,
         ones,
-        placement,
         zeros,
     )
     from torch_symm.provider import memory_provider, providers
@@ -49,13 +49,13 @@ _MODULES = {
     "SymmetricTensor": "symmetric_tensor",
     "as_symmetric": "memory",
     "contiguous_view": "views",
+    "copy_counts": "memory",
     "empty": "memory",
     "full": "memory",
     "is_symmetric": "memory",
     "mem_pool": "memory",
     "memory_provider": "provider",
     "ones": "memory",
-    "placement": "memory",
     "providers": "provider",
     "zeros": "memory",
 }
@@ -67,13 +67,13 @@ __all__ = [
     "as_symmetric",
     "ccl",
     "contiguous_view",
+    "copy_counts",
     "empty",
     "full",
     "is_symmetric",
     "mem_pool",
     "memory_provider",
     "ones",
-    "placement",
     "providers",
     "zeros",
     "__version__",

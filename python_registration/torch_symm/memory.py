@@ -131,7 +131,7 @@ def as_symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
     same size that PyTorch has allocated with ``expandable_segments:True``. Otherwise it is, on
     every rank, a contiguous copy in new symmetric memory. The two are not kept alike: what is
     written to the copy, by this rank or by peers, must be read from the copy. It has no autograd
-    history. The first copy of a process warns; `placement` counts all.
+    history. The first copy of a process warns; `copy_counts` counts all.
 
     Memory of PyTorch's stays symmetric until its storage is freed. Peers that still read it then
     read what is written there next, so all should have done so before any rank lets go.
@@ -156,29 +156,29 @@ def as_symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
         else:
             shared = provider.rendezvous(tensor, process_group, "as_symmetric") is not None
         if shared:
-            _placement.add("in_place", tensor.nbytes)
+            _copy_counts.add("in_place", tensor.nbytes)
             return tensor
     copy = _allocate(tensor.shape, tensor.dtype, tensor.device, "as_symmetric")
     with torch.no_grad():
         copy.copy_(tensor)
     provider.rendezvous(copy, process_group, "as_symmetric")
-    if _placement.add("copied", tensor.nbytes) == 1:
+    if _copy_counts.add("copied", tensor.nbytes) == 1:
         warnings.warn(
             f"torch_symm.as_symmetric() copied a tensor of shape {tuple(tensor.shape)}, because "
             f"{reason}; allocate it by torch_symm.empty() or inside torch_symm.mem_pool(). "
-            "Further copies are counted by torch_symm.placement() and not said",
+            "Further copies are counted by torch_symm.copy_counts() and not said",
             stacklevel=2,
         )
     return copy
 
 
-def placement() -> dict[str, int]:
+def copy_counts() -> dict[str, int]:
     """How often `as_symmetric` has returned its argument ("in_place") and a copy ("copied") in this
     process, and the bytes of both ("in_place_bytes", "copied_bytes"). Local."""
-    return _placement.counts()
+    return _copy_counts.counts()
 
 
-class _Placement:
+class _CopyCounts:
     """Counts what as_symmetric did. Thread safe."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class _Placement:
             return dict(self._counts)
 
 
-_placement = _Placement()
+_copy_counts = _CopyCounts()
 
 
 def _adoption(tensor: torch.Tensor) -> Any:

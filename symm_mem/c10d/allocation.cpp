@@ -14,8 +14,9 @@
 #include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/c10d/symmetric_memory.hpp"
 #include "symm_mem/device/relaxed_capture.hpp"
+#include "symm_mem/process/byte_codec.hpp"
 #include "symm_mem/process/fork_guard.hpp"
-#include "symm_mem/segment/local_heap.hpp"
+#include "symm_mem/segment/segment_rendezvous.hpp"
 
 namespace symm {
 namespace {
@@ -26,7 +27,7 @@ using c10d::symmetric_memory::SymmetricMemory;
 constexpr std::size_t kPadAlignment = 16;
 
 std::shared_ptr<LocalSegment> allocate_segment(c10::Device device, std::size_t bytes) {
-  std::shared_ptr<LocalSegment> segment = allocate_on_local_heap(device_runtime(device), bytes);
+  std::shared_ptr<LocalSegment> segment = LocalSegment::allocate(device_runtime(device), bytes);
   if (device.is_cpu()) return segment;
   LocalSegment* const raw = segment.get();
   return std::shared_ptr<LocalSegment>(raw, [owned = DeviceOwned(device, std::move(segment))](
@@ -50,12 +51,12 @@ c10::Device with_index(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 
-// Adopted storages do not overlap each other. Those that are gone may overlap allocations.
+// User buffers do not overlap each other. Those that are gone may overlap allocations.
 struct Registry {
   using Map = std::map<std::uintptr_t, std::shared_ptr<Allocation>>;
   std::mutex mutex;
   Map by_base;
-  Map user_buffer;  // by base
+  Map user_buffers;  // by base
 };
 
 // Never destroyed: a tensor may outlive every static of the program.
@@ -77,31 +78,56 @@ void drop_user_buffers_that_are_gone() {
   std::vector<std::shared_ptr<Allocation>> all;  // asked and let go of outside the lock
   {
     const std::lock_guard lock(registry().mutex);
-    for (const auto& [base, user_buffer] : registry().user_buffer) all.push_back(user_buffer);
+    for (const auto& [base, buffer] : registry().user_buffers) all.push_back(buffer);
   }
-  std::erase_if(all, [](const auto& user_buffer) { return user_buffer->still_there(); });
+  std::erase_if(all, [](const auto& buffer) { return buffer->still_there(); });
   const std::lock_guard lock(registry().mutex);
   for (const std::shared_ptr<Allocation>& gone : all) {
-    const auto found = registry().user_buffer.find(address(gone->base()));
-    if (found != registry().user_buffer.end() && found->second == gone)
-      registry().user_buffer.erase(found);
+    const auto found = registry().user_buffers.find(address(gone->base()));
+    if (found != registry().user_buffers.end() && found->second == gone)
+      registry().user_buffers.erase(found);
   }
 }
 
-// What a rank says of its allocation, in the words of a round.
-enum Word : std::size_t { kId, kBytes, kPadBytes, kDevice, kPadIsFree, kCaptured };
+// What a rank says of its allocation: words, and behind them the ids of what it has freed.
+enum Word : std::size_t {
+  kId,
+  kBytes,
+  kPadBytes,
+  kDevice,
+  kPadIsFree,
+  kCaptured,
+  kSymmetric,
+  kWords
+};
+using Words = std::vector<std::uint64_t>;
 
 // Every rank's words, so all ranks throw the same.
-void check_same(const PeerLink& peers, const std::vector<PeerLink::Words>& all, std::size_t word,
+void check_same(const LocalGroup& peers, const std::vector<Words>& all, Word word,
                 const char* what) {
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank][word] == all[0][word]) continue;
-    throw Error(ErrorCode::kMismatch, peers.prefix() + "rendezvous: expected the same " + what +
-                                          " on every rank, got " + std::to_string(all[0][word]) +
-                                          " on " + peers.rank_name(0) + " and " +
-                                          std::to_string(all[rank][word]) + " on " +
-                                          peers.rank_name(static_cast<int>(rank)));
+    throw Error(ErrorCode::kMismatch,
+                peers.memory_prefix() + "rendezvous: expected the same " + what +
+                    " on every rank, got " + std::to_string(all[0][word]) + " on " +
+                    peers.rank_name(0) + " and " + std::to_string(all[rank][word]) + " on " +
+                    peers.rank_name(static_cast<int>(rank)));
   }
+}
+
+bool all_have(const std::vector<Words>& all, Word word, std::uint64_t value) {
+  return std::all_of(all.begin(), all.end(), [=](const Words& one) { return one[word] == value; });
+}
+
+// What every rank has freed; what one has not may still be in use there.
+std::vector<std::uint64_t> freed_everywhere(const std::vector<Words>& all) {
+  std::vector<std::uint64_t> ids(all[0].begin() + kWords, all[0].end());
+  for (const Words& one : all) {
+    std::erase_if(ids, [&](std::uint64_t id) {
+      return std::find(one.begin() + kWords, one.end(), id) == one.end();
+    });
+  }
+  return ids;
 }
 
 }  // namespace
@@ -209,7 +235,7 @@ std::shared_ptr<SharedAllocation> Allocation::shared_with(const c10d::ProcessGro
 }
 
 bool Allocation::built_in_pad_is_free(const GroupLink& link) const {
-  if (user_buffer()) return false;
+  if (is_user_buffer()) return false;
   const std::lock_guard lock(mutex_);
   for (const Membership& member : memberships_) {
     if (member.shared->uses_built_in_pad() && &member.shared->link() != &link) return false;
@@ -231,71 +257,85 @@ void Allocation::forget_destroyed_groups() {
   }
 }
 
-std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_name) {
+void Allocation::replace_membership(const std::shared_ptr<SharedAllocation>& before,
+                                    const std::shared_ptr<SharedAllocation>& made) {
+  Membership replaced;  // let go of outside the lock
+  const std::lock_guard lock(mutex_);
+  std::erase_if(memberships_, [&](Membership& member) {
+    if (member.shared != before) return false;
+    replaced = std::move(member);
+    before->link().freed(before->id());
+    return true;
+  });
+  memberships_.push_back({made, {}});
+}
+
+std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_name, bool symmetric) {
   const std::shared_ptr<GroupLink> link = link_of_group(group_name);
   const std::chrono::milliseconds timeout = link->timeout(device_.type());
-  PeerLink& peers = link->peers();
+  LocalGroup& peers = link->peers();
   const auto order = peers.hold();
   forget_destroyed_groups();
   const std::shared_ptr<SharedAllocation> before = shared_over(*link);
-  PeerLink::Words mine{};
+  const bool captured = !device_.is_cpu() && is_captured(device_);
+  // Another thread may be capturing.
+  std::optional<RelaxedCapture> relaxed;
+  if (!device_.is_cpu()) relaxed.emplace(gpu_runtime(device_));
+  SegmentUser* const user = link->user(device_.type());
+
+  Words mine(kWords);
   mine[kId] = before ? before->id() : 0;
   mine[kBytes] = layout_.buffer_bytes;
   mine[kPadBytes] = layout_.pad_bytes;
   mine[kDevice] = static_cast<std::uint64_t>(device_.type());
   mine[kPadIsFree] = built_in_pad_is_free(*link);
-  mine[kCaptured] = !device_.is_cpu() && is_captured(device_);
-  const auto round = peers.agree(PeerLink::Purpose::kRendezvous, mine, timeout);
-  bool all_have_it = before != nullptr;
-  bool built_in_pad = true;
-  bool captured = false;
-  for (const PeerLink::Words& theirs : round.words) {
-    all_have_it = all_have_it && theirs[kId] == mine[kId];
-    built_in_pad = built_in_pad && theirs[kPadIsFree] != 0;
-    captured = captured || theirs[kCaptured] != 0;
-  }
-  if (all_have_it) return before;
-  if (captured) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        peers.prefix() +
-            "rendezvous: memory cannot join a group while a graph is captured; call it once "
-            "before capture");
-  }
-  check_same(peers, round.words, kDevice, "kind of device");
-  check_same(peers, round.words, kBytes, "number of bytes");
-  check_same(peers, round.words, kPadBytes, "size of signal pads");
-  std::shared_ptr<SharedAllocation> made = make(link, round.number, built_in_pad);
-  Membership replaced;
-  const std::lock_guard lock(mutex_);
-  std::erase_if(memberships_, [&](Membership& member) {
-    if (member.shared != before) return false;
-    replaced = std::move(member);
-    link->freed(replaced.shared->id());
-    return true;
-  });
-  memberships_.push_back({made, {}});
-  return made;
-}
+  mine[kCaptured] = captured;
+  mine[kSymmetric] = symmetric;
+  const std::vector<std::uint64_t> freed = link->freed_here();
+  mine.insert(mine.end(), freed.begin(), freed.end());
 
-std::shared_ptr<SharedAllocation> Allocation::make(const std::shared_ptr<GroupLink>& link,
-                                                   std::uint64_t id, bool built_in_pad) {
-  const std::chrono::milliseconds timeout = link->timeout(device_.type());
-  // Another thread may be capturing.
-  std::optional<RelaxedCapture> relaxed;
-  if (!device_.is_cpu()) relaxed.emplace(gpu_runtime(device_));
-  drop_user_buffers_that_are_gone();
-  SharedAllocation::Layout layout = layout_;
-  if (built_in_pad) clear_built_in_pad();
-  std::shared_ptr<Segment> buffers = link->peers().share(segment_, timeout);
-  std::shared_ptr<Segment> pads = buffers;
-  if (!built_in_pad) {
-    layout.pad_offset = 0;
-    pads = link->peers().share(allocate_segment(device_, layout.pad_bytes), timeout);
-  }
-  link->join(device_.type(), id, buffers);
-  return std::make_shared<SharedAllocation>(link, device_, id, layout, std::move(buffers),
-                                            std::move(pads));
+  std::shared_ptr<SharedAllocation> shared;
+  peers.run_rendezvous(timeout, [&](const MeshRound& round) {
+    SegmentRendezvous rendezvous(round, segment_);
+    if (!before && !captured) rendezvous.post();
+    const auto metadata = peers.exchange_metadata(LocalGroup::Purpose::kRendezvous,
+                                                  encode_words(mine), round.deadline.remaining());
+    std::vector<Words> all;
+    for (const auto& message : metadata.messages) all.push_back(decode_words(message, kWords));
+    check_same(peers, all, kSymmetric, "value of symmetric");
+    if (before && all_have(all, kId, before->id())) {
+      if (symmetric && user) user->set_symmetric(before->buffers());
+      shared = before;
+      return;
+    }
+    if (!all_have(all, kCaptured, 0)) {
+      throw Error(ErrorCode::kUnsupported,
+                  peers.memory_prefix() +
+                      "rendezvous: memory cannot join a group while a graph is captured; call it "
+                      "once before capture");
+    }
+    check_same(peers, all, kDevice, "kind of device");
+    check_same(peers, all, kBytes, "number of bytes");
+    check_same(peers, all, kPadBytes, "size of signal pads");
+    drop_user_buffers_that_are_gone();
+    const bool built_in_pad = all_have(all, kPadIsFree, 1);
+    if (built_in_pad) clear_built_in_pad();
+    std::shared_ptr<Segment> buffers = rendezvous.run([&] {
+      if (user) user->prepare_segment(*segment_);
+    });
+    SharedAllocation::Layout layout = layout_;
+    std::shared_ptr<Segment> pads = buffers;
+    if (!built_in_pad) {
+      layout.pad_offset = 0;
+      pads = peers.share(allocate_segment(device_, layout.pad_bytes), round.deadline.remaining());
+    }
+    link->let_go(freed_everywhere(all));
+    link->join(user, metadata.number, buffers, symmetric);
+    shared = std::make_shared<SharedAllocation>(link, device_, metadata.number, layout,
+                                                std::move(buffers), std::move(pads));
+  });
+  if (shared != before) replace_membership(before, shared);
+  return shared;
 }
 
 // A group that ended in the middle of an operation leaves signals behind.
@@ -342,25 +382,25 @@ std::shared_ptr<Allocation> find_allocation(const void* pointer) {
   {
     const std::lock_guard lock(registry().mutex);
     found = find_in(registry().by_base, pointer);
-    if (!found) found = find_in(registry().user_buffer, pointer);
+    if (!found) found = find_in(registry().user_buffers, pointer);
   }
   return found && found->still_there() ? found : nullptr;
 }
 
-void add_user_buffer(std::shared_ptr<Allocation> user_buffer) {
-  const std::uintptr_t start = address(user_buffer->base());
+void add_user_buffer(std::shared_ptr<Allocation> buffer) {
+  const std::uintptr_t start = address(buffer->base());
   std::vector<std::shared_ptr<Allocation>> gone;  // let go of outside the lock
   const std::lock_guard lock(registry().mutex);
-  Registry::Map& map = registry().user_buffer;
+  Registry::Map& map = registry().user_buffers;
   auto at = map.lower_bound(start);
-  if (at != map.end() && at->second == user_buffer) return;
-  if (at != map.begin() && std::prev(at)->second->contains(user_buffer->base())) --at;
-  while (at != map.end() && (at->first <= start || user_buffer->contains(at->second->base()))) {
+  if (at != map.end() && at->second == buffer) return;
+  if (at != map.begin() && std::prev(at)->second->contains(buffer->base())) --at;
+  while (at != map.end() && (at->first <= start || buffer->contains(at->second->base()))) {
     at->second->retire();
     gone.push_back(std::move(at->second));
     at = map.erase(at);
   }
-  map[start] = std::move(user_buffer);
+  map[start] = std::move(buffer);
 }
 
 bool free_allocation(const void* base) {

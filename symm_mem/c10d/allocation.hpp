@@ -1,11 +1,11 @@
 // Allocations that PyTorch programs made through the symmetric-memory API, and storages of other
-// allocators that were user_buffer; and what both become in a group.
+// allocators that were registered as user buffers; and what both become in a group.
 //
 // NOTE [Parts of an allocation]
 // An allocation is one LocalSegment: the buffer, and behind it, aligned, the signal pad. One
 // allocation may join several groups. The pad behind the buffer serves one of them; the others get
-// pads of their own, since slots are counted by each group's ranks and would be confused. An
-// user_buffer storage (NOTE [Lifetime of user_buffer memory]) has no room for a pad; each group
+// pads of their own, since slots are counted by each group's ranks and would be confused. A
+// user buffer (NOTE [Lifetime of user buffers]) has no room for a pad; each group
 // gets pads of its own.
 #pragma once
 
@@ -88,7 +88,7 @@ class Allocation {
  public:
   // Local. Throws Error(kSystem); kUnsupported for a device that has no symmetric memory.
   Allocation(std::size_t bytes, c10::Device device, std::optional<std::string> group_name);
-  // Local. Adopts a storage of another allocator, all of which `memory` backs.
+  // Local. Registers a storage of another allocator, all of which `memory` backs.
   Allocation(const c10::Storage& storage, ChunkedMemory memory);
   ~Allocation();
   Allocation(const Allocation&) = delete;
@@ -100,18 +100,20 @@ class Allocation {
   const std::optional<std::string>& group_name() const { return group_name_; }
   bool contains(const void* pointer) const;
 
-  bool user_buffer() const { return storage_ != nullptr; }
-  // False once an user_buffer storage is gone or its addresses were given to other memory.
+  bool is_user_buffer() const { return storage_ != nullptr; }
+  // False once a user buffer is gone or its addresses were given to other memory.
   bool still_there() const { return !storage_ || storage_->still_there(); }
-  // Of an user_buffer one: that is so from now on.
+  // Of a user buffer: that is so from now on.
   void retire() { storage_->retire(); }
-  // Of an user_buffer one: whether `found` is the memory that was user_buffer.
+  // Of a user buffer: whether `found` is the memory that was registered.
   bool is_backed_by(const ChunkedMemory& found) const;
 
   // What this allocation is in the group of that name. Collective: all ranks must call it for the
   // group in the same order. Where every rank has it already, all get what they had; else all make
-  // it anew. Blocks. Throws Error, and what c10d throws for an unknown group.
-  std::shared_ptr<SharedAllocation> share(const std::string& group_name);
+  // it anew, in two rounds. `symmetric`: registered for symmetric use by the group's collectives
+  // (Communicator::add_segment), where its backend is symm; the same on every rank. Blocks. Throws
+  // Error, and what c10d throws for an unknown group.
+  std::shared_ptr<SharedAllocation> share(const std::string& group_name, bool symmetric = false);
 
   // The same without asking the peers: null where this rank has not got it.
   std::shared_ptr<SharedAllocation> shared_with(const c10d::ProcessGroup* group) const;
@@ -129,15 +131,16 @@ class Allocation {
   };
 
   bool built_in_pad_is_free(const GroupLink& link) const;
-  std::shared_ptr<SharedAllocation> make(const std::shared_ptr<GroupLink>& link, std::uint64_t id,
-                                         bool built_in_pad);
+  // `made` in place of `before`, which may be null.
+  void replace_membership(const std::shared_ptr<SharedAllocation>& before,
+                          const std::shared_ptr<SharedAllocation>& made);
   void clear_built_in_pad();
   void forget_destroyed_groups();
 
   const c10::Device device_;
   const std::optional<std::string> group_name_;
   SharedAllocation::Layout layout_;
-  const std::shared_ptr<RegisteredStorage> storage_;  // null where not user_buffer
+  const std::shared_ptr<RegisteredStorage> storage_;  // null where it is no user buffer
   std::shared_ptr<LocalSegment> segment_;
   mutable std::mutex mutex_;  // guards what follows
   bool pad_was_used_ = false;
@@ -147,12 +150,12 @@ class Allocation {
 // The allocations of this process, by address. Local, thread safe.
 std::shared_ptr<Allocation> allocate(std::size_t bytes, c10::Device device,
                                      std::optional<std::string> group_name);
-// The allocation, or the user_buffer storage that is still there, in whose buffer `pointer` lies;
+// The allocation, or the user buffer that is still there, in whose buffer `pointer` lies;
 // null where there is none.
 std::shared_ptr<Allocation> find_allocation(const void* pointer);
 // False where no allocation starts at `base`.
 bool free_allocation(const void* base);
-// Lets find_allocation() find an user_buffer storage. What stands at the same addresses is retired.
-void add_user_buffer(std::shared_ptr<Allocation> user_buffer);
+// Lets find_allocation() find a user buffer. What is at the same addresses is retired.
+void add_user_buffer(std::shared_ptr<Allocation> buffer);
 
 }  // namespace symm

@@ -14,13 +14,15 @@
 #include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 #include "symm_mem/process/blocking_section.hpp"
+#include "symm_mem/process/byte_codec.hpp"
 
 namespace symm {
 namespace {
 
 // What a rank says of its tensor, in the words of a round.
 enum Word : std::size_t { kProblem, kId, kOffset, kDtype, kDims, kShapeHash, kFirstSize };
-constexpr std::size_t kNamedSizes = PeerLink::kWords - kFirstSize;
+constexpr std::size_t kNamedSizes = 6;
+using Words = std::vector<std::uint64_t>;
 
 enum class Problem : std::uint64_t { kNone, kNotSymmetric, kNotContiguous };
 
@@ -80,8 +82,8 @@ std::uint64_t hash_of(at::IntArrayRef sizes) {
   return hash;
 }
 
-PeerLink::Words words_of(const at::Tensor& tensor, const Input& input, std::uint64_t id) {
-  PeerLink::Words words{};
+Words words_of(const at::Tensor& tensor, const Input& input, std::uint64_t id) {
+  Words words(kFirstSize + kNamedSizes);
   words[kProblem] = static_cast<std::uint64_t>(input.problem);
   words[kId] = id;
   words[kOffset] = input.offset;
@@ -95,7 +97,7 @@ PeerLink::Words words_of(const at::Tensor& tensor, const Input& input, std::uint
 }
 
 // "Float [2, 3]".
-std::string describe(const PeerLink::Words& words) {
+std::string describe(const Words& words) {
   std::vector<std::int64_t> sizes(std::min<std::size_t>(words[kDims], kNamedSizes));
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     sizes[i] = static_cast<std::int64_t>(words[kFirstSize + i]);
@@ -110,24 +112,25 @@ std::string describe(const PeerLink::Words& words) {
 }
 
 // "Float [2, 3] at byte 64".
-std::string describe_place(const PeerLink::Words& words) {
+std::string describe_place(const Words& words) {
   return describe(words) + " at byte " + std::to_string(words[kOffset]);
 }
 
 // All ranks have the same words, so all throw or none.
-void check_agreement(const PeerLink& peers, const std::vector<PeerLink::Words>& all) {
+void check_agreement(const LocalGroup& peers, const std::vector<Words>& all) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const auto problem = static_cast<Problem>(all[rank][kProblem]);
     if (problem == Problem::kNone) continue;
     if (static_cast<int>(rank) == peers.rank()) continue;  // has its own, plainer error
     throw Error(ErrorCode::kMismatch,
-                peers.prefix() + "contiguous_view: " + peers.rank_name(static_cast<int>(rank)) +
+                peers.memory_prefix() +
+                    "contiguous_view: " + peers.rank_name(static_cast<int>(rank)) +
                     " passed a wrong " + problem_text(problem, describe(all[rank])));
   }
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (std::equal(all[0].begin() + kOffset, all[0].end(), all[rank].begin() + kOffset)) continue;
     throw Error(ErrorCode::kMismatch,
-                peers.prefix() +
+                peers.memory_prefix() +
                     "contiguous_view: expected the same shape, dtype and offset on every rank, "
                     "got " +
                     describe_place(all[0]) + " on " + peers.rank_name(0) + " and " +
@@ -139,21 +142,25 @@ void check_agreement(const PeerLink& peers, const std::vector<PeerLink::Words>& 
 std::shared_ptr<SharedAllocation> agree(const at::Tensor& tensor, const Input& input,
                                         const std::string& group_name) {
   const std::shared_ptr<GroupLink> link = link_of_group(group_name);
-  PeerLink& peers = link->peers();
+  LocalGroup& peers = link->peers();
   const auto order = peers.hold();
   std::shared_ptr<SharedAllocation> known;
   if (input.allocation) known = input.allocation->shared_over(*link);
   const auto words = words_of(tensor, input, known ? known->id() : 0);
-  const auto round =
-      peers.agree(PeerLink::Purpose::kView, words, link->timeout(tensor.device().type()));
+  const auto metadata = peers.exchange_metadata(LocalGroup::Purpose::kView, encode_words(words),
+                                                link->timeout(tensor.device().type()));
+  std::vector<Words> everybody;
+  for (const auto& message : metadata.messages) {
+    everybody.push_back(decode_words(message, words.size()));
+  }
   if (input.problem != Problem::kNone) {
     throw Error(ErrorCode::kInvalidArgument,
-                peers.prefix() + "contiguous_view: " +
+                peers.memory_prefix() + "contiguous_view: " +
                     problem_text(input.problem, describe(tensor, input.problem)));
   }
-  check_agreement(peers, round.words);
+  check_agreement(peers, everybody);
   const bool all_know =
-      known && std::all_of(round.words.begin(), round.words.end(),
+      known && std::all_of(everybody.begin(), everybody.end(),
                            [&](const auto& theirs) { return theirs[kId] == words[kId]; });
   return all_know ? known : input.allocation->share(group_name);
 }
@@ -192,6 +199,17 @@ at::Tensor contiguous_view(const at::Tensor& tensor, const std::string& group_na
   });
 }
 
+bool share(const at::Tensor& tensor, const std::string& group_name, bool symmetric) {
+  return with_torch_errors([&] {
+    const std::shared_ptr<Allocation> allocation = allocation_of(tensor);
+    if (!allocation) return false;
+    return blocking_call([&] {
+      allocation->share(group_name, symmetric);
+      return true;
+    });
+  });
+}
+
 bool is_symmetric(const at::Tensor& tensor, const std::optional<std::string>& group_name) {
   const std::shared_ptr<Allocation> allocation = allocation_of(tensor);
   if (!group_name) return allocation != nullptr;
@@ -201,21 +219,21 @@ bool is_symmetric(const at::Tensor& tensor, const std::optional<std::string>& gr
 
 std::optional<std::pair<std::int64_t, std::int64_t>> place_of(const at::Tensor& tensor) {
   const std::shared_ptr<Allocation> allocation = allocation_of(tensor);
-  if (!allocation || allocation->user_buffer()) return std::nullopt;
+  if (!allocation || allocation->is_user_buffer()) return std::nullopt;
   return std::pair(static_cast<std::int64_t>(start_of(tensor) - allocation->base()),
                    static_cast<std::int64_t>(allocation->bytes()));
 }
 
-std::vector<std::string> tell(const std::string& group_name, const std::string& message) {
+std::vector<std::string> all_gather_message(const std::string& group_name,
+                                            const std::string& message) {
   return with_torch_errors([&] {
     return blocking_call([&] {
       const std::shared_ptr<GroupLink> link = link_of_group(group_name);
       const auto* bytes = reinterpret_cast<const std::uint8_t*>(message.data());
+      const auto metadata = link->peers().exchange_metadata(
+          LocalGroup::Purpose::kMessage, {bytes, message.size()}, link->timeout(c10::kCPU));
       std::vector<std::string> messages;
-      for (const auto& one :
-           link->peers().tell({bytes, message.size()}, link->timeout(c10::kCPU))) {
-        messages.emplace_back(one.begin(), one.end());
-      }
+      for (const auto& one : metadata.messages) messages.emplace_back(one.begin(), one.end());
       return messages;
     });
   });

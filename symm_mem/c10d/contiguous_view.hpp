@@ -23,7 +23,12 @@ namespace symm {
 // maps nothing. Blocks without Python's interpreter lock.
 at::Tensor contiguous_view(const at::Tensor& tensor, const std::string& group_name);
 
-// Whether `tensor` stands in memory of SYMM, or in a storage that was user_buffer
+// Makes the memory of `tensor` symmetric in the group, as a rendezvous of PyTorch's API does;
+// `symmetric`: registered for symmetric use as well (Allocation::share). False for memory that SYMM
+// has not allocated. Collective; blocks without Python's interpreter lock.
+bool share(const at::Tensor& tensor, const std::string& group_name, bool symmetric);
+
+// Whether `tensor` is in memory of SYMM, or in a registered user buffer
 // (user_buffer.hpp), and, where a group is named, in memory that has joined it. Local. Throws what
 // c10d throws for an unknown group.
 bool is_symmetric(const at::Tensor& tensor, const std::optional<std::string>& group_name);
@@ -34,6 +39,7 @@ std::optional<std::pair<std::int64_t, std::int64_t>> place_of(const at::Tensor& 
 
 // Hands every rank of the group everybody's `message`, at most 4 KiB, by rank. Collective, in one
 // order with rendezvous and contiguous_view; blocks without Python's interpreter lock.
-std::vector<std::string> tell(const std::string& group_name, const std::string& message);
+std::vector<std::string> all_gather_message(const std::string& group_name,
+                                            const std::string& message);
 
 }  // namespace symm

@@ -83,11 +83,11 @@ void check_apart(const char* op, const char* name, const at::Tensor& tensor,
               name, " must not overlap input, which the other ranks read meanwhile");
 }
 
-// The place of a tensor in symmetric memory, on every rank of a group.
-class SymmetricPlace {
+// The addresses of a symmetric tensor on every rank of a group.
+class PeerBuffers {
  public:
   // Collective where the tensor has not met this group yet.
-  SymmetricPlace(const char* op, const at::Tensor& input, const std::string& group_name)
+  PeerBuffers(const char* op, const at::Tensor& input, const std::string& group_name)
       : memory_(c10d::symmetric_memory::rendezvous(input, group_name)) {
     TORCH_CHECK(memory_ != nullptr, op,
                 ": input must be in symmetric memory (torch.distributed._symmetric_memory.empty), "
@@ -102,7 +102,7 @@ class SymmetricPlace {
     TORCH_CHECK(offset >= 0 && offset + static_cast<std::ptrdiff_t>(bytes_of(input)) <= size, op,
                 ": input must lie within its allocation of ", to_string(size), " bytes, got ",
                 to_string(bytes_of(input)), " bytes at byte ", to_string(offset));
-    for (void*& place : bases_) place = static_cast<std::byte*>(place) + offset;
+    for (void*& address : bases_) address = static_cast<std::byte*>(address) + offset;
   }
 
   int rank() const { return memory_->get_rank(); }
@@ -130,8 +130,8 @@ const ReduceKernels& kernels_for(Dtype dtype, ReduceOp op) {
 // Sums `count` elements of all ranks.
 class RankSum {
  public:
-  RankSum(const char* op, const SymmetricPlace& place, at::ScalarType type)
-      : place_(place), sources_(place.world_size()) {
+  RankSum(const char* op, const PeerBuffers& buffers, at::ScalarType type)
+      : buffers_(buffers), sources_(buffers.world_size()) {
     TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16, op,
                                 ": input must be float32 or bfloat16, got ", type);
     kernels_ =
@@ -140,13 +140,14 @@ class RankSum {
 
   // To `result`, elements from `first` on.
   void operator()(void* result, std::size_t first, std::size_t count) {
-    for (int rank = 0; rank < place_.world_size(); ++rank) sources_[rank] = place_.at(rank, first);
-    kernels_->reduce(result, sources_.data(), place_.world_size(), nullptr, place_.world_size(),
+    for (int rank = 0; rank < buffers_.world_size(); ++rank)
+      sources_[rank] = buffers_.at(rank, first);
+    kernels_->reduce(result, sources_.data(), buffers_.world_size(), nullptr, buffers_.world_size(),
                      count);
   }
 
  private:
-  const SymmetricPlace& place_;
+  const PeerBuffers& buffers_;
   std::vector<const void*> sources_;
   const ReduceKernels* kernels_;
 };
@@ -182,20 +183,21 @@ at::Tensor one_shot(const at::Tensor& input, const std::optional<at::Tensor>& lo
     check_same_dtype(op, "out", out, input);
     return out;
   }
-  const SymmetricPlace place(op, input, group_name);
+  const PeerBuffers buffers(op, input, group_name);
   const std::size_t alignment = checked_alignment(op, "input", input);
-  RankSum sum(op, place, input.scalar_type());
+  RankSum sum(op, buffers, input.scalar_type());
   check_same_dtype(op, "out", out, input);
   check_apart(op, "out", out, input);
   if (local_input) {
     TORCH_CHECK(checked_alignment(op, "local_input", *local_input) == alignment, op,
                 ": local_input and the symmetric buffer must have the same alignment");
     check_same_dtype(op, "local_input", *local_input, input);
-    std::memmove(place.at(place.rank(), 0), local_input->const_data_ptr(), bytes_of(*local_input));
+    std::memmove(buffers.at(buffers.rank(), 0), local_input->const_data_ptr(),
+                 bytes_of(*local_input));
   }
-  place.barrier();
+  buffers.barrier();
   sum(out.mutable_data_ptr(), 0, input.numel());
-  place.barrier();
+  buffers.barrier();
   return out;
 }
 
@@ -267,20 +269,20 @@ at::Tensor two_shot_all_reduce_(const at::Tensor& input, const std::string& redu
   constexpr auto* op = "two_shot_all_reduce_";
   check_contiguous(op, "input", input);
   check_sum(op, reduce_op);
-  const SymmetricPlace place(op, input, group_name);
+  const PeerBuffers buffers(op, input, group_name);
   const std::size_t alignment = checked_alignment(op, "input", input);
   if (input.numel() == 0) return input;
-  RankSum sum(op, place, input.scalar_type());
-  const int me = place.rank();
-  const int world_size = place.world_size();
-  const Share share(input.numel(), alignment / place.element_bytes(), me, world_size);
-  place.barrier();
-  sum(place.at(me, share.first), share.first, share.count);
+  RankSum sum(op, buffers, input.scalar_type());
+  const int me = buffers.rank();
+  const int world_size = buffers.world_size();
+  const Share share(input.numel(), alignment / buffers.element_bytes(), me, world_size);
+  buffers.barrier();
+  sum(buffers.at(me, share.first), share.first, share.count);
   for (int step = 1; step < world_size; ++step) {
-    std::memcpy(place.at((me + step) % world_size, share.first), place.at(me, share.first),
-                share.count * place.element_bytes());
+    std::memcpy(buffers.at((me + step) % world_size, share.first), buffers.at(me, share.first),
+                share.count * buffers.element_bytes());
   }
-  place.barrier();
+  buffers.barrier();
   return input;
 }
 
@@ -289,7 +291,7 @@ at::Tensor two_shot_all_reduce_out(const at::Tensor& input, const std::string& r
   constexpr auto* op = "two_shot_all_reduce_out";
   check_contiguous(op, "input", input);
   check_sum(op, reduce_op);
-  const SymmetricPlace place(op, input, group_name);
+  const PeerBuffers buffers(op, input, group_name);
   const std::size_t alignment = checked_alignment(op, "input", input);
   check_contiguous(op, "output", output);
   TORCH_CHECK(alignment <= checked_alignment(op, "output", output), op,
@@ -297,23 +299,23 @@ at::Tensor two_shot_all_reduce_out(const at::Tensor& input, const std::string& r
   check_same_sizes(op, "output", output, input);
   check_same_dtype(op, "output", output, input);
   if (input.numel() == 0) return output;
-  RankSum sum(op, place, input.scalar_type());
+  RankSum sum(op, buffers, input.scalar_type());
   check_apart(op, "output", output, input);
-  const int me = place.rank();
-  const int world_size = place.world_size();
-  const std::size_t granule = alignment / place.element_bytes();
+  const int me = buffers.rank();
+  const int world_size = buffers.world_size();
+  const std::size_t granule = alignment / buffers.element_bytes();
   const Share mine(input.numel(), granule, me, world_size);
-  place.barrier();
-  sum(place.at(me, mine.first), mine.first, mine.count);
-  place.barrier();
+  buffers.barrier();
+  sum(buffers.at(me, mine.first), mine.first, mine.count);
+  buffers.barrier();
   auto* const result = static_cast<std::byte*>(output.mutable_data_ptr());
   for (int step = 0; step < world_size; ++step) {
     const int peer = (me + step) % world_size;
     const Share share(input.numel(), granule, peer, world_size);
-    std::memcpy(result + share.first * place.element_bytes(), place.at(peer, share.first),
-                share.count * place.element_bytes());
+    std::memcpy(result + share.first * buffers.element_bytes(), buffers.at(peer, share.first),
+                share.count * buffers.element_bytes());
   }
-  place.barrier();
+  buffers.barrier();
   return output;
 }
 
@@ -322,23 +324,23 @@ at::Tensor reduce_scatter_out(const at::Tensor& input, const std::string& group_
   constexpr auto* op = "reduce_scatter_out";
   check_contiguous(op, "input", input);
   check_contiguous(op, "output", output);
-  const SymmetricPlace place(op, input, group_name);
-  const std::size_t granule = checked_alignment(op, "input", input) / place.element_bytes();
-  check_scattered_sizes(op, input, output, split_last_dim, place.world_size(),
-                        static_cast<std::int64_t>(granule) * place.world_size());
+  const PeerBuffers buffers(op, input, group_name);
+  const std::size_t granule = checked_alignment(op, "input", input) / buffers.element_bytes();
+  check_scattered_sizes(op, input, output, split_last_dim, buffers.world_size(),
+                        static_cast<std::int64_t>(granule) * buffers.world_size());
   check_same_dtype(op, "output", output, input);
   if (input.numel() == 0) return output;
-  RankSum sum(op, place, input.scalar_type());
+  RankSum sum(op, buffers, input.scalar_type());
   check_apart(op, "output", output, input);
   const std::size_t row = split_last_dim ? input.size(-1) : input.numel();
-  const std::size_t part = row / place.world_size();
+  const std::size_t part = row / buffers.world_size();
   auto* result = static_cast<std::byte*>(output.mutable_data_ptr());
-  place.barrier();
+  buffers.barrier();
   for (std::size_t first = 0; first < static_cast<std::size_t>(input.numel()); first += row) {
-    sum(result, first + part * place.rank(), part);
-    result += part * place.element_bytes();
+    sum(result, first + part * buffers.rank(), part);
+    result += part * buffers.element_bytes();
   }
-  place.barrier();
+  buffers.barrier();
   return output;
 }
 

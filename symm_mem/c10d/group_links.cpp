@@ -11,7 +11,6 @@
 #include "kernels/core/error.hpp"
 #include "symm_mem/c10d/c10d_store.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
-#include "symm_mem/process/byte_codec.hpp"
 
 namespace symm {
 namespace {
@@ -19,9 +18,6 @@ namespace {
 using std::chrono::milliseconds;
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-
-// Ids of freed segments that one message can name: 8 bytes each, in at most 4 KiB.
-constexpr std::size_t kMaxFreedIds = 400;
 
 struct Links {
   std::mutex mutex;
@@ -96,63 +92,52 @@ std::int64_t global_rank_of(c10d::ProcessGroup& group) {
   return static_cast<std::int64_t>(options->global_ranks_in_group[rank]);
 }
 
-bool usable(const GroupLink& link) {
+bool is_registered(const GroupLink& link) {
   try {
-    link.check_usable();
-    return true;
-  } catch (const Error&) {
+    return link.belongs_to(c10d::resolve_process_group(link.name()).get());
+  } catch (const c10::Error&) {  // no group of that name
     return false;
   }
 }
 
-// Null where there is none, or where it has failed: then another one is to be made.
 std::shared_ptr<GroupLink> find_link(const c10d::ProcessGroup* group) {
-  std::shared_ptr<GroupLink> found;
-  {
-    const std::lock_guard lock(all_links().mutex);
-    for (const std::shared_ptr<GroupLink>& link : all_links().links) {
-      if (link->belongs_to(group)) found = link;
-    }
+  const std::lock_guard lock(all_links().mutex);
+  for (const std::shared_ptr<GroupLink>& link : all_links().links) {
+    if (link->belongs_to(group)) return link;
   }
-  return found && usable(*found) ? found : nullptr;
+  return nullptr;
 }
 
-void drop_unusable_links() {
+void drop_links_of_destroyed_groups() {
   std::vector<std::shared_ptr<GroupLink>> gone;  // let go of outside the lock
   const std::lock_guard lock(all_links().mutex);
   std::erase_if(all_links().links, [&](std::shared_ptr<GroupLink>& link) {
-    if (usable(*link)) return false;
-    link->peers().close("the group '" + link->name() + "' has been destroyed");
+    if (is_registered(*link)) return false;
+    link->peers().leave();
     gone.push_back(std::move(link));
     return true;
   });
 }
 
-std::shared_ptr<GroupLink> connect(const GroupPtr& group, const std::string& name) {
-  C10dStore store(c10::make_intrusive<c10d::PrefixStore>("symm_mem", group->getStore()));
-  const PeerLinkConfig config{.group_name = name,
-                              .rank = group->getRank(),
-                              .world_size = group->getSize(),
-                              .global_rank = global_rank_of(*group),
-                              .timeout = timeout_of(*group, c10::DeviceType::CPU)};
-  return std::make_shared<GroupLink>(group, name, PeerLink::connect(store, config));
+SegmentUser* user_of(c10d::ProcessGroup& group, c10::DeviceType device) {
+  return dynamic_cast<SegmentUser*>(backend_for(group, device).get());
 }
 
-std::vector<std::uint64_t> parse_ids(std::span<const std::uint8_t> bytes, int rank) {
-  ByteReader reader(bytes);
-  std::vector<std::uint64_t> ids(
-      std::min<std::size_t>(reader.integer<std::uint32_t>(), kMaxFreedIds));
-  for (std::uint64_t& id : ids) id = reader.integer<std::uint64_t>();
-  if (!reader.finished()) {
-    throw Error(ErrorCode::kSecurity,
-                "rank " + std::to_string(rank) + " sent a malformed list of freed memory");
+std::shared_ptr<LocalGroup> local_group_of(const GroupPtr& group, const std::string& name) {
+  for (const c10::Device& device : group->getDeviceTypes()) {
+    if (SegmentUser* const user = user_of(*group, device.type())) return user->local_group();
   }
-  return ids;
+  C10dStore store(c10::make_intrusive<c10d::PrefixStore>("symm_mem", group->getStore()));
+  return LocalGroup::connect(store, {.group_name = name,
+                                     .rank = group->getRank(),
+                                     .world_size = group->getSize(),
+                                     .global_rank = global_rank_of(*group),
+                                     .timeout = timeout_of(*group, c10::DeviceType::CPU)});
 }
 
 }  // namespace
 
-GroupLink::GroupLink(const GroupPtr& group, std::string name, std::shared_ptr<PeerLink> peers)
+GroupLink::GroupLink(const GroupPtr& group, std::string name, std::shared_ptr<LocalGroup> peers)
     : name_(std::move(name)), group_(group), identity_(group.get()), peers_(std::move(peers)) {}
 
 bool GroupLink::belongs_to(const c10d::ProcessGroup* group) const {
@@ -160,14 +145,10 @@ bool GroupLink::belongs_to(const c10d::ProcessGroup* group) const {
 }
 
 void GroupLink::check_usable() const {
-  bool registered = false;
-  try {
-    registered = belongs_to(c10d::resolve_process_group(name_).get());
-  } catch (const c10::Error&) {  // no group of that name
-  }
-  if (!registered) {
-    throw Error(ErrorCode::kAborted,
-                peers_->prefix() + "the group has been destroyed; its handles cannot be used");
+  if (!is_registered(*this)) {
+    throw Error(
+        ErrorCode::kAborted,
+        peers_->memory_prefix() + "the group has been destroyed; its handles cannot be used");
   }
   peers_->check_usable();
 }
@@ -184,15 +165,26 @@ DeviceSignals& GroupLink::signals_on(c10::Device device) {
   return *signals;
 }
 
-void GroupLink::join(c10::DeviceType device, std::uint64_t id, std::shared_ptr<Segment> segment) {
+SegmentUser* GroupLink::user(c10::DeviceType device) const {
   const GroupPtr group = group_.lock();
-  const BackendPtr backend = group ? backend_for(*group, device) : BackendPtr();
-  auto* const user = dynamic_cast<SegmentUser*>(backend.get());
-  if (!user) return;
-  let_go(timeout(device));
-  user->segment_joined(segment);
+  return group ? user_of(*group, device) : nullptr;
+}
+
+void GroupLink::join(SegmentUser* user, std::uint64_t id, std::shared_ptr<Segment> segment,
+                     bool symmetric) {
+  if (user == nullptr) return;
+  user->add_segment(segment, symmetric);
   const std::lock_guard lock(mutex_);
   joined_.push_back({id, std::move(segment), user});
+}
+
+std::vector<std::uint64_t> GroupLink::freed_here() const {
+  std::vector<std::uint64_t> ids;
+  const std::lock_guard lock(mutex_);
+  for (const Joined& one : joined_) {
+    if (one.freed && ids.size() < kMostFreed) ids.push_back(one.id);
+  }
+  return ids;
 }
 
 void GroupLink::freed(std::uint64_t id) {
@@ -200,35 +192,18 @@ void GroupLink::freed(std::uint64_t id) {
   for (Joined& one : joined_) one.freed = one.freed || one.id == id;
 }
 
-// What one rank has freed may still be in use by another, so all must have.
-void GroupLink::let_go(milliseconds timeout) {
-  ByteWriter writer;
-  std::vector<std::uint64_t> mine;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const Joined& one : joined_) {
-      if (one.freed && mine.size() < kMaxFreedIds) mine.push_back(one.id);
-    }
-  }
-  writer.integer(static_cast<std::uint32_t>(mine.size()));
-  for (const std::uint64_t id : mine) writer.integer(id);
-  const std::vector<std::vector<std::uint8_t>> lists = peers_->tell(writer.take(), timeout);
-  for (int rank = 0; rank < peers_->world_size(); ++rank) {
-    const auto theirs = parse_ids(lists[static_cast<std::size_t>(rank)], rank);
-    std::erase_if(mine, [&](std::uint64_t id) {
-      return std::find(theirs.begin(), theirs.end(), id) == theirs.end();
-    });
-  }
-  for (const std::uint64_t id : mine) {
+void GroupLink::let_go(const std::vector<std::uint64_t>& freed_everywhere) {
+  for (const std::uint64_t id : freed_everywhere) {
     Joined gone;
     {
       const std::lock_guard lock(mutex_);
       const auto where = std::find_if(joined_.begin(), joined_.end(),
                                       [&](const Joined& one) { return one.id == id; });
+      if (where == joined_.end()) continue;
       gone = std::move(*where);
       joined_.erase(where);
     }
-    gone.user->segment_left(gone.segment);
+    gone.user->remove_segment(gone.segment);
   }
 }
 
@@ -237,23 +212,18 @@ std::shared_ptr<GroupLink> link_of_group(const std::string& name) {
   if (auto found = find_link(group.get())) return found;
   const Connecting connecting(group.get());
   if (auto found = find_link(group.get())) return found;
-  drop_unusable_links();
-  std::shared_ptr<GroupLink> link = connect(group, name);
+  drop_links_of_destroyed_groups();
+  auto link = std::make_shared<GroupLink>(group, name, local_group_of(group, name));
   const std::lock_guard lock(all_links().mutex);
   all_links().links.push_back(link);
   return link;
 }
 
-void close_links_of(const SegmentUser* user) noexcept {
+void forget_segment_user(const SegmentUser* user) noexcept {
   Links& links = all_links();
   const std::lock_guard lock(links.mutex);
   for (const std::shared_ptr<GroupLink>& link : links.links) {
     const std::lock_guard joined(link->mutex_);
-    for (GroupLink::Joined& one : link->joined_) {
-      if (one.user != user) continue;
-      link->peers().close("the group '" + link->name() + "' has been destroyed");
-      break;
-    }
     std::erase_if(link->joined_, [&](const GroupLink::Joined& one) { return one.user == user; });
   }
 }

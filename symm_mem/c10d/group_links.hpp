@@ -1,11 +1,12 @@
-// The link of a torch.distributed group, whatever the group's backend: made from its Store alone.
+// What a torch.distributed group, whatever its backend, has for symmetric memory.
 //
 // NOTE [Links of groups]
 // A link belongs to a ProcessGroup object, not to its name: a group that is destroyed and made
-// again under the same name gets a new one. It is made by the group's first rendezvous. torch does
-// not tell when a group of another backend is destroyed; its link is dropped when the next one is
-// made, and its handles ask the registry of groups each time they are used. A backend of this
-// library tells (SegmentUser), so that peers see its end at once.
+// again under the same name gets a new one. It is made by the group's first rendezvous: with a
+// backend of this library over the LocalGroup of its collectives, else over one that is made from
+// the group's Store alone. torch does not tell when a group of another backend is destroyed; its
+// link is dropped when the next one is made, and its handles ask the registry of groups each time
+// they are used. A backend of this library tells, so that peers see its end at once.
 //
 // Thread safe. What is collective says so, blocks, and must be called without Python's interpreter
 // lock.
@@ -23,29 +24,37 @@
 #include <vector>
 
 #include "symm_mem/group/device_signals.hpp"
-#include "symm_mem/group/peer_link.hpp"
+#include "symm_mem/group/local_group.hpp"
 #include "symm_mem/segment/segment.hpp"
 
 namespace symm {
 
 // A backend whose collectives read symmetric memory in place. It learns of every segment that joins
-// one of its groups and of those that all ranks have freed.
+// one of its groups and of those that all ranks have freed. All members are local; every rank calls
+// them in the same order.
 class SegmentUser {
  public:
   virtual ~SegmentUser() = default;
 
-  // Collective, in the same order on every rank, with the same segment.
-  virtual void segment_joined(std::shared_ptr<Segment> segment) = 0;
-  // The same, once every rank has freed its memory of that segment.
-  virtual void segment_left(const std::shared_ptr<Segment>& segment) = 0;
+  // The ranks' connections, which the group's symmetric memory uses too.
+  virtual std::shared_ptr<LocalGroup> local_group() = 0;
+  // Makes ready for a segment of that memory. Throws Error where it cannot be used; then no rank
+  // adds it.
+  virtual void prepare_segment(const LocalSegment& local) = 0;
+  // `symmetric`: registered for symmetric use (Communicator::add_segment).
+  virtual void add_segment(std::shared_ptr<Segment> segment, bool symmetric) = 0;
+  // The same for a segment that was added before.
+  virtual void set_symmetric(const std::shared_ptr<Segment>& segment) = 0;
+  // Once every rank has freed its memory of that segment.
+  virtual void remove_segment(const std::shared_ptr<Segment>& segment) = 0;
 };
 
 class GroupLink {
  public:
   GroupLink(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::string name,
-            std::shared_ptr<PeerLink> peers);
+            std::shared_ptr<LocalGroup> peers);
 
-  PeerLink& peers() const { return *peers_; }
+  LocalGroup& peers() const { return *peers_; }
   const std::string& name() const { return name_; }
 
   // Throws Error(kAborted) where the group has been destroyed or the link is broken. Local.
@@ -58,36 +67,41 @@ class GroupLink {
   // The group's signals on a GPU of this rank, made by the first call. Local; cold at first.
   DeviceSignals& signals_on(c10::Device device);
 
-  // Makes `segment` known to the group's backend for `device`, if it is a SegmentUser; first takes
-  // from it what all ranks have freed since. Collective. `id` is the same on every rank.
-  void join(c10::DeviceType device, std::uint64_t id, std::shared_ptr<Segment> segment);
+  // The group's backend for `device` where it reads symmetric memory in place, else null. Local.
+  SegmentUser* user(c10::DeviceType device) const;
+  // Segments that have joined and this rank has freed since, by id; at most kMostFreed.
+  static constexpr std::size_t kMostFreed = 128;
+  std::vector<std::uint64_t> freed_here() const;
+  // Every rank has freed those: takes them from the backend. Local, the same on every rank.
+  void let_go(const std::vector<std::uint64_t>& freed_everywhere);
+  // Makes `segment` known to `user`, null for nobody. Local, the same on every rank; `id` too.
+  void join(SegmentUser* user, std::uint64_t id, std::shared_ptr<Segment> segment, bool symmetric);
   // This rank has freed its memory of the segment that joined as `id`. Local.
   void freed(std::uint64_t id);
 
  private:
-  friend void close_links_of(const SegmentUser* user) noexcept;
+  friend void forget_segment_user(const SegmentUser* user) noexcept;
   struct Joined {
     std::uint64_t id;
     std::shared_ptr<Segment> segment;
     SegmentUser* user;
     bool freed = false;
   };
-  void let_go(std::chrono::milliseconds timeout);
 
   const std::string name_;
   const c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;
   const c10d::ProcessGroup* const identity_;
-  const std::shared_ptr<PeerLink> peers_;
-  std::mutex mutex_;  // guards what follows
+  const std::shared_ptr<LocalGroup> peers_;
+  mutable std::mutex mutex_;  // guards what follows
   std::vector<Joined> joined_;
   std::map<c10::DeviceIndex, std::unique_ptr<DeviceSignals>> signals_;
 };
 
 // The link of the group of that name, made by the first call: collective then, else local. Throws
-// what c10d throws for an unknown name, and Error as PeerLink::connect.
+// what c10d throws for an unknown name, and Error as LocalGroup::connect.
 std::shared_ptr<GroupLink> link_of_group(const std::string& name);
 
-// Breaks the links of groups whose backend is `user`, which is about to go.
-void close_links_of(const SegmentUser* user) noexcept;
+// Forgets `user`, which is about to go.
+void forget_segment_user(const SegmentUser* user) noexcept;
 
 }  // namespace symm

@@ -1,10 +1,10 @@
 // Whether the memory of a tensor that another library has allocated is still where it was.
 //
-// NOTE [Lifetime of user_buffer memory]
-// Nothing is hooked into a storage whose memory is user_buffer: PyTorch's allocator knows its own
+// NOTE [Lifetime of user buffers]
+// Nothing is hooked into a storage whose memory is registered: PyTorch's allocator knows its own
 // storages by the deleter of their pointer (it is how record_stream finds them), so that must stay
 // what it is. A weak pointer to the StorageImpl is kept instead and asked whenever an address is
-// looked up: the memory counts as user_buffer for as long as that object lives and still has it.
+// looked up: the memory counts as registered for as long as that object lives and still has it.
 // From then on the address belongs to whoever gets it next, and lookups do not find it any more.
 // What was mapped for it is let go of by the next rendezvous that maps something; until then the
 // physical memory stays allocated, since its handles are held here and by the peers, and nobody can
@@ -13,7 +13,7 @@
 // While the storage lives its library does not put other memory at its addresses by itself. A
 // program that does so all the same (that takes away memory under living tensors to lend it) must
 // call as_symmetric() again, which compares the handles behind the addresses with those that were
-// user_buffer and starts anew where they differ.
+// registered and starts anew where they differ.
 #pragma once
 
 #include <c10/core/Storage.h>

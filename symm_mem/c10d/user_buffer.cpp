@@ -56,7 +56,7 @@ std::optional<UserBuffer> UserBuffer::of(const at::Tensor& tensor) {
   const std::size_t bytes = tensor.storage().nbytes();
   if (bytes == 0 || start_of(tensor) == nullptr) return std::nullopt;
   if (const auto known = find_allocation(start_of(tensor))) {
-    if (!known->user_buffer()) return std::nullopt;
+    if (!known->is_user_buffer()) return std::nullopt;
     const auto behind = static_cast<std::size_t>(start_of(tensor) - known->base());
     if (behind + bytes <= known->bytes()) {
       const auto found = chunks_behind(*runtime, known->base(), known->bytes());
@@ -71,9 +71,9 @@ std::optional<UserBuffer> UserBuffer::of(const at::Tensor& tensor) {
   return UserBuffer(tensor, std::move(*found));
 }
 
-std::string UserBuffer::share(const std::string& group_name) {
+std::string UserBuffer::share(const std::string& group_name, bool symmetric) {
   try {
-    allocation_->share(group_name);
+    allocation_->share(group_name, symmetric);
   } catch (const Error& error) {
     if (breaks_mesh(error.code())) throw;
     return error.what();

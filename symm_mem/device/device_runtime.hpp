@@ -138,11 +138,8 @@ class GpuRuntime : public DeviceRuntime {
  public:
   virtual const GpuIdentity& identity() const = 0;
 
-  // True while `stream` is being captured into a graph. Throws Error(kSystem) when it was and the
-  // capture has been invalidated.
-  virtual bool is_capturing(StreamHandle stream) = 0;
-
-  // A number that tells one ongoing capture from another; 0 where `stream` is not captured.
+  // A number that tells one ongoing capture from another; 0 where `stream` is not captured. Throws
+  // Error(kSystem) when it was and the capture has been invalidated.
   virtual std::uint64_t capture_id(StreamHandle stream) = 0;
 
   // Lets this thread do what a graph capture in this or another thread else forbids it: asking an

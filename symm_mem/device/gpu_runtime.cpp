@@ -132,8 +132,7 @@ class VmmRuntime final : public GpuRuntime {
 
   MulticastDevice* multicast() override { return multicast_.get(); }
 
-  bool is_capturing(StreamHandle stream) override { return capture_of(stream).active; }
-  std::uint64_t capture_id(StreamHandle stream) override { return capture_of(stream).id; }
+  std::uint64_t capture_id(StreamHandle stream) override { return capture_of(stream); }
 
   int relax_capture_mode() noexcept override {
     return exchange_capture_mode(gpuThreadCaptureRelaxed);
@@ -160,11 +159,6 @@ class VmmRuntime final : public GpuRuntime {
   }
 
  private:
-  struct Capture {
-    bool active = false;
-    std::uint64_t id = 0;
-  };
-
   int exchange_capture_mode(gpuThreadCaptureMode mode) const noexcept {
     if (device_.usable()) static_cast<void>(driver_.thread_exchange_capture_mode(&mode));
     return static_cast<int>(mode);
@@ -240,7 +234,7 @@ class VmmRuntime final : public GpuRuntime {
                                         room);
   }
 
-  Capture capture_of(StreamHandle stream) const {
+  std::uint64_t capture_of(StreamHandle stream) const {
     const GpuScope scope(device_);
     gpuStreamCaptureStatus status = gpuStreamCaptureStatusNone;
     unsigned long long id = 0;
@@ -255,12 +249,12 @@ class VmmRuntime final : public GpuRuntime {
                       : "asking whether a stream of " + device_.label() +
                             " is captured failed: " + gpuGetErrorString(error));
     }
-    if (status == gpuStreamCaptureStatusNone) return {};
+    if (status == gpuStreamCaptureStatusNone) return 0;
     if (status != gpuStreamCaptureStatusActive) {
       throw Error(ErrorCode::kSystem, "the capture of a stream of " + device_.label() +
                                           " into a graph has been invalidated by an earlier call");
     }
-    return {true, id};
+    return id;
   }
 
   DeviceKind kind_;

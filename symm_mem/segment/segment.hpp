@@ -7,15 +7,15 @@
 // peer for as long as it is mapped here. A rendezvous also agrees on the kind of handle by which
 // memory travels (handle_choice.hpp) and on a multicast object (multicast_team.hpp).
 //
-// NOTE [Adopted memory]
-// A LocalSegment may also stand for memory that another library has made: chunks side by side in
+// NOTE [User buffers]
+// A LocalSegment may also describe memory that another library has made: chunks side by side in
 // that library's addresses, the buffer somewhere in them (ChunkedMemory). The ranks' chunks may be
 // cut differently, and their buffers may begin at different places of the first chunk; every rank
 // maps a peer's chunks side by side into one range, and base(peer) is where the peer's buffer
 // begins. One round of the rendezvous carries one chunk of each rank. The segment keeps the
-// physical memory alive, not the addresses: its owner may put other memory there. Whoever adopts
-// says how to ask whether that has happened; contains() is false from then on, so that no address
-// is taken for memory that the peers do not see there.
+// physical memory alive, not the addresses: its owner may put other memory there. Whoever registers
+// it says how to ask whether that has happened; contains() is false from then on, so that no
+// address is taken for memory that the peers do not see there.
 #pragma once
 
 #include <chrono>
@@ -42,7 +42,7 @@ class LocalSegment {
   // the segment refers to for as long as it lives.
   static std::shared_ptr<LocalSegment> allocate(DeviceRuntime& runtime, std::size_t bytes);
 
-  // Local. Adopts [base, base + bytes), which `memory` of `runtime` backs; nothing is mapped.
+  // Local. Of [base, base + bytes), which `memory` of `runtime` backs; nothing is mapped.
   // `still_there` tells whether those addresses still show that memory; it is called by contains(),
   // from any thread, must not throw, and must be quick.
   static std::shared_ptr<LocalSegment> from_user_buffer(DeviceRuntime& runtime, std::byte* base,
@@ -53,9 +53,9 @@ class LocalSegment {
   std::byte* base() const { return base_; }
   std::size_t bytes() const { return bytes_; }                  // as asked for
   std::size_t mapped_bytes() const { return memory_.bytes(); }  // of all chunks
-  bool user_buffer() const { return mapping_ == nullptr; }
+  bool is_user_buffer() const { return mapping_ == nullptr; }
   const ChunkedMemory& chunks() const { return memory_; }
-  // Of a segment that is not user_buffer: all of it.
+  // Of a segment that is no user buffer: all of it.
   const std::shared_ptr<PhysicalMemory>& memory() const { return memory_.chunks.front(); }
   bool contains(const void* pointer, std::size_t bytes) const;
 
@@ -65,15 +65,15 @@ class LocalSegment {
   DeviceRuntime& runtime_;
   std::size_t bytes_;
   ChunkedMemory memory_;
-  std::shared_ptr<Mapping> mapping_;  // null where user_buffer
+  std::shared_ptr<Mapping> mapping_;  // null where a user buffer
   std::byte* base_ = nullptr;
-  std::function<bool()> still_there_;  // empty where not user_buffer
+  std::function<bool()> still_there_;  // empty where no user buffer
 };
 
 class Segment {
  public:
   // Collective over the mesh. Every rank must bring a segment of the same mapped size (with
-  // user_buffer memory: of the same bytes), else all ranks throw Error(kMismatch) that names both
+  // user buffers: of the same bytes), else all ranks throw Error(kMismatch) that names both
   // sizes; kUnsupported where no kind of handle serves all ranks. `sequence` as in
   // BootstrapMesh::exchange. No segment is had by some ranks only.
   static std::shared_ptr<Segment> rendezvous(BootstrapMesh& mesh,
@@ -96,11 +96,11 @@ class Segment {
   // at base + r * stride_bytes + o, for the writer's own buffer too. Local (needs no peer), made on
   // the first call and cached, thread safe. The memory and the range live as long as `owner` does,
   // whatever becomes of the segment. Not under graph capture where it is the first call. Throws
-  // Error(kSystem); kUnsupported, on every rank, where user_buffer buffers begin at places that are
+  // Error(kSystem); kUnsupported, on every rank, where user buffers begin at places that are
   // not apart by whole granules, since no mapping can then bring them to one stride.
   struct ContiguousView {
     std::byte* base = nullptr;
-    // A multiple of the device's granularity; mapped_bytes() unless memory is user_buffer.
+    // A multiple of the device's granularity; mapped_bytes() unless it is a user buffer.
     std::size_t stride_bytes = 0;
     std::shared_ptr<void> owner;
   };

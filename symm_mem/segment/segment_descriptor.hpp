@@ -16,10 +16,10 @@
 namespace symm {
 
 // Little-endian: magic u32, protocol u32, device kind u32, device name, bytes u64, mapped bytes
-// u64, user_buffer u32, start u64, number of chunks u32, bytes of the chunk u64, the handles, what
+// u64, user buffer u32, start u64, number of chunks u32, bytes of the chunk u64, the handles, what
 // stands in the way of multicast, error code u32 (all ones for none), error text.
 struct SegmentDescriptor {
-  // Of user_buffer memory: more chunks, and more bytes, than any device has.
+  // Of user buffers: more chunks, and more bytes, than any device has.
   static constexpr std::uint32_t kMaxChunks = 1u << 16;
   static constexpr std::uint64_t kMaxMappedBytes = std::uint64_t{1} << 47;
 
@@ -51,7 +51,7 @@ struct SegmentDescriptor {
 // `descriptors` by rank, of the first round. Throws Error(kMismatch) where they do not fit
 // together, kSecurity for claims that no honest rank makes, or the first rank's error: the same on
 // every rank that has the same descriptors. Ranks bring segments of the same mapped size; where one
-// brings user_buffer memory, whose chunks may be cut differently on each rank, buffers of the same
+// brings a user buffer, whose chunks may be cut differently on each rank, buffers of the same
 // size.
 void check_descriptors(std::span<const SegmentDescriptor> descriptors);
 

@@ -16,7 +16,7 @@ SegmentDescriptor SegmentRendezvous::describe() const {
   descriptor.device = static_cast<std::uint32_t>(runtime_.kind());
   descriptor.bytes = local_->bytes();
   descriptor.mapped_bytes = local_->mapped_bytes();
-  descriptor.user_buffer = local_->user_buffer();
+  descriptor.user_buffer = local_->is_user_buffer();
   descriptor.start = local_->chunks().start;
   descriptor.chunks = static_cast<std::uint32_t>(local_->chunks().chunks.size());
   descriptor.multicast =

@@ -264,7 +264,7 @@ def what_is_missing(text: str | None, words: list[str]) -> str:
 def words_for(victim: int | None, collective: str | None) -> list[str]:
     """What an error must name: the group, the sequence number (on a device a message has one of
     its own), the rank and the collective."""
-    words = ['group "', r"seq \d+|\(message \d+ of its lane"]
+    words = ['group "', r"seq \d+|\(message \d+ of its tag channel"]
     if victim is not None:
         words.append(rf"rank {victim}\b")
     if collective is not None:

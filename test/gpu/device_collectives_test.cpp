@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLarge = std::size_t{5} << 20;  // bytes
 
-// Elements of `kind` around which the methods change, and some that are far from it.
+// Elements of `kind` around which the algorithms change, and some that are far from it.
 std::set<std::size_t> telling_counts(CollectiveKind kind, int world, std::size_t element_bytes) {
   std::set<std::size_t> counts = {0, 1, 3, 1000, kLarge / element_bytes};
   for (const PlanRow& row : PlanTable::built_in_gpu().rows()) {
@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, DeviceDtypesTest, testing::Range(0, kDtypeCount
 class DeviceAlgorithmsTest : public GpuRanksTest, public testing::WithParamInterface<int> {};
 
 // A small workspace makes large calls take several launches, or many steps.
-TEST_P(DeviceAlgorithmsTest, EveryForcedMethodGivesTheSameBits) {
+TEST_P(DeviceAlgorithmsTest, EveryForcedAlgorithmGivesTheSameBits) {
   const auto algorithm = static_cast<Algorithm>(GetParam());
   for (const std::size_t workspace : {std::size_t{64} << 20, std::size_t{4} << 20}) {
     run_group(3,
@@ -112,8 +112,7 @@ TEST_P(DeviceAlgorithmsTest, EveryForcedMethodGivesTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(
     Algorithms, DeviceAlgorithmsTest,
-    testing::Values(static_cast<int>(Algorithm::kPacket),
-                    static_cast<int>(Algorithm::kPacketTwoShot),
+    testing::Values(static_cast<int>(Algorithm::kLL), static_cast<int>(Algorithm::kLLTwoShot),
                     static_cast<int>(Algorithm::kOneShot), static_cast<int>(Algorithm::kTwoShot),
                     static_cast<int>(Algorithm::kRing), static_cast<int>(Algorithm::kPipelined)),
     [](const auto& i) { return std::string(algorithm_name(static_cast<Algorithm>(i.param))); });
@@ -123,7 +122,7 @@ class DeviceMemoryTest : public GpuRanksTest {
   // A segment as large as both regions of a rank.
   static std::shared_ptr<Segment> join(GpuRank& rank, GpuRuntime& runtime, bool symmetric) {
     auto local = LocalSegment::allocate(runtime, 2 * GpuRank::kRegionBytes);
-    return rank.communicator.rendezvous(std::move(local), {}, symmetric);
+    return test::join_segment(rank.communicator, std::move(local), symmetric);
   }
 };
 
@@ -154,7 +153,7 @@ TEST_F(DeviceMemoryTest, SymmetricInputsAreReadInPlace) {
   });
 }
 
-TEST_F(DeviceMemoryTest, CopyEnginesMovePromisedMemory) {
+TEST_F(DeviceMemoryTest, CopyEnginesMoveSymmetricMemory) {
   run_group(3,
             [&](GpuRank& rank) {
               const auto segment = join(rank, *runtime_, true);
@@ -176,7 +175,7 @@ TEST_F(DeviceMemoryTest, CopyEnginesMovePromisedMemory) {
 
 class DeviceMessagesTest : public GpuRanksTest {};
 
-// Both directions at once, recvs in another order than the sends, tags of every lane group.
+// Both directions at once, recvs in another order than the sends, tags of every tag channel.
 TEST_F(DeviceMessagesTest, MessagesOfAnySizeFindTheirRecv) {
   const std::vector<std::size_t> sizes = {0, 1, 479, 65'536, 70'001, kLarge / 2};
   run_group(3, [&](GpuRank& rank) {
@@ -197,7 +196,8 @@ TEST_F(DeviceMessagesTest, MessagesOfAnySizeFindTheirRecv) {
           ops.push_back({out, sizes[k], static_cast<std::int64_t>(k), peer, true});
           out += align_up(sizes[k] + 1, 16);
         }
-        // Messages of one lane group (tags that are equal modulo kTagLanes) keep their order.
+        // Messages of one tag channel (tags that are equal modulo kMessageTagChannels) keep their
+        // order.
         for (const std::size_t k : {3u, 2u, 1u, 0u, 5u, 4u}) {
           rank.write(in, std::vector<std::byte>(sizes[k] + 1, std::byte{0xee}));
           expected.emplace_back(in, bytes_of(peer, rank.number(), k));
@@ -206,7 +206,7 @@ TEST_F(DeviceMessagesTest, MessagesOfAnySizeFindTheirRecv) {
           in += align_up(sizes[k] + 1, 16);
         }
       }
-      rank.engine().transfer(ops, rank.stream(), {});
+      rank.engine().transfer(ops, rank.to());
       rank.finish();
       for (const auto& [place, bytes] : expected) {
         EXPECT_EQ(rank.read(place, bytes.size()) == bytes, true) << bytes.size() - 1 << " bytes";
@@ -224,7 +224,7 @@ TEST_F(DeviceMessagesTest, MessagesOfTwoRanksLeaveTheThirdAlone) {
       rank.write(rank.input(), mine);
       const TransferOp ops[] = {{rank.input(), 3000, 9, peer, true},
                                 {rank.output(), 3000, 9, peer, false}};
-      rank.engine().transfer(ops, rank.stream(), {});
+      rank.engine().transfer(ops, rank.to());
       rank.finish();
       EXPECT_EQ(rank.read(rank.output(), 3000), std::vector<std::byte>(3000, std::byte(10 + peer)));
     }

@@ -110,7 +110,7 @@ TEST_P(DeviceFailureSizesTest, DifferentCallsAreAMismatch) {
   });
 }
 
-// Packets, packets in two shots, channels.
+// ll, ll_two_shot, channels.
 INSTANTIATE_TEST_SUITE_P(Sizes, DeviceFailureSizesTest,
                          testing::Values(std::size_t{16}, std::size_t{100'000},
                                          std::size_t{2'000'000}));
@@ -147,7 +147,7 @@ TEST_F(DeviceFailuresTest, AMessageThatNobodySendsTimesOut) {
     rank.meet();
     if (rank.number() == 0) {
       const TransferOp op{rank.output(), 4000, 7, 1, false};
-      rank.engine().transfer({&op, 1}, rank.stream(), milliseconds(400));
+      rank.engine().transfer({&op, 1}, rank.to(milliseconds(400)));
       expect_error(failure_after_stream(rank, milliseconds(1400)), ErrorCode::kTimeout,
                    {"recv from rank 1", "tag 7", "4000 bytes", "Timed out"});
     }

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/segment/local_heap.hpp"
+#include "symm_mem/segment/segment.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/gpu.hpp"
 
@@ -215,15 +215,15 @@ TEST_F(GpuMemory, CyclesLeaveNothingBehind) {
   EXPECT_EQ(descriptors(), open);
 }
 
-TEST_F(GpuMemory, SegmentsAndTheHeapWork) {
-  const auto segment = allocate_on_local_heap(*runtime_, 1000);
+TEST_F(GpuMemory, SegmentsWork) {
+  const auto segment = LocalSegment::allocate(*runtime_, 1000);
   EXPECT_EQ(segment->bytes(), 1000u);
   EXPECT_EQ(segment->mapped_bytes(), granule());
-  EXPECT_EQ(find_on_local_heap(segment->base() + 999, 1), segment);
-  EXPECT_EQ(find_on_local_heap(segment->base() + 999, 2), nullptr);
+  EXPECT_TRUE(segment->contains(segment->base() + 999, 1));
+  EXPECT_FALSE(segment->contains(segment->base() + 999, 2));
   write_gpu(segment->base(), gpu_words(1, 125));
   EXPECT_EQ(read_gpu<Word>(segment->base(), 125), gpu_words(1, 125));
-  EXPECT_EQ(allocate_on_local_heap(*runtime_, 0)->mapped_bytes(), granule());
+  EXPECT_EQ(LocalSegment::allocate(*runtime_, 0)->mapped_bytes(), granule());
 }
 
 TEST_F(GpuMemory, AllocationErrorsNameSizeAndDevice) {

@@ -18,6 +18,7 @@
 #include "backend/engine/communicator.hpp"
 #include "test/support/gpu.hpp"
 #include "test/support/gpu_calls.hpp"
+#include "test/support/joined_segment.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"
 
@@ -51,13 +52,17 @@ class GpuRank {
 
   int number() const { return communicator.rank(); }
   int world() const { return communicator.world_size(); }
-  DeviceEngine& engine() { return communicator.device_engine({DeviceKind::kCuda, 0}); }
+  DeviceGroup& engine() { return communicator.device_group({DeviceKind::kCuda, 0}); }
   gpuStream_t stream() const { return stream_; }
   std::byte* input() const { return memory_; }
   std::byte* output() const { return memory_ + kRegionBytes; }
 
+  // On the rank's stream, captured or not.
+  DeviceLaunch to(std::chrono::milliseconds timeout = {}) {
+    return {stream_, timeout, engine().runtime().capture_id(stream_) != 0};
+  }
   void launch(const CollectiveArgs& args, std::chrono::milliseconds timeout = {}) {
-    engine().launch(args, stream_, timeout);
+    engine().launch(args, to(timeout));
   }
   // Everything on this rank's stream has ended well.
   void finish() {

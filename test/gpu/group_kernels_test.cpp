@@ -1,4 +1,4 @@
-// Every collective by every method of the GPU, against the host's reduction kernels and plain
+// Every collective by every algorithm of the GPU, against the host's reduction kernels and plain
 // copies: all bytes must be equal.
 #include "kernels/gpu/interface/group_kernels.hpp"
 
@@ -214,12 +214,12 @@ std::vector<Plan> plans_of(CollectiveKind kind) {
   using enum Algorithm;
   switch (kind) {
     case CollectiveKind::kAllReduce:
-      return {plan(kPacket, 16), plan(kPacketTwoShot, 32), plan(kOneShot, 32), plan(kTwoShot, 48),
+      return {plan(kLL, 16), plan(kLLTwoShot, 32), plan(kOneShot, 32), plan(kTwoShot, 48),
               plan(kRing, 32)};
     case CollectiveKind::kReduce:
-      return {plan(kPacket, 16), plan(kOneShot, 8), plan(kTwoShot, 48)};
+      return {plan(kLL, 16), plan(kOneShot, 8), plan(kTwoShot, 48)};
     default:
-      return {plan(kPacket, 16), plan(kPipelined, 48)};
+      return {plan(kLL, 16), plan(kPipelined, 48)};
   }
 }
 
@@ -239,7 +239,7 @@ class GroupKernelsTest : public testing::TestWithParam<int> {
   }
 };
 
-TEST_P(GroupKernelsTest, EveryMethodAtManySizes) {
+TEST_P(GroupKernelsTest, EveryAlgorithmAtManySizes) {
   DeviceRig rig(world(), {});
   Checker checker(rig);
   int turn = 0;
@@ -302,21 +302,21 @@ TEST_P(GroupKernelsTest, EveryReductionRule) {
 TEST_P(GroupKernelsTest, MessagesLargerThanABoxTakeSeveralLaunches) {
   DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace});
   Checker checker(rig);
-  const std::size_t box = rig.layout().box_data_bytes();
+  const std::size_t buffer = rig.layout().ll_buffer_data_bytes();
   for (const CollectiveKind kind : kKinds) {
-    for (const std::size_t bytes : {box - 4, box, box + 4, 3 * box + 20}) {
-      checker.run({.kind = kind, .plan = plan(Algorithm::kPacket, 16), .counts = even(bytes / 4)});
+    for (const std::size_t bytes : {buffer - 4, buffer, buffer + 4, 3 * buffer + 20}) {
+      checker.run({.kind = kind, .plan = plan(Algorithm::kLL, 16), .counts = even(bytes / 4)});
       if (HasFatalFailure()) return;
     }
   }
-  for (const std::size_t bytes : {box * 2, 9 * box + 12}) {
+  for (const std::size_t bytes : {buffer * 2, 9 * buffer + 12}) {
     checker.run({.kind = CollectiveKind::kAllReduce,
-                 .plan = plan(Algorithm::kPacketTwoShot, 32),
+                 .plan = plan(Algorithm::kLLTwoShot, 32),
                  .counts = even(bytes / 4)});
   }
 }
 
-// Counters pass through 2^32 (and a refresh of all boxes) while calls go on.
+// Counters pass through 2^32 (and a refresh of all LL buffers) while calls go on.
 TEST_P(GroupKernelsTest, CountersWrapAround) {
   DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .first_count = 0xfffffffa});
   Checker checker(rig);
@@ -354,8 +354,8 @@ TEST_P(GroupKernelsTest, ManyCallsInFlight) {
       args.count = kCount;
       args.input = args.output = data[static_cast<std::size_t>(rank)]->at(0);
       const Algorithm algorithm = args.kind == CollectiveKind::kBroadcast
-                                      ? (i % 2 == 0 ? Algorithm::kPacket : Algorithm::kPipelined)
-                                      : (i % 2 == 0 ? Algorithm::kPacket : Algorithm::kTwoShot);
+                                      ? (i % 2 == 0 ? Algorithm::kLL : Algorithm::kPipelined)
+                                      : (i % 2 == 0 ? Algorithm::kLL : Algorithm::kTwoShot);
       rig.kernels(rank).launch(args, plan(algorithm, 8), 0, rig.options(rank));
     }
   }

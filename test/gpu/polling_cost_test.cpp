@@ -92,9 +92,8 @@ TEST(PollingCostTest, IsLost) {
     std::size_t count;
   };
   std::string json = "[";
-  for (const Case& c :
-       {Case{"packet", Algorithm::kPacket, 64}, Case{"packet", Algorithm::kPacket, 16384},
-        Case{"two_shot", Algorithm::kTwoShot, 1u << 20}}) {
+  for (const Case& c : {Case{"ll", Algorithm::kLL, 64}, Case{"ll", Algorithm::kLL, 16384},
+                        Case{"two_shot", Algorithm::kTwoShot, 1u << 20}}) {
     DeviceRig rig(2, {});
     const std::array<DeviceBytes, 2> data{DeviceBytes(c.count * 4), DeviceBytes(c.count * 4)};
     for (const DeviceBytes& each : data) check(gpuMemset(each.at(0), 0, c.count * 4), "Memset");

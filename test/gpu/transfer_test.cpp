@@ -1,4 +1,4 @@
-// Messages through lanes, gates and giving up.
+// Messages through p2p channels, copy barriers and giving up.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -122,7 +122,7 @@ TEST_P(TransferTest, AllToAllOfUnevenShares) {
   }
 }
 
-// More messages than a launch holds, with tags of every lane group, large enough that no lane
+// More messages than a launch holds, with tags of every tag channel, large enough that no channel
 // could hold them all.
 TEST_P(TransferTest, MoreMessagesThanALaunchHolds) {
   DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace});
@@ -164,7 +164,7 @@ TEST_P(TransferTest, AnotherTagIsReportedByTheReceiver) {
   DeviceRig rig(world(), {});
   DeviceBytes memory(4096);
   const TransferOp send{memory.at(0), 64, 1, 1, true};
-  const TransferOp recv{memory.at(1024), 64, 1 + kTagLanes, 0, false};
+  const TransferOp recv{memory.at(1024), 64, 1 + kMessageTagChannels, 0, false};
   rig.kernels(0).transfer({&send, 1}, false, rig.options(0));
   rig.kernels(1).transfer({&recv, 1}, false, rig.options(1));
   rig.finish();
@@ -188,8 +188,8 @@ Plan plan_of(Algorithm algorithm) {
   return plan;
 }
 
-constexpr Algorithm kAllReduces[] = {Algorithm::kPacket, Algorithm::kPacketTwoShot,
-                                     Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kRing};
+constexpr Algorithm kAllReduces[] = {Algorithm::kLL, Algorithm::kLLTwoShot, Algorithm::kOneShot,
+                                     Algorithm::kTwoShot, Algorithm::kRing};
 
 TEST_P(TransferTest, TheAbortWordEndsEveryKernel) {
   for (const Algorithm algorithm : kAllReduces) {
@@ -230,7 +230,7 @@ TEST_P(TransferTest, TheTimeOutNamesThePeer) {
   }
 }
 
-TEST_P(TransferTest, CopyEnginesFillPromisedOutputs) {
+TEST_P(TransferTest, CopyEnginesFillSymmetricOutputs) {
   DeviceRig rig(world(), {});
   const auto n = static_cast<std::size_t>(world());
   constexpr std::size_t kShare = 300'000;
@@ -268,7 +268,7 @@ TEST_P(TransferTest, CopyEnginesFillPromisedOutputs) {
   }
 }
 
-TEST_P(TransferTest, ABrokenPromiseIsReported) {
+TEST_P(TransferTest, AsymmetricUseIsReported) {
   DeviceRig rig(2, {});
   DeviceBytes memory(4096);
   std::byte* bases[] = {memory.at(0), memory.at(1024)};
@@ -277,12 +277,13 @@ TEST_P(TransferTest, ABrokenPromiseIsReported) {
     args.kind = CollectiveKind::kBroadcast;
     args.count = 64;
     args.input = args.output = bases[rank];
-    rig.kernels(rank).launch_copies(args, static_cast<Place>(rank + 1), bases, rig.options(rank));
+    rig.kernels(rank).launch_copies(args, static_cast<BufferLocation>(rank + 1), bases,
+                                    rig.options(rank));
   }
   rig.finish();
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(load_acquire(&rig.page(rank).report.fault),
-              static_cast<std::uint32_t>(DeviceFault::kBrokenPromise));
+              static_cast<std::uint32_t>(DeviceFault::kAsymmetricUse));
     EXPECT_EQ(rig.page(rank).report.peer, 1 - rank);
   }
 }

@@ -173,7 +173,7 @@ class _Rank:
         if self._model.device:
             for peer in self._peers:
                 self._await_done(peer, self._epoch + 1 - SLOTS, "device begin")
-                self._thread.write(("announced", peer, self._rank, self._epoch % SLOTS), number + 1)
+                self._thread.write(("location", peer, self._rank, self._epoch % SLOTS), number + 1)
             self._credit = max(self._credit, self._epoch + 1 - SLOTS)
         else:
             self._thread.write(("record", self._rank, number), number + 1)
@@ -219,7 +219,7 @@ class _Rank:
             return
         self._heard.add(peer)
         if self._model.device:
-            cell = ("announced", self._rank, peer, self._epoch % SLOTS)
+            cell = ("location", self._rank, peer, self._epoch % SLOTS)
         else:
             cell = ("record", peer, number)
         self._thread.read(cell, number + 1)

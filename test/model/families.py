@@ -39,7 +39,7 @@ def channel_families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Fami
         family = Family(f"{where} channels", [])
         for (name, world, _, root), call in calls.items():
             if device and name == "all_to_all":
-                continue  # goes through lanes
+                continue  # goes through p2p channels
             every = world == 2 and name in EVERY_MESSAGE
             if name.endswith("_short") and (world > 2 or device):
                 continue  # on a device the two ranks' counters are those of the host
@@ -68,22 +68,22 @@ def is_rooted(name: str) -> bool:
     }
 
 
-def packet_family() -> Family:
-    """Packets from a root and from everybody."""
+def ll_family() -> Family:
+    """LL calls from a root and from everybody."""
     return Family(
-        "packets",
+        "LL calls",
         [
-            protocols.packets(2, None),
-            protocols.packets(2, 0),
-            protocols.packets(3, None, epochs=4, words=1),
-            protocols.packets(3, 0, words=1),
-            protocols.packets(3, 2, words=2),
+            protocols.ll_calls(2, None),
+            protocols.ll_calls(2, 0),
+            protocols.ll_calls(3, None, epochs=4, words=1),
+            protocols.ll_calls(3, 0, words=1),
+            protocols.ll_calls(3, 2, words=2),
         ],
         [
-            named(protocols.packets(2, 0, sets=1), "one set of boxes"),
-            named(protocols.packets(3, None, words=1, sets=1), "one set of boxes"),
-            named(protocols.packets(2, 0, fault="split"), "data beside the word of its epoch"),
-            named(protocols.packets(2, 0, fault="early"), "packet_done before the reads"),
+            named(protocols.ll_calls(2, 0, sets=1), "one set of LL buffers"),
+            named(protocols.ll_calls(3, None, words=1, sets=1), "one set of LL buffers"),
+            named(protocols.ll_calls(2, 0, fault="split"), "data beside the word of its epoch"),
+            named(protocols.ll_calls(2, 0, fault="early"), "ll_done before the reads"),
         ],
     )
 
@@ -97,15 +97,19 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
             [protocols.block_pipeline("channel", 8, 24)],
             [named(protocols.block_pipeline("channel", 8, 24, "no barrier"), "no block barrier")],
         ),
-        packet_family(),
+        ll_family(),
         Family(
-            "gates and barriers by packets",
-            [protocols.packet_gate(2), protocols.packet_gate(3, calls=2)],
+            "barriers by LL packets",
+            [protocols.copy_barriers(2), protocols.copy_barriers(3, calls=2)],
         ),
         Family(
-            "lanes",
-            [protocols.block_pipeline("lane", 4, 12)],
-            [named(protocols.block_pipeline("lane", 4, 12, "no barrier"), "no block barrier")],
+            "p2p channels",
+            [protocols.block_pipeline("p2p channel", 4, 12)],
+            [
+                named(
+                    protocols.block_pipeline("p2p channel", 4, 12, "no barrier"), "no block barrier"
+                )
+            ],
         ),
         Family(
             "signal pads",
@@ -122,7 +126,10 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
         ),
         Family(
             "mailboxes",
-            [protocols.mailbox_pipeline(name, 2, 6) for name in ("envelope", "grant", "data")],
+            [
+                protocols.mailbox_pipeline(name, 2, 6)
+                for name in ("envelope", "clear-to-send", "data")
+            ],
         ),
         Family("device call records", [protocols.device_records()]),
         Family("reports", [protocols.report()]),

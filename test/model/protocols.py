@@ -5,36 +5,36 @@ from __future__ import annotations
 from program import ACQUIRE, RELEASE, SEQ_CST, Program, Thread
 
 
-def packets(
+def ll_calls(
     world: int, root: int | None, epochs: int = 5, sets: int = 2, words: int = 2, fault: str = ""
 ) -> Program:
-    """PacketCall of kernels/gpu/ll/packets.cuh: one unit from the root, or from everybody, to all.
+    """LLCall of kernels/gpu/ll/packets.cuh: one unit from the root, or from everybody, to all.
 
-    A word is data and epoch in one, so its value stands for both. `sets`: boxes a sender, by parity
-    of the epoch. Faults: "split" puts data and epoch into words of their own; "early" tells
-    packet_done before the box was read.
+    A word is data and epoch in one, so its value stands for both. `sets`: LL buffers a sender, by
+    parity of the epoch. Faults: "split" puts data and epoch into words of their own; "early" stores
+    ll_done before the LL buffer was read.
     """
     who = "everybody" if root is None else f"root {root}"
-    program = Program(f"packets from {who}, {world} ranks", first_choice_only=world > 2)
+    program = Program(f"LL calls from {who}, {world} ranks", first_choice_only=world > 2)
     for rank in range(world):
         thread = program.thread()
         peers = [p for p in range(world) if p != rank]
         for epoch in range(1, epochs + 1):
             for peer in peers:  # begin()
-                done = ("packet_done", peer, rank)
-                thread.wait_ge(done, epoch - 2, ACQUIRE, "packets begin", grants=True)
+                done = ("ll_done", peer, rank)
+                thread.wait_ge(done, epoch - 2, ACQUIRE, "ll begin", grants=True)
             if root in (None, rank):  # send()
                 for peer in peers:
                     for word in range(words):
-                        thread.store(("box", peer, rank, epoch % sets, word), epoch)
+                        thread.store(("buffer", peer, rank, epoch % sets, word), epoch)
             if fault == "early":
-                _end_packets(thread, rank, peers, epoch, "packets end")
+                _end_ll_call(thread, rank, peers, epoch, "ll end")
             for peer in peers:  # receive()
                 for word in range(words):
                     if root in (None, peer):
-                        _receive(thread, ("box", rank, peer, epoch % sets, word), epoch, fault)
+                        _receive(thread, ("buffer", rank, peer, epoch % sets, word), epoch, fault)
             if fault != "early":
-                _end_packets(thread, rank, peers, epoch, "packets end")
+                _end_ll_call(thread, rank, peers, epoch, "ll end")
     if fault == "split":
         _split_words(program)
     return program
@@ -49,60 +49,66 @@ def _receive(thread: Thread, place: tuple[object, ...], epoch: int, fault: str) 
 
 def _split_words(program: Program) -> None:
     """Stores the data of each word before its epoch, into a location of its own."""
-    boxes = {index: name for name, index in program.locations.items() if name[0] == "box"}
+    buffers = {index: name for name, index in program.locations.items() if name[0] == "buffer"}
     for ops in program.threads:
         split = []
         for op in ops:
-            if op.kind == "STORE" and op.a in boxes:
-                data = program.locations.setdefault(("data", *boxes[op.a]), len(program.locations))
+            if op.kind == "STORE" and op.a in buffers:
+                data = program.locations.setdefault(
+                    ("data", *buffers[op.a]), len(program.locations)
+                )
                 split.append(type(op)("STORE", data, op.b))
             split.append(op)
         ops[:] = split
 
 
-def _end_packets(thread: Thread, rank: int, peers: list[int], epoch: int, site: str = "") -> None:
+def _end_ll_call(thread: Thread, rank: int, peers: list[int], epoch: int, site: str = "") -> None:
     for peer in peers:  # end()
         thread.fence(RELEASE, site)
-        thread.store(("packet_done", rank, peer), epoch)
+        thread.store(("ll_done", rank, peer), epoch)
 
 
-def packet_gate(world: int, calls: int = 3) -> Program:
-    """copy_gate of kernels/gpu/entry/move.cu around copies into the peers' outputs; packet_barrier of
-    kernels/gpu/ll/packet_kernels.cuh is the same gate."""
-    program = Program(f"copies between gates, {world} ranks")
+def copy_barriers(world: int, calls: int = 3) -> Program:
+    """Entry and exit barriers around copies into the peers' outputs.
+
+    copy_barrier_kernel of kernels/gpu/entry/move.cu; ll_barrier of kernels/gpu/ll/ll_kernels.cuh is
+    the same barrier.
+    """
+    program = Program(f"copies between barriers, {world} ranks")
     program.first_choice_only = world > 2
     for rank in range(world):
         thread = program.thread()
         peers = [p for p in range(world) if p != rank]
         for call in range(1, calls + 1):
-            _gate(thread, rank, peers, 2 * call - 1)
+            _barrier(thread, rank, peers, 2 * call - 1)
             for peer in peers:  # copy engines
                 thread.write(("output", peer, rank), call)
-            _gate(thread, rank, peers, 2 * call)
+            _barrier(thread, rank, peers, 2 * call)
             for peer in peers:  # later work of the stream
                 thread.read(("output", rank, peer), call)
     return program
 
 
-def _gate(thread: Thread, rank: int, peers: list[int], epoch: int) -> None:
+def _barrier(thread: Thread, rank: int, peers: list[int], epoch: int) -> None:
     for peer in peers:
-        thread.wait_ge(("packet_done", peer, rank), epoch - 2, ACQUIRE)
-    thread.fence(RELEASE, "gate before")
+        thread.wait_ge(("ll_done", peer, rank), epoch - 2, ACQUIRE)
+    thread.fence(RELEASE, "barrier before")
     for peer in peers:
-        thread.store(("box", peer, rank, epoch % 2), epoch)
+        thread.store(("buffer", peer, rank, epoch % 2), epoch)
     for peer in peers:
-        thread.wait_eq(("box", rank, peer, epoch % 2), epoch)
-    thread.fence(ACQUIRE, "gate after")
-    _end_packets(thread, rank, peers, epoch)
+        thread.wait_eq(("buffer", rank, peer, epoch % 2), epoch)
+    thread.fence(ACQUIRE, "barrier after")
+    _end_ll_call(thread, rank, peers, epoch)
 
 
 def block_pipeline(name: str, slots: int, pieces: int, fault: str = "") -> Program:
     """A block of two threads hands pieces to a block of another rank through slots.
 
-    name "lane": Lane::send and Lane::receive of kernels/gpu/entry/transfer.cu; name "channel":
-    open_slot, publish, await and read_done of kernels/gpu/block_executor.cuh. Each thread writes
-    half of a slot and reads both; thread 0 keeps the counters. Fault "no barrier": thread 0 tells
-    without the barrier of the block before.
+    name "p2p channel": P2pChannel::send and P2pChannel::receive of kernels/gpu/entry/transfer.cu;
+    name "channel": open_slot, publish, await and read_done of
+    kernels/gpu/simple/block_executor.cuh. Each thread writes half of a slot and
+    reads both; thread 0 keeps the counters. Fault "no barrier": thread 0 tells without the barrier
+    of the block before.
     """
     program = Program(f"{name} of {slots} slots, blocks of 2 threads", first_choice_only=True)
     for me in range(2):  # the sender
@@ -134,9 +140,9 @@ def block_pipeline(name: str, slots: int, pieces: int, fault: str = "") -> Progr
 
 
 def mailbox_pipeline(name: str, capacity: int, count: int) -> Program:
-    """One of the three streams of a mailbox, in backend/engine/mailbox_progress.cpp.
+    """One of the three streams of a mailbox, in backend/engine/host/mailbox_progress.cpp.
 
-    "envelope": post_envelopes and take_envelopes; "grant": write_grants and take_grants; "data":
+    "envelope": post_envelopes and take_envelopes; "clear-to-send": post_cts and take_cts; "data":
     stream_out and stream_in, a piece of the ring being a place.
     """
     program = Program(f"mailbox {name}, {capacity} places")
@@ -154,9 +160,9 @@ def mailbox_pipeline(name: str, capacity: int, count: int) -> Program:
 def pad_barriers(world: int, threads_a_rank: bool, rounds: int = 3, fault: str = "") -> Program:
     """Barriers on a signal pad between writing one's data and reading the peers', and after it.
 
-    try_put and try_take of kernels/protocol/signal_pad.hpp, used as by HostSignals::barrier, or with
-    a thread for each peer as by signal_barrier of kernels/gpu/signal.cuh. Fault "blind": a put
-    does not wait until the signal before it was taken.
+    try_put and try_take of kernels/protocol/signal_pad.hpp, used as by HostSignals::barrier, or
+    with a thread for each peer as by signal_barrier of kernels/gpu/device/signal.cuh. Fault "blind":
+    a put does not wait until the signal before it was taken.
     """
     kind = "a thread a peer" if threads_a_rank else "one thread a rank"
     program = Program(f"pad barriers, {kind}, {world} ranks")
@@ -204,7 +210,7 @@ def pad_messages(count: int = 4) -> Program:
 
 
 def device_records(count: int = 3, words: int = 2) -> Program:
-    """DeviceTrace::post and ::record of backend/engine/device/device_trace.cpp, in a ring of one."""
+    """DeviceTrace::post and record of backend/engine/device/device_trace.cpp; a ring of one."""
     program = Program(f"device call records, {words} words, {count} calls in one place")
     writer, reader = program.thread(), program.thread()
     for sequence in range(1, count + 1):
@@ -231,7 +237,7 @@ def device_records(count: int = 3, words: int = 2) -> Program:
 
 
 def report() -> Program:
-    """Waiter::fail of kernels/gpu/device/wait.cuh; SignalThread::report and failure records are alike."""
+    """Waiter::fail of kernels/gpu/device/wait.cuh; SignalThread::report is alike."""
     program = Program("reports of failures")
     writer, reader = program.thread(), program.thread()
     writer.write("fields", 1)

@@ -20,7 +20,7 @@ class Site(NamedTuple):
 HOST = "kernels/cpu/host_executor.cpp"
 WAIT = "kernels/cpu/wait.cpp"
 BLOCK = "kernels/gpu/simple/block_executor.cuh"
-PACKETS = "kernels/gpu/ll/packets.cuh"
+LL = "kernels/gpu/ll/packets.cuh"
 TRANSFER = "kernels/gpu/entry/transfer.cu"
 PAD = "kernels/protocol/signal_pad.hpp"
 MAILBOX = "backend/engine/host/mailbox_progress.cpp"
@@ -53,14 +53,14 @@ SITES: dict[str, list[Site]] = {
         Site(BLOCK, "bool await_ready(int", "counter_reached(ready, target)"),
         *REACHED,
     ],
-    "device publish": [Site(BLOCK, "void publish(", "tell_peers(&ChannelSignal::ready")],
-    "device read_done": [Site(BLOCK, "void read_done(", "tell_peers(&ChannelSignal::done")],
+    "device publish": [Site(BLOCK, "void publish(", "signal_peers(&ChannelSignal::ready")],
+    "device read_done": [Site(BLOCK, "void read_done(", "signal_peers(&ChannelSignal::done")],
     "channel tell filled": [
-        Site(BLOCK, "void tell_peers(", "release_before_barrier()"),
-        Site(BLOCK, "void tell_peers(", "release_after_barrier()"),
-        Site(BLOCK, "void tell_peers(", "store_relaxed(&(signal_at(peer, rank()).*counter)"),
+        Site(BLOCK, "void signal_peers(", "release_before_barrier()"),
+        Site(BLOCK, "void signal_peers(", "release_after_barrier()"),
+        Site(BLOCK, "void signal_peers(", "store_relaxed(&(signal_at(peer, rank()).*counter)"),
     ],
-    "channel tell freed": [Site(BLOCK, "void tell_peers(", "release_after_barrier()")],
+    "channel tell freed": [Site(BLOCK, "void signal_peers(", "release_after_barrier()")],
     "channel wait freed": [
         Site(BLOCK, "bool await_done(int", "counter_reached(done, target)"),
         *REACHED,
@@ -69,32 +69,32 @@ SITES: dict[str, list[Site]] = {
         Site(BLOCK, "bool await_ready(int", "counter_reached(ready, target)"),
         *REACHED,
     ],
-    "packets begin": [Site(PACKETS, "bool begin()", "counter_reached(done, target)"), *REACHED],
-    "packets end": [
-        Site(PACKETS, "void end()", "release_before_barrier()"),
-        Site(PACKETS, "void end()", "release_after_barrier()"),
-        Site(PACKETS, "void end()", "store_relaxed(done, epoch_)"),
+    "ll begin": [Site(LL, "bool begin()", "counter_reached(done, target)"), *REACHED],
+    "ll end": [
+        Site(LL, "void end()", "release_before_barrier()"),
+        Site(LL, "void end()", "release_after_barrier()"),
+        Site(LL, "void end()", "store_relaxed(done, epoch_)"),
     ],
-    "gate before": [
-        Site("kernels/gpu/entry/move.cu", "copy_gate(", "release_earlier_work()"),
-        Site("kernels/gpu/ll/packet_kernels.cuh", "bool packet_barrier(", "release_earlier_work()"),
+    "barrier before": [
+        Site("kernels/gpu/entry/move.cu", "copy_barrier_kernel(", "release_earlier_work()"),
+        Site("kernels/gpu/ll/ll_kernels.cuh", "bool ll_barrier(", "release_earlier_work()"),
     ],
-    "gate after": [
-        Site("kernels/gpu/entry/move.cu", "copy_gate(", "acquire_for_later_work()"),
-        Site("kernels/gpu/ll/packet_kernels.cuh", "bool packet_barrier(", "acquire_for_later_work()"),
+    "barrier after": [
+        Site("kernels/gpu/entry/move.cu", "copy_barrier_kernel(", "acquire_for_later_work()"),
+        Site("kernels/gpu/ll/ll_kernels.cuh", "bool ll_barrier(", "acquire_for_later_work()"),
     ],
-    "lane wait freed": [
-        Site(TRANSFER, "bool send(", "wait_for(freed, count_ + 1 - kLaneSlots)"),
+    "p2p channel wait freed": [
+        Site(TRANSFER, "bool send(", "wait_for(freed, count_ + 1 - kP2pSlots)"),
         Site(TRANSFER, "bool wait_for(", "counter_reached(counter, target)"),
         *REACHED,
     ],
-    "lane tell filled": [
+    "p2p channel tell filled": [
         Site(TRANSFER, "bool send(", "release_before_barrier()"),
         Site(TRANSFER, "bool send(", "release_after_barrier()"),
         Site(TRANSFER, "bool send(", ".filled, count_ + 1)"),
     ],
-    "lane wait filled": [Site(TRANSFER, "bool receive(", "wait_for(filled, count_ + 1)")],
-    "lane tell freed": [
+    "p2p channel wait filled": [Site(TRANSFER, "bool receive(", "wait_for(filled, count_ + 1)")],
+    "p2p channel tell freed": [
         Site(TRANSFER, "bool receive(", "release_after_barrier()"),
         Site(TRANSFER, "bool receive(", ".freed, count_ + 1)"),
     ],
@@ -102,10 +102,12 @@ SITES: dict[str, list[Site]] = {
     "mailbox envelope post": [Site(MAILBOX, "::post_envelopes(", "outbox->posted, posted + 1")],
     "mailbox envelope take": [Site(MAILBOX, "::take_envelopes(", "peer_outbox->posted")],
     "mailbox envelope free": [Site(MAILBOX, "::take_envelopes(", "inbox->taken, ++taken")],
-    "mailbox grant room": [Site(MAILBOX, "::write_grants(", "peer_outbox->grants_taken")],
-    "mailbox grant post": [Site(MAILBOX, "::write_grants(", "inbox->granted, granted + 1")],
-    "mailbox grant take": [Site(MAILBOX, "::take_grants(", "peer_inbox->granted")],
-    "mailbox grant free": [Site(MAILBOX, "::take_grants(", "outbox->grants_taken, ++taken")],
+    "mailbox clear-to-send room": [Site(MAILBOX, "::post_cts(", "peer_outbox->cts_taken")],
+    "mailbox clear-to-send post": [
+        Site(MAILBOX, "::post_cts(", "inbox->cts_posted, cts_posted + 1")
+    ],
+    "mailbox clear-to-send take": [Site(MAILBOX, "::take_cts(", "peer_inbox->cts_posted")],
+    "mailbox clear-to-send free": [Site(MAILBOX, "::take_cts(", "outbox->cts_taken, ++taken")],
     "mailbox data room": [Site(MAILBOX, "::stream_out(", "peer_inbox->data_read")],
     "mailbox data post": [Site(MAILBOX, "::stream_out(", "outbox->data_written, written + bytes")],
     "mailbox data take": [Site(MAILBOX, "::stream_in(", "peer_outbox->data_written")],
@@ -125,7 +127,11 @@ SITES: dict[str, list[Site]] = {
         Site(SIGNAL, "void report(", "store_release(&report.fault"),
     ],
     "report look": [
-        Site("backend/engine/device/device_watchdog.cpp", "DeviceWatchdog", "load_acquire(&report.fault)"),
+        Site(
+            "backend/engine/device/device_watchdog.cpp",
+            "DeviceWatchdog",
+            "load_acquire(&report.fault)",
+        ),
         Site("kernels/gpu/launch/gpu_signal_kernels.cpp", "report", "load_acquire(&report.fault)"),
     ],
     "post exchange": [Site(WAIT, "void post(", "exchange_seq_cst(&line.value")],
@@ -142,8 +148,8 @@ SITES: dict[str, list[Site]] = {
 # Orders without which every property still holds in the model, and why. They are kept: they cost
 # nothing where they stand, or another compiler or processor may need them.
 NOT_NEEDED: dict[str, str] = {
-    "packets end: not release": "a word brings its data, and its reader has it before it goes on",
-    "packets begin: not acquire": "what follows are stores that the value just read allows",
+    "ll end: not release": "a word brings its data, and its reader has it before it goes on",
+    "ll begin: not acquire": "what follows are stores that the value just read allows",
     "record clear: not release": "a reader that sees the zero does not use the record",
     "record second look: not acquire": "nothing is read after it",
     "sleep look: not seq_cst": "the kernel looks again before it lets the thread sleep",
@@ -158,10 +164,10 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
     },
     WAIT: {"fetch_add(&line.value": "ring_bell: post() with an addition in place of the exchange"},
     BLOCK: {
-        "store_relaxed_pair(announced": "announcements are cells: shown to be free of races",
-        "load_relaxed_pair(announced": "announcements are cells: shown to be free of races",
+        "store_relaxed_pair(location_words": "locations are cells: shown to be free of races",
+        "load_relaxed_pair(location_words": "locations are cells: shown to be free of races",
     },
-    PACKETS: {"relaxed_pair(words": "the words of packets, which have no order"},
+    LL: {"relaxed_pair(words": "the words of LL packets, which have no order"},
     TRANSFER: {
         "device_fence()": "between the blocks of a launch",
         "device_fetch_add(ticket": "between the blocks of a launch",

@@ -15,8 +15,8 @@ if missing_tools():
     pytest.skip(f"model check: {', '.join(missing_tools())} not installed", allow_module_level=True)
 
 PROTOCOLS = [
-    *["host channels", "device channels", "blocks of threads", "packets"],
-    *["gates and barriers by packets", "lanes", "signal pads", "mailboxes"],
+    *["host channels", "device channels", "blocks of threads", "LL calls"],
+    *["barriers by LL packets", "p2p channels", "signal pads", "mailboxes"],
     *["device call records", "reports", "sleep and wake"],
 ]
 

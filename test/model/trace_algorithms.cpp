@@ -173,7 +173,7 @@ bool all_to_all(TracingExecutor& x, const Facts& f) {
     for (int s = 0; s < x.world_size(); ++s) row[s] = r == s ? 0 : count;
   }
   AllToAllState state;
-  return all_to_all_announce(x, f.input_parts, f.output_parts, &state) &&
+  return all_to_all_exchange_counts(x, f.input_parts, f.output_parts, &state) &&
          all_to_all_rounds(x, f.input_parts, f.output_parts, state);
 }
 

@@ -154,6 +154,58 @@ TEST(BootstrapMeshPosts, TakenWhileAnotherThreadExchanges) {
   });
 }
 
+// The same numbers in both streams, two threads a rank, exchanges and posts: no frame of one is
+// ever taken for one of the other.
+TEST(BootstrapMeshPosts, FramesOfTheTwoStreamsAreNotConfused) {
+  constexpr int kWorldSize = 3;
+  constexpr std::uint64_t kRounds = 200;
+  const auto meshes = connect_all(kWorldSize);
+  run_ranks(2 * kWorldSize, [&](int thread) {
+    const int rank = thread / 2;
+    const auto stream = thread % 2 == 0 ? FrameStream::kCollectives : FrameStream::kSymmetricMemory;
+    const auto said_by = [&](int who, std::uint64_t number) {
+      return Bytes{static_cast<std::uint8_t>(who), static_cast<std::uint8_t>(stream),
+                   static_cast<std::uint8_t>(number)};
+    };
+    BootstrapMesh& mesh = *meshes[static_cast<std::size_t>(rank)];
+    for (std::uint64_t round = 10; round < 10 + kRounds; ++round) {
+      const FramePosition position(stream, round);
+      mesh.post(position, said_by(rank, round + 1), -1);
+      const auto received =
+          mesh.exchange(position, said_by(rank, round), -1, kMeshTimeout, nullptr);
+      for (int peer = 0; peer < kWorldSize; ++peer) {
+        if (peer == rank) continue;
+        ASSERT_EQ(received[static_cast<std::size_t>(peer)].message, said_by(peer, round));
+        ASSERT_EQ(mesh.take(peer, position, kMeshTimeout, nullptr).message,
+                  said_by(peer, round + 1));
+      }
+    }
+  });
+}
+
+// One stream breaks off in the middle of an exchange, starts again, and passes over what was left;
+// the other does not notice.
+TEST(BootstrapMeshPosts, AStreamStartsAgainWhileTheOtherGoesOn) {
+  const auto meshes = connect_all(2);
+  const FramePosition broken(FrameStream::kSymmetricMemory, 5);
+  meshes[0]->post(broken, Bytes{9}, -1);
+  expect_error(error_of([&] { meshes[0]->exchange(broken, Bytes{1}, -1, 20ms, nullptr); }),
+               ErrorCode::kTimeout, {"rank 1"});
+  expect_error(error_of([&] { meshes[0]->exchange(broken, Bytes{1}, -1, 20ms, nullptr); }),
+               ErrorCode::kAborted, {"an earlier exchange failed"});
+  run_ranks(2, [&](int rank) {
+    BootstrapMesh& mesh = *meshes[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(exchange_with(mesh, 1, 1 - rank).message,
+              Bytes{static_cast<std::uint8_t>(100 + 1 - rank)});
+    mesh.restart({FrameStream::kSymmetricMemory, 6});
+    const auto received =
+        mesh.exchange({FrameStream::kSymmetricMemory, 6}, Bytes{static_cast<std::uint8_t>(rank)},
+                      -1, kMeshTimeout, nullptr);
+    EXPECT_EQ(received[static_cast<std::size_t>(1 - rank)].message,
+              Bytes{static_cast<std::uint8_t>(1 - rank)});
+  });
+}
+
 TEST(BootstrapMeshPosts, WaitsForAPostThatComesLater) {
   const auto meshes = connect_all(2);
   std::atomic<int> asked{0};
@@ -321,6 +373,34 @@ TEST_F(FrameQueuesTest, MalformedFramesGoToTheExchange) {
   // A post that says it brings a descriptor and does not is the taker's to refuse.
   send(encode_exchange(3, true, Bytes{1}, FrameKind::kPost));
   EXPECT_EQ(queues_->next_post(1, 3)->problem, "a malformed frame");
+}
+
+TEST_F(FrameQueuesTest, StreamsHaveQueuesOfTheirOwn) {
+  const FrameStream memory = FrameStream::kSymmetricMemory;
+  send(encode_exchange({memory, 7}, false, Bytes{1}));
+  send(encode_exchange(7, false, Bytes{2}));
+  send(encode_exchange({memory, 7}, false, Bytes{3}, FrameKind::kPost));
+  send(encode_exchange(7, false, Bytes{4}, FrameKind::kPost));
+  EXPECT_EQ(queues_->next_post(1, 7)->content.message, Bytes{4});
+  EXPECT_EQ(queues_->next_exchange(1)->content.message, Bytes{2});
+  EXPECT_EQ(queues_->next_exchange(1, memory)->content.message, Bytes{1});
+  EXPECT_EQ(queues_->next_post(1, {memory, 7})->content.message, Bytes{3});
+  EXPECT_FALSE(queues_->next_exchange(1).has_value());
+  EXPECT_FALSE(queues_->next_exchange(1, memory).has_value());
+}
+
+TEST_F(FrameQueuesTest, WhatIsOverIsDroppedBeforeAndAfterItComes) {
+  const FrameStream memory = FrameStream::kSymmetricMemory;
+  send(encode_exchange({memory, 3}, false, Bytes{3}));
+  send(encode_exchange(3, false, Bytes{30}));
+  EXPECT_FALSE(queues_->next_post(1, {memory, 9}).has_value());  // sorts what has come
+  queues_->drop_before({memory, 5});
+  send(encode_exchange({memory, 4}, false, Bytes{4}));
+  send(encode_exchange({memory, 4}, false, Bytes{4}, FrameKind::kPost));
+  send(encode_exchange({memory, 5}, false, Bytes{5}));
+  EXPECT_EQ(queues_->next_exchange(1, memory)->content.message, Bytes{5});
+  EXPECT_FALSE(queues_->next_post(1, {memory, 4}).has_value());
+  EXPECT_EQ(queues_->next_exchange(1)->content.message, Bytes{30});
 }
 
 TEST_F(FrameQueuesTest, AClosedPeerIsLostOnceAllIsHandedOut) {

@@ -10,6 +10,7 @@
 #include "backend/engine/host/point_to_point.hpp"
 #include "test/support/collective_cases.hpp"
 #include "test/support/expect_error.hpp"
+#include "test/support/joined_segment.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"
 
@@ -192,7 +193,7 @@ TEST(Communicator, ReadsRendezvousedMemoryInPlace) {
     constexpr std::size_t kCount = 500'003;
     auto local = LocalSegment::allocate(host_runtime(), (kCount + 9) * sizeof(float));
     auto* in = reinterpret_cast<float*>(local->base()) + 7;
-    const auto segment = communicator.rendezvous(local);
+    const auto segment = test::join_segment(communicator, local);
     ASSERT_EQ(segment->world_size(), world);
     for (int round = 0; round < 3; ++round) {
       // Only even ranks bring symmetric memory: readers follow what each owner says.

@@ -113,7 +113,7 @@ TEST(ConfiguredCalls, ARefusedRequestSendsNothing) {
 class ConfiguredDeviceCalls : public test::DeviceRanksTest {};
 
 void launch(DeviceRank& rank, const CollectiveArgs& args, const PlanRequest& request) {
-  rank.engine().launch(args, FakeGpu::plain_stream(), {}, request);
+  rank.engine().launch(args, {FakeGpu::plain_stream()}, request);
 }
 
 TEST_F(ConfiguredDeviceCalls, TheRequestIsThePlan) {
@@ -125,9 +125,9 @@ TEST_F(ConfiguredDeviceCalls, TheRequestIsThePlan) {
     launch(rank, args, {.channels = 3});
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 3u);
-    EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kPacket);
+    EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kLL);
     EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kTwoShot, 4'096, 7}));
-    EXPECT_EQ(launches[2].plan, (Plan{Algorithm::kPacket, 65'536, 3}));
+    EXPECT_EQ(launches[2].plan, (Plan{Algorithm::kLL, 65'536, 3}));
     expect_error(error_of([&] { launch(rank, args, {.algorithm = Algorithm::kPipelined}); }),
                  ErrorCode::kInvalidArgument, {"all_reduce", "got pipelined"});
     EXPECT_EQ(launches.size(), 3u);
@@ -157,7 +157,8 @@ CollectiveArgs gather_args(std::vector<Part>& parts, std::byte* output, std::siz
   return args;
 }
 
-// The request is the promise, so no segment needs one of its own and no size is too small.
+// The request says that the tensors are symmetric, so no segment needs symmetric registration and
+// no size is too small.
 TEST_F(ConfiguredDeviceCalls, CopyEnginesWriteSegmentsOfTheGroup) {
   run_group(2, [](DeviceRank& rank) {
     const PlanRequest request{.algorithm = Algorithm::kCopyEngine};
@@ -184,7 +185,7 @@ TEST_F(ConfiguredDeviceCalls, CopyEnginesWriteSegmentsOfTheGroup) {
 }
 
 // On fake GPUs alone, where multicast may be switched on.
-TEST_F(ConfiguredDeviceCalls, MultimemIsItsOwnPromiseToo) {
+TEST_F(ConfiguredDeviceCalls, MultimemByRequestNeedsNoRegistrationEither) {
   const test::ScopedVariable switches[] = {{"SYMM_DISABLE_MULTICAST", std::nullopt},
                                            {"TORCH_SYMM_MEM_DISABLE_MULTICAST", std::nullopt},
                                            {"NVSHMEM_DISABLE_NVLS", std::nullopt}};

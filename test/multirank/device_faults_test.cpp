@@ -53,7 +53,7 @@ TEST_F(DeviceFaultsTest, DifferentCallsNameBothSides) {
     // Whoever posts last may learn of it at once, the other from its watching thread.
     error_of([&] { rank.launch(sum_args(data)); });
     expect_error(rank.failure(), ErrorCode::kMismatch,
-                 {"device seq 1", "rank 0", "count 4", "rank 1", "count 5", "packet"});
+                 {"device seq 1", "rank 0", "count 4", "rank 1", "count 5", ", ll)"});
     EXPECT_TRUE(rank.kernels().told_to_leave());
     rank.meet();
   });
@@ -128,7 +128,7 @@ TEST_F(DeviceFaultsTest, EveryReportOfAKernelBecomesAnError) {
       {DeviceFault::kCountMismatch,
        ErrorCode::kMismatch,
        {"all_to_all", "device seq 1", "rank 1 sends 40 bytes to rank 0", "expects 12"}},
-      {DeviceFault::kBrokenPromise, ErrorCode::kMismatch, {"rank 1", "promised symmetric"}},
+      {DeviceFault::kAsymmetricUse, ErrorCode::kMismatch, {"rank 1", "symmetric registration"}},
       {DeviceFault::kAborted, ErrorCode::kAborted, {"told to leave"}},
   };
   for (const Case& one : cases) {
@@ -211,7 +211,7 @@ TEST_F(DeviceFaultsTest, APeerThatLeavesDuringAMessageIsNamed) {
     std::vector<std::byte> data(4000);
     const bool receives = rank.number() == 0;
     const TransferOp op{data.data(), data.size(), 7, 1 - rank.number(), !receives};
-    if (receives) rank.engine().transfer({&op, 1}, FakeGpu::plain_stream(), {});
+    if (receives) rank.engine().transfer({&op, 1}, {FakeGpu::plain_stream()});
     if (!receives) rank.engine();
     rank.meet();
     if (!receives) rank.communicator.shutdown();
@@ -302,8 +302,8 @@ TEST_F(DeviceFaultsTest, ShutdownLetsWhatIsUnderWayEnd) {
   gpus_[0].hold_kernels = true;
   test::run_ranks(2, [&](int rank) {
     const auto engine = GroupEngine::create(store, device_config(rank, 2, Algorithm::kAuto));
-    DeviceEngine& device = engine->communicator().device_engine({DeviceKind::kCuda, rank});
-    device.launch(CollectiveArgs{}, FakeGpu::plain_stream(), {});
+    DeviceGroup& device = engine->communicator().device_group({DeviceKind::kCuda, rank});
+    device.launch(CollectiveArgs{}, {FakeGpu::plain_stream()});
     if (rank == 1) return;
     std::thread ends(
         [&] { store_release(&gpus_[0].kernels().page().completed, std::uint64_t{1}); });

@@ -77,7 +77,7 @@ TEST_F(DeviceHandlesTest, MessagesBeforeTheFirstCollectiveGoByWhatTwoRanksAllow)
     std::vector<std::byte> data(64);
     if (rank.number() < 2) {
       const TransferOp op{data.data(), 32, 1, 1 - rank.number(), rank.number() == 0};
-      rank.engine().transfer({&op, 1}, FakeGpu::plain_stream(), {});
+      rank.engine().transfer({&op, 1}, {FakeGpu::plain_stream()});
       EXPECT_EQ(rank.gpu.imports[kDescriptor], 1);
     }
     meet(rank, 3);

@@ -33,10 +33,6 @@ constexpr std::size_t kSegmentBytes = 1 << 20;
 constexpr std::size_t kInputOffset = 64;
 constexpr std::size_t kOutputOffset = 512 << 10;
 
-bool reads(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
-}
-
 // One call: the message or each share has `count` elements, all arrays follow each other.
 struct Call {
   CollectiveKind kind = CollectiveKind::kAllReduce;
@@ -53,7 +49,7 @@ void launch(DeviceRank& rank, const Call& call) {
   const auto own = static_cast<std::size_t>(rank.number());
   const std::size_t size = dtype_bytes(call.dtype);
   std::vector<Part> parts;
-  std::byte* next = reads(call.kind) ? call.input : call.output;
+  std::byte* next = reduces(call.kind) ? call.input : call.output;
   for (std::size_t r = 0; r < world; ++r) {
     parts.push_back({next, r == 1 ? call.second_count : call.count});
     next += parts.back().count * size;
@@ -128,7 +124,7 @@ FakeMulticastMemory at(const Segment& segment, int number, std::size_t offset) {
   FakeMulticastMemory memory;
   memory.multicast = segment.multicast().base() + offset;
   for (int r = 0; r < segment.world_size(); ++r) memory.ranks.push_back(segment.base(r) + offset);
-  memory.place = (static_cast<Place>(number + 1) << kPlaceShift) | offset;
+  memory.location = (static_cast<BufferLocation>(number + 1) << kLocationShift) | offset;
   return memory;
 }
 
@@ -146,7 +142,7 @@ TEST_F(DeviceMultimemTest, LaunchesWithTheAddressesOfAllRanks) {
           Call call{.kind = kind};
           // What all ranks share is symmetric, the rest is this rank's own, at an odd address.
           const bool writes = kind != CollectiveKind::kReduceScatter;
-          call.input = reads(kind) ? first->base(rank.number()) + kInputOffset : plain.data() + 1;
+          call.input = reduces(kind) ? first->base(rank.number()) + kInputOffset : plain.data() + 1;
           call.output = writes ? second->base(rank.number()) + kOutputOffset : plain.data() + 3;
           launch(rank, call);
           const FakeLaunch& made = rank.kernels().launches().back();
@@ -154,7 +150,8 @@ TEST_F(DeviceMultimemTest, LaunchesWithTheAddressesOfAllRanks) {
           EXPECT_FALSE(made.copies);
           EXPECT_EQ(made.kind, kind);
           EXPECT_EQ(made.plan, (Plan{Algorithm::kMultimem, 65536, 16}));
-          EXPECT_EQ(made.input, reads(kind) ? at(*first, 1, kInputOffset) : FakeMulticastMemory{});
+          EXPECT_EQ(made.input,
+                    reduces(kind) ? at(*first, 1, kInputOffset) : FakeMulticastMemory{});
           EXPECT_EQ(made.output, writes ? at(*second, 2, kOutputOffset) : FakeMulticastMemory{});
         }
         Call in_place{.count = 3};  // a message may end inside a unit
@@ -200,7 +197,7 @@ TEST_F(DeviceMultimemTest, OtherCallsTakeTheTable) {
           launch(rank, {.kind = kind, .count = 0, .input = &nothing, .output = &nothing});
         }
         for (const FakeLaunch& made : rank.kernels().launches()) {
-          EXPECT_EQ(made.plan.algorithm, Algorithm::kPacket);
+          EXPECT_EQ(made.plan.algorithm, Algorithm::kLL);
         }
         EXPECT_EQ(rank.kernels().launches().size(), 5u);
       },
@@ -210,14 +207,14 @@ TEST_F(DeviceMultimemTest, OtherCallsTakeTheTable) {
       [](DeviceRank& rank) {
         std::vector<float> data(4, 1.0f);
         rank.launch(test::sum_args(data));
-        EXPECT_EQ(rank.kernels().launches().at(0).plan.algorithm, Algorithm::kPacket);
+        EXPECT_EQ(rank.kernels().launches().at(0).plan.algorithm, Algorithm::kLL);
       },
       Algorithm::kMultimem);
 }
 
-TEST_F(DeviceMultimemTest, NeedsThePromise) {
+TEST_F(DeviceMultimemTest, NeedsSymmetricRegistration) {
   for (const CollectiveKind kind : kFour) {
-    const Words words = {"the algorithm multimem needs an ", reads(kind) ? "input" : "output",
+    const Words words = {"the algorithm multimem needs an ", reduces(kind) ? "input" : "output",
                          "one array with equal shares", "symmetric=True", "another algorithm"};
     expect_refusal({.kind = kind}, words, [](DeviceRank&) { return nullptr; });
     expect_refusal({.kind = kind}, words,
@@ -229,7 +226,7 @@ TEST_F(DeviceMultimemTest, NeedsMulticastOnEveryRankAndSaysWhoHasNone) {
   gpus_[1].fake_multicast().present = false;
   for (const CollectiveKind kind : kFour) {
     expect_refusal({.kind = kind}, {"needs a segment with a multicast address",
-                                    reads(kind) ? "that of the input" : "that of the output",
+                                    reduces(kind) ? "that of the input" : "that of the output",
                                     "has none: rank 1: fake GPU 1 has no multicast"});
   }
   EXPECT_EQ(multicast_objects(), 0);
@@ -301,8 +298,7 @@ TEST_F(DeviceMultimemTest, ATuningFileNamesItForSizes) {
   };
   std::ofstream(path)
       << R"({"copy_engine_bytes": 65536, "gpu_rows": [)"
-      << row(R"("max_bytes": 4096, "algorithm": "packet", "chunk_bytes": 65536, "channels": 3)")
-      << ", "
+      << row(R"("max_bytes": 4096, "algorithm": "ll", "chunk_bytes": 65536, "channels": 3)") << ", "
       << row(R"("max_bytes": null, "algorithm": "multimem", "chunk_bytes": 65536, "channels": 7)")
       << "]}";
   const ScopedVariable file("SYMM_TUNING_FILE", path);
@@ -322,7 +318,7 @@ TEST_F(DeviceMultimemTest, ATuningFileNamesItForSizes) {
     gather(65536, segment->base(rank.number()));
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 3u);
-    EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kPacket);
+    EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kLL);
     EXPECT_TRUE(launches[1].multimem);
     EXPECT_EQ(launches[1].plan.channels, 7);
     EXPECT_TRUE(launches[2].copies) << "copy_engine_bytes comes before rows";
@@ -350,8 +346,8 @@ TEST_F(DeviceMultimemTest, CopyEnginesDoNotTakeItsPlace) {
       Algorithm::kMultimem);
 }
 
-// Ranks that pass tensors at different places are told apart by their kernels, which compare what
-// each announces: the places of both arrays reach them.
+// Ranks that pass tensors at different locations are told apart by their kernels, which compare
+// them: the locations of both arrays reach the kernels.
 TEST_F(DeviceMultimemTest, DifferentPlacesReachTheKernels) {
   run_group(
       2,
@@ -361,21 +357,21 @@ TEST_F(DeviceMultimemTest, DifferentPlacesReachTheKernels) {
         const std::size_t shift = rank.number() == 0 ? 0 : 4096;
         launch(rank, {.input = base + shift, .output = base + kOutputOffset});
         const FakeLaunch& made = rank.kernels().launches().at(0);
-        EXPECT_EQ(made.input.place, (Place{1} << kPlaceShift) | shift);
-        EXPECT_EQ(made.output.place, (Place{1} << kPlaceShift) | kOutputOffset);
+        EXPECT_EQ(made.input.location, (BufferLocation{1} << kLocationShift) | shift);
+        EXPECT_EQ(made.output.location, (BufferLocation{1} << kLocationShift) | kOutputOffset);
         rank.meet();
         if (rank.number() == 1) {
-          rank.kernels().give_up(DeviceFault::kBrokenPromise, 0, 1, made.input.place, 2);
+          rank.kernels().give_up(DeviceFault::kAsymmetricUse, 0, 1, made.input.location, 2);
         }
         expect_error(rank.failure(), ErrorCode::kMismatch,
-                     {"all_reduce", "multimem", "rank 0", "rank 1", "promised symmetric"});
+                     {"all_reduce", "multimem", "rank 0", "rank 1", "symmetric registration"});
         rank.meet();
       },
       Algorithm::kMultimem);
 }
 
-// A rank that breaks the promise is refused alone; its next call tells everybody.
-TEST_F(DeviceMultimemTest, ABrokenPromiseIsFoundByTheNextCall) {
+// A rank that passes an ordinary tensor is refused alone; its next call tells everybody.
+TEST_F(DeviceMultimemTest, AsymmetricUseIsFoundByTheNextCall) {
   run_group(
       2,
       [](DeviceRank& rank) {

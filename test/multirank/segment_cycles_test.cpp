@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "kernels/core/decimal.hpp"
-#include "symm_mem/segment/local_heap.hpp"
 #include "symm_mem/segment/segment.hpp"
 #include "test/support/mesh_ranks.hpp"
 #include "test/support/process_footprint.hpp"
@@ -45,9 +44,10 @@ struct Footprint {
 // What every rank does in one cycle; sizes from a byte to 2 MiB take turns.
 void cycle(BootstrapMesh& mesh, std::uint64_t number) {
   const std::size_t bytes = 1 + (number % 8 == 0 ? 2 * kMiB - 1 : number * 4099 % (64 * 1024));
-  const auto local = allocate_on_local_heap(bytes);
+  const auto local = LocalSegment::allocate(host_runtime(), bytes);
   local->base()[bytes - 1] = static_cast<std::byte>(number + static_cast<unsigned>(mesh.rank()));
-  const auto segment = Segment::rendezvous(mesh, local, 2 * number, test::kMeshTimeout, nullptr);
+  const auto segment = Segment::rendezvous(mesh, local, {FrameStream::kSymmetricMemory, 2 * number},
+                                           test::kMeshTimeout, nullptr);
   const auto view = segment->contiguous_view();
   for (int rank = 0; rank < kWorld; ++rank) {
     const auto expected = static_cast<std::byte>(number + static_cast<unsigned>(rank));
@@ -56,7 +56,9 @@ void cycle(BootstrapMesh& mesh, std::uint64_t number) {
     ASSERT_EQ(view.base[at], expected);
   }
   // The other rank has looked before this one lets go.
-  mesh.exchange(2 * number + 1, std::vector<std::uint8_t>{1}, -1, test::kMeshTimeout, nullptr);
+  mesh.exchange({FrameStream::kSymmetricMemory, 2 * number + 1}, std::vector<std::uint8_t>{1}, -1,
+                test::kMeshTimeout, nullptr);
+  mesh.restart({FrameStream::kSymmetricMemory, 2 * number + 2});
 }
 
 TEST(SegmentCycles, LeaveDescriptorsAddressesAndMemoryAsTheyWere) {

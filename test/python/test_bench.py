@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from torch_symm.bench.bandwidth import bandwidths, bus_factor
-from torch_symm.bench.collectives import CLASSES, Collective, Place
+from torch_symm.bench.collectives import CLASSES, CallContext, Collective
 from torch_symm.bench.config import (
     BITWISE_OPS,
     COLLECTIVES,
@@ -123,8 +123,8 @@ def test_first_wrong_tells_position_and_values() -> None:
     assert str(wrong) == "element 7 is 99.0, expected 7.0"
 
 
-def place(rank: int, world_size: int = 2) -> Place:
-    return Place(
+def context(rank: int, world_size: int = 2) -> CallContext:
+    return CallContext(
         rank, world_size, root=1, op="sum", dtype=torch.float32, device=torch.device("cpu")
     )
 
@@ -137,7 +137,7 @@ def test_a_corrupted_element_is_counted(name: str, rank: int) -> None:
     for in_place in (False, True):
         if not getattr(kind, "in_place_exists" if in_place else "out_of_place_exists"):
             continue
-        operation: Collective = kind(place(rank), 9, in_place)
+        operation: Collective = kind(context(rank), 9, in_place)
         pattern = Pattern(torch.float32, "sum" if kind.has_op else "none", 2, salt=0)
         operation.prepare_check(pattern)
         expected = operation.expected_output(pattern)
@@ -242,7 +242,7 @@ def test_gpu_rows_have_mode_and_launch_time() -> None:
 
 def test_only_reductions_in_place_are_not_repeatable() -> None:
     repeatable = {
-        name: [kind(place(0), 4, in_place).repeatable for in_place in (False, True)]
+        name: [kind(context(0), 4, in_place).repeatable for in_place in (False, True)]
         for name, kind in CLASSES.items()
     }
     assert repeatable.pop("all_reduce")[1] is False

@@ -22,7 +22,7 @@ from torch_symm.bench.launch import BenchJob
 from torch_symm.bench.results import Row
 from torch_symm.bench.session import Session
 from torch_symm.bench.worker import Start, bench_rank, run_worker
-from torch_symm.ranks.process import Messenger, RankPlace
+from torch_symm.ranks.process import Messenger, RankContext
 from torch_symm.ranks.supervisor import supervise
 
 pytestmark = pytest.mark.timeout(120)
@@ -41,8 +41,8 @@ class ToQueue(Messenger):
 
 def corrupting_all_reduce(operation: AllReduce, group: dist.ProcessGroup) -> None:
     """Reduce, then alter the last element on rank 1 alone."""
-    dist.all_reduce(operation.output, op=OPS[operation.place.op], group=group)
-    if operation.place.rank == 1:
+    dist.all_reduce(operation.output, op=OPS[operation.context.op], group=group)
+    if operation.context.rank == 1:
         operation.output[-1] += 1
 
 
@@ -99,7 +99,7 @@ def test_a_refusal_is_reported_and_the_run_goes_on(tmp_path: Path) -> None:
     assert measured.results[0].out_of_place is not None
 
 
-def wounded_rank(place: RankPlace, assignment: dict, messenger: Messenger) -> None:
+def wounded_rank(context: RankContext, assignment: dict, messenger: Messenger) -> None:
     """A rank whose first backend fails in all_reduce from 128 bytes on, as WOUND says."""
     running: list[int | None] = [None]
     begin, call = Session.begin, AllReduce.call
@@ -109,7 +109,7 @@ def wounded_rank(place: RankPlace, assignment: dict, messenger: Messenger) -> No
         begin(session, what, index)
 
     def wounded_call(operation: AllReduce, group: dist.ProcessGroup) -> None:
-        if running[0] == 0 and operation.count >= 32 and operation.place.rank == 1:
+        if running[0] == 0 and operation.count >= 32 and operation.context.rank == 1:
             if os.environ["WOUND"] == "abort":
                 os.abort()
             if os.environ["WOUND"] == "hang":
@@ -118,7 +118,7 @@ def wounded_rank(place: RankPlace, assignment: dict, messenger: Messenger) -> No
         call(operation, group)
 
     Session.begin, AllReduce.call = noting_begin, wounded_call
-    bench_rank(place, assignment, messenger)
+    bench_rank(context, assignment, messenger)
 
 
 def watch_wounded(wound: str, rows: mp.SimpleQueue) -> None:

@@ -49,7 +49,7 @@ def written_remotely(rank, name, algorithm):
         problems += c.finish()
         if given is not None and (given._output[:1027] == 0x5A).all():
             problems.append(f"{name}: the output did not go through the workspace")
-    # Refused without the promise's condition, and nothing is lost or sent.
+    # Refused where the tensors are not symmetric, and nothing is lost or sent.
     output = torch.full((1027 * len(ranks),), 7.0, device=DEVICE)
     given = torch.ones(1027 * len(ranks), device=DEVICE)
     if name == "all_gather":

@@ -73,7 +73,7 @@ def wrong_configs(rank):
         if not text.startswith(kind) or any(part not in text for part in parts):
             problems.append(f"{parts}: {text}")
 
-    every = ["auto", "one_shot", "two_shot", "ring", "pipelined", "packet", "copy_engine"]
+    every = ["auto", "one_shot", "two_shot", "ring", "pipelined", "ll", "copy_engine"]
     expect("ValueError", ["algorithm", "'rings'", *every], ccl.Config, algorithm="rings")
     expect("TypeError", ["algorithm", "None"], ccl.Config, algorithm=None)
     expect("TypeError", ["channels", "2.0"], ccl.Config, channels=2.0)
@@ -114,7 +114,12 @@ def wrong_configs(rank):
         refused(name, ["config.chunk_bytes", "got 1073741824"], chunk_bytes=1 << 30)
         if ON_CUDA:
             refused(name, ["config.channels", "1 to 64", "got 65"], channels=65)
-            refused(name, ["config.chunk_bytes", "packet"], algorithm="packet", chunk_bytes=65536)
+            refused(
+                name,
+                ["config.chunk_bytes", "the algorithm ll of"],
+                algorithm="ll",
+                chunk_bytes=65536,
+            )
         else:
             refused(name, ["config.channels", "on the host", "got 4"], channels=4)
     if not ON_CUDA:

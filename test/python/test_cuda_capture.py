@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cuda
 
 REPLAYS = 12 if crowded(WORLD_SIZE) else 100
 IN_A_ROW = 6  # replays that are queued without waiting for the one before
-COUNTS = [5, 4_099, 300_007]  # packets, packets in two shots, slots
+COUNTS = [5, 4_099, 300_007]  # ll, ll_two_shot, slots
 
 
 def warm(operation, rank):

@@ -14,7 +14,7 @@ from test_determinism import digest, options_with
 pytestmark = pytest.mark.cuda
 
 COUNTS = [7, 150_001] if crowded(WORLD_SIZE) else [7, 5_003, 700_001]
-ALGORITHMS = ["packet", "packet_two_shot", "one_shot", "two_shot", "ring", "pipelined"]
+ALGORITHMS = ["ll", "ll_two_shot", "one_shot", "two_shot", "ring", "pipelined"]
 PAIRS = [(op, dtype) for op in model.OPS for dtype in model.DTYPES if model.meaningful(op, dtype)]
 # torch.distributed itself refuses complex products in all_reduce.
 PAIRS = [(op, dtype) for op, dtype in PAIRS if not (op == "PRODUCT" and dtype.is_complex)]
@@ -73,7 +73,7 @@ def test_same_bits_as_on_the_cpu(op, dtype):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_has_the_bits_of_the_cpu(algorithm):
-    """The same with one method for everything, forced by option."""
+    """The same with one algorithm for everything, forced by option."""
     some = few(PAIRS[::3], 12)
 
     def body(rank):

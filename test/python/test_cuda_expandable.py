@@ -43,11 +43,11 @@ def placed(tensor, expected):
     """(what as_symmetric returned, what is wrong about what it did)."""
     import torch_symm
 
-    before = torch_symm.placement()
+    before = torch_symm.copy_counts()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if expected == "copied" else "error")
         result = torch_symm.as_symmetric(tensor)
-    after = torch_symm.placement()
+    after = torch_symm.copy_counts()
     counted = {name: after[name] - before[name] for name in after if after[name] != before[name]}
     problems = []
     if counted != {expected: 1, f"{expected}_bytes": tensor.nbytes}:

@@ -1,5 +1,5 @@
 """CUDA tensors in symmetric memory: read in place, with the bits that plain tensors give; copy
-engines under a promise; and a promise that is broken."""
+engines under symmetric registration; and asymmetric use."""
 
 import time
 
@@ -18,18 +18,18 @@ BYTES = 64 << 20
 COUNTS = [5, 4_099, 300_007, 2_000_003]  # float32 elements; all shares together fit into BYTES
 assert 4 * COUNTS[-1] * 4 < BYTES
 OFFSET = 129  # elements into the memory: tensors need not stand at its start
-PROMISED_COUNTS = [1_027, 2_000_003]
+SYMMETRIC_COUNTS = [1_027, 2_000_003]
 
 
 def backend(group=None):
     return (group or dist.group.WORLD)._get_backend(torch.device("cuda"))
 
 
-def symmetric_bytes(promise: bool, group=None) -> torch.Tensor:
+def symmetric_bytes(registered: bool, group=None) -> torch.Tensor:
     import torch_symm
 
     memory = torch_symm._C.allocate(BYTES, device=f"cuda:{torch.cuda.current_device()}")
-    backend(group).rendezvous(memory, symmetric=promise)
+    backend(group).rendezvous(memory, symmetric=registered)
     return memory
 
 
@@ -49,9 +49,9 @@ def both_ways(rank, mine, call, in_place, result_count=None):
     return plain_out, out, there
 
 
-def compare_in_place(rank, promise):
+def compare_in_place(rank, registered):
     """Input alone, output alone and both in symmetric memory."""
-    memories = [symmetric_bytes(promise), symmetric_bytes(promise)]
+    memories = [symmetric_bytes(registered), symmetric_bytes(registered)]
     problems = []
     for count in COUNTS:
         for dtype, op in ((torch.float32, "SUM"), (torch.bfloat16, "AVG")):
@@ -84,13 +84,13 @@ def compare_in_place(rank, promise):
     return problems
 
 
-@pytest.mark.parametrize("promise", [False, True], ids=["no promise", "promise"])
-def test_results_are_those_of_plain_tensors(promise):
-    expect_no_mismatch(run_ranks(compare_in_place, WORLD_SIZE, promise, reuse=True))
+@pytest.mark.parametrize("registered", [False, True], ids=["ordinary", "symmetric"])
+def test_results_are_those_of_plain_tensors(registered):
+    expect_no_mismatch(run_ranks(compare_in_place, WORLD_SIZE, registered, reuse=True))
 
 
 def on_some_ranks_only(rank):
-    """Whether a tensor is symmetric is a fact of one rank; without a promise it need not agree."""
+    """Whether a tensor is symmetric is a fact of one rank, without symmetric registration."""
     memory, problems = symmetric_bytes(False), []
     for count in COUNTS:
         every = [model.make_input(torch.float32, count, r, 6) for r in range(WORLD_SIZE)]
@@ -133,7 +133,7 @@ def by_copy_engines(rank):
     """Every collective that copy engines can carry out, forced to them; eager and captured."""
     source, target = symmetric_bytes(True), symmetric_bytes(True)
     problems = []
-    for count in PROMISED_COUNTS:
+    for count in SYMMETRIC_COUNTS:
         mine = view(source, torch.float32, count)
         whole = view(source, torch.float32, count * WORLD_SIZE)
         out = view(target, torch.float32, count * WORLD_SIZE)
@@ -167,15 +167,15 @@ def by_copy_engines(rank):
     return problems
 
 
-def test_copy_engines_under_a_promise():
+def test_copy_engines_under_symmetric_registration():
     options = options_with(algorithm="copy_engine")
     expect_no_mismatch(run_ranks(by_copy_engines, WORLD_SIZE, options=options))
 
 
-def break_the_promise(rank):
-    """Rank 1 brings memory elsewhere than it has promised. What the ranks are told."""
+def use_asymmetrically(rank):
+    """Rank 1 uses another offset of symmetric memory. What the ranks are told."""
     source, target = symmetric_bytes(True), symmetric_bytes(True)
-    count = PROMISED_COUNTS[-1]
+    count = SYMMETRIC_COUNTS[-1]
     dist.all_gather_into_tensor(
         view(target, torch.float32, count * WORLD_SIZE), view(source, torch.float32, count)
     )
@@ -194,12 +194,12 @@ def break_the_promise(rank):
     return None, time.monotonic() - started
 
 
-def test_a_broken_promise_raises_on_every_rank():
+def test_asymmetric_use_raises_on_every_rank():
     options = options_with(algorithm="copy_engine")
-    results = run_ranks(break_the_promise, WORLD_SIZE, options=options, timeout=20)
+    results = run_ranks(use_asymmetrically, WORLD_SIZE, options=options, timeout=20)
     for rank, (text, seconds) in enumerate(results):
         assert text is not None, f"rank {rank}: no error"
-        assert "promise" in text or "symmetric" in text, f"rank {rank}: {text}"
+        assert "symmetric registration" in text, f"rank {rank}: {text}"
         assert seconds < 10, f"rank {rank}: {seconds:.1f} s"
 
 

@@ -14,7 +14,7 @@ import model
 from harness import DEVICE, IS_SYMM, ON_CUDA, WORLD_SIZE, crowded, few, run_ranks
 
 pytestmark = pytest.mark.skipif(
-    not IS_SYMM, reason="promises of symm: gloo's bits depend on the size and the world"
+    not IS_SYMM, reason="guarantees of symm: gloo's bits depend on the size and the world"
 )
 
 REDUCTIONS = [
@@ -118,7 +118,7 @@ def test_every_rank_has_the_same_bits(reference):
 
 
 ALGORITHMS = ["one_shot", "two_shot", "ring", "pipelined"]
-ALGORITHMS += ["packet", "packet_two_shot"] if ON_CUDA else []
+ALGORITHMS += ["ll", "ll_two_shot"] if ON_CUDA else []
 
 
 @pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])

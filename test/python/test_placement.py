@@ -143,11 +143,11 @@ def place(tensor, group=None, warn=False):
     """(what as_symmetric returned, what it counted); warnings are errors unless expected."""
     import torch_symm
 
-    before = torch_symm.placement()
+    before = torch_symm.copy_counts()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         result = torch_symm.as_symmetric(tensor, group)
-    after = torch_symm.placement()
+    after = torch_symm.copy_counts()
     texts = [str(warning.message) for warning in said]
     assert len(texts) == int(warn), texts
     if warn:

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 
 from torch_symm.ranks.graph import CaptureError, capture
 from torch_symm.ranks.launched import rank_count
-from torch_symm.ranks.process import Messenger, RankPlace
+from torch_symm.ranks.process import Messenger, RankContext
 from torch_symm.ranks.supervisor import Gravity, Trouble, supervise
 
 pytestmark = pytest.mark.timeout(120)
@@ -39,16 +39,16 @@ class Steps:
         self._told.put(trouble)
 
 
-def do_as_told(place: RankPlace, assignment: dict[str, str], messenger: Messenger) -> None:
+def do_as_told(context: RankContext, assignment: dict[str, str], messenger: Messenger) -> None:
     """Meet the other ranks, then do what ``assignment`` says for this rank, else finish."""
     messenger.begin("meeting", FOREVER_S, "meeting")
-    store = place.connect(60.0)
-    store.set(f"here/{place.rank}", os.environ["LOCAL_RANK"])
-    ranks = range(place.world_size)
+    store = context.connect(60.0)
+    store.set(f"here/{context.rank}", os.environ["LOCAL_RANK"])
+    ranks = range(context.world_size)
     store.wait([f"here/{rank}" for rank in ranks])
     messenger.send([store.get(f"here/{rank}").decode() for rank in ranks])
-    deed = assignment.get(str(place.rank), "finish")
-    messenger.begin(deed, 1.0 if deed == "hang" else FOREVER_S, place.rank)
+    deed = assignment.get(str(context.rank), "finish")
+    messenger.begin(deed, 1.0 if deed == "hang" else FOREVER_S, context.rank)
     if deed == "abort":
         os.abort()
     if deed == "exit":

@@ -14,12 +14,13 @@
 #include "backend/engine/communicator.hpp"
 #include "symm_mem/process/deadline.hpp"
 #include "test/support/fake_gpu.hpp"
+#include "test/support/joined_segment.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"
 
 namespace symm::test {
 
-// How long a test waits for what a watching thread is to find out.
+// How long a test waits for what a watchdog is to find out.
 inline constexpr std::chrono::milliseconds kPatience{10'000};
 
 // One rank of a group whose device is the fake GPU of its own number.
@@ -29,17 +30,17 @@ class DeviceRank {
       : communicator(communicator), gpu(gpu), meeting_(meeting) {}
 
   int number() const { return communicator.rank(); }
-  DeviceEngine& engine() {
-    return communicator.device_engine({DeviceKind::kCuda, communicator.rank()});
+  DeviceGroup& engine() {
+    return communicator.device_group({DeviceKind::kCuda, communicator.rank()});
   }
   FakeKernels& kernels() { return gpu.kernels(); }
   void launch(const CollectiveArgs& args, std::chrono::milliseconds timeout = {}) {
-    engine().launch(args, FakeGpu::plain_stream(), timeout);
+    engine().launch(args, {FakeGpu::plain_stream(), timeout});
   }
   // All ranks are here.
   void meet() { meeting_.arrive_and_wait(); }
 
-  // What the watching thread makes of what has happened.
+  // What the watchdog makes of what has happened.
   std::optional<Error> failure() {
     const Deadline deadline(kPatience);
     while (!communicator.failure() && !deadline.passed()) std::this_thread::yield();
@@ -67,7 +68,7 @@ inline CommunicatorConfig device_config(int rank, int world, Algorithm algorithm
 // A segment of `bytes` on the rank's GPU, made known to the group.
 inline std::shared_ptr<Segment> register_segment(DeviceRank& rank, std::size_t bytes,
                                                  bool symmetric) {
-  return rank.communicator.rendezvous(LocalSegment::allocate(rank.gpu, bytes), {}, symmetric);
+  return join_segment(rank.communicator, LocalSegment::allocate(rank.gpu, bytes), symmetric);
 }
 
 class DeviceRanksTest : public ::testing::Test {

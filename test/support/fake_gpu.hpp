@@ -29,7 +29,7 @@ namespace symm::test {
 struct FakeMulticastMemory {
   std::byte* multicast = nullptr;
   std::vector<std::byte*> ranks{};
-  Place place = 0;
+  BufferLocation location = 0;
 
   bool operator==(const FakeMulticastMemory&) const = default;
 };
@@ -38,7 +38,7 @@ struct FakeMulticastMemory {
 struct FakeLaunch {
   CollectiveKind kind = CollectiveKind::kBarrier;
   Plan plan{};
-  Place place = 0;
+  BufferLocation location = 0;
   bool copies = false;
   bool collective = true;
   std::vector<std::byte*> peer_outputs{};
@@ -59,9 +59,9 @@ class FakeKernels final : public GroupKernels {
   void set_segment(int number, std::span<std::byte* const> bases) override {
     segments_[number].assign(bases.begin(), bases.end());
   }
-  void launch(const CollectiveArgs& args, const Plan& plan, Place place,
+  void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
               const LaunchOptions& options) override {
-    begin({.kind = args.kind, .plan = plan, .place = place, .timeout = options.timeout});
+    begin({.kind = args.kind, .plan = plan, .location = location, .timeout = options.timeout});
   }
   void transfer(std::span<const TransferOp> ops, bool collective,
                 const LaunchOptions& options) override {
@@ -70,10 +70,10 @@ class FakeKernels final : public GroupKernels {
     launch.timeout = options.timeout;
     begin(std::move(launch));
   }
-  void launch_copies(const CollectiveArgs& args, Place place,
+  void launch_copies(const CollectiveArgs& args, BufferLocation location,
                      std::span<std::byte* const> peer_outputs,
                      const LaunchOptions& options) override {
-    FakeLaunch launch{.kind = args.kind, .place = place, .copies = true};
+    FakeLaunch launch{.kind = args.kind, .location = location, .copies = true};
     launch.peer_outputs.assign(peer_outputs.begin(), peer_outputs.end());
     launch.timeout = options.timeout;
     begin(std::move(launch));
@@ -83,7 +83,7 @@ class FakeKernels final : public GroupKernels {
                        const LaunchOptions& options) override {
     const auto kept = [](const MulticastMemory& given) {
       return FakeMulticastMemory{
-          given.multicast, {given.ranks.begin(), given.ranks.end()}, given.place};
+          given.multicast, {given.ranks.begin(), given.ranks.end()}, given.location};
     };
     begin({.kind = args.kind,
            .plan = plan,
@@ -130,10 +130,10 @@ class FakeKernels final : public GroupKernels {
   }
   void count_message(const TransferOp& op, bool ends) {
     const auto peer = static_cast<std::size_t>(op.peer);
-    const std::size_t lane = 1 + static_cast<std::uint64_t>(op.tag) % kTagLanes;
-    std::uint64_t& entered = page().messages_entered[peer][lane][op.is_send ? 0 : 1];
+    const std::size_t channel = 1 + static_cast<std::uint64_t>(op.tag) % kMessageTagChannels;
+    std::uint64_t& entered = page().messages_entered[peer][channel][op.is_send ? 0 : 1];
     store_release(&entered, entered + 1);
-    if (ends) store_release(&page().messages_completed[peer][lane][op.is_send ? 0 : 1], entered);
+    if (ends) store_release(&page().messages_completed[peer][channel][op.is_send ? 0 : 1], entered);
   }
 
   GroupKernelsConfig config_;
@@ -218,8 +218,9 @@ class FakeGpu final : public GpuRuntime {
     return host_runtime().map_at(std::move(memory), std::move(range), offset);
   }
   const GpuIdentity& identity() const override { return identity_; }
-  bool is_capturing(StreamHandle stream) override { return stream == captured_stream(); }
-  std::uint64_t capture_id(StreamHandle stream) override { return is_capturing(stream) ? 1 : 0; }
+  std::uint64_t capture_id(StreamHandle stream) override {
+    return stream == captured_stream() ? 1 : 0;
+  }
   int relax_capture_mode() noexcept override { return 0; }
   void restore_capture_mode(int) noexcept override {}
   void synchronize() override { ++synchronizations; }

@@ -163,18 +163,22 @@ TEST(PeerFrame, ExchangeRoundTripAndRefusals) {
   for (const int flags : {0, 1, 2, 3}) {
     const bool with_descriptor = (flags & 1) != 0;
     const FrameKind kind = (flags & 2) != 0 ? FrameKind::kPost : FrameKind::kExchange;
-    const Bytes whole = encode_exchange(0x0102030405060708, with_descriptor, message, kind);
+    const FrameStream stream =
+        flags < 2 ? FrameStream::kCollectives : FrameStream::kSymmetricMemory;
+    const Bytes whole =
+        encode_exchange({stream, 0x0102030405060708}, with_descriptor, message, kind);
     EXPECT_EQ(whole[4], flags) << "the documented bits";
     const auto got = parse_exchange(whole);
     ASSERT_TRUE(got.has_value());
     EXPECT_EQ(got->kind, kind);
-    EXPECT_EQ(got->sequence, 0x0102030405060708u);
+    EXPECT_EQ(got->position.stream, stream);
+    EXPECT_EQ(got->position.number, 0x0102030405060708u);
     EXPECT_EQ(got->has_descriptor, with_descriptor);
     EXPECT_EQ(got->message, message);
     for (std::size_t size = 0; size < whole.size(); ++size) {
       EXPECT_FALSE(parse_exchange(std::span(whole).first(size)).has_value()) << size;
     }
-    for (const std::size_t at : {0, 5, 16, 19, 20}) {  // magic, flags, length twice, zero
+    for (const std::size_t at : {0, 5, 16, 19, 20}) {  // magic, flags, length twice, stream
       Bytes changed = whole;
       changed[at] ^= 0x80;
       EXPECT_FALSE(parse_exchange(changed).has_value()) << at;

@@ -1,4 +1,4 @@
-// Plans that a call asks for itself, and what peers touch by each method.
+// Plans that a call asks for itself, and what peers touch by each algorithm.
 #include "kernels/plan/plan_request.hpp"
 
 #include <gtest/gtest.h>
@@ -68,20 +68,20 @@ TEST(PlanRequest, AcceptsExactlyTheAlgorithmsThatACollectiveHas) {
   }
 }
 
-TEST(PlanRequest, RefusesPartsThatAMethodHasNot) {
+TEST(PlanRequest, RefusesPartsThatAnAlgorithmHasNot) {
   expect_refusal(kAllReduce, {.channels = 4}, PlanTarget::kHost, {"config.channels", "got 4"});
   for (const PlanRequest& request :
        {PlanRequest{.algorithm = kCopyEngine, .channels = 4},
         PlanRequest{.algorithm = kCopyEngine, .chunk_bytes = 65'536}}) {
     expect_refusal(kAllGather, request, PlanTarget::kGpu, {"copy_engine", "has none"});
   }
-  expect_refusal(kAllReduce, {.algorithm = kPacket, .chunk_bytes = 65'536}, PlanTarget::kGpu,
-                 {"config.chunk_bytes", "packet"});
+  expect_refusal(kAllReduce, {.algorithm = kLL, .chunk_bytes = 65'536}, PlanTarget::kGpu,
+                 {"config.chunk_bytes", "the algorithm ll of"});
   expect_refusal(kAllReduce, {.algorithm = kMultimem, .chunk_bytes = 65'536}, PlanTarget::kGpu,
                  {"config.chunk_bytes", "multimem"});
   expect_refusal(kAllToAll, {.channels = 4}, PlanTarget::kGpu, {"config.channels", "all_to_all"});
-  EXPECT_NO_THROW(check_request(kAllReduce, {.algorithm = kPacket, .channels = 64},
-                                PlanTarget::kGpu, kLargest));
+  EXPECT_NO_THROW(
+      check_request(kAllReduce, {.algorithm = kLL, .channels = 64}, PlanTarget::kGpu, kLargest));
 }
 
 TEST(PlanRequest, RefusesValuesOutOfRange) {
@@ -105,7 +105,7 @@ TEST(Placement, OnlyCopyEnginesAndMulticastWriteAndOnlyInputsAreRead) {
   EXPECT_EQ(remote_access(kAllReduce, kOneShot), kReadsInputApart);
   EXPECT_EQ(remote_access(kAllReduce, kTwoShot), kReadsInputInPlace);
   EXPECT_EQ(remote_access(kAllReduce, kRing), kNone);
-  EXPECT_EQ(remote_access(kAllReduce, kPacketTwoShot), kNone);
+  EXPECT_EQ(remote_access(kAllReduce, kLLTwoShot), kNone);
   EXPECT_EQ(remote_access(kReduce, kTwoShot), kReadsInput);
   EXPECT_EQ(remote_access(kBroadcast, kPipelined), kReadsInput);
   EXPECT_EQ(remote_access(kAllToAll, kOneShot), kNone);
@@ -113,7 +113,7 @@ TEST(Placement, OnlyCopyEnginesAndMulticastWriteAndOnlyInputsAreRead) {
   EXPECT_EQ(remote_access(kBarrier, kOneShot), kNone);
   for (const CollectiveKind kind : {kBroadcast, kAllGather, kAllToAll}) {
     EXPECT_EQ(remote_access(kind, kCopyEngine), kWritesOutput);
-    EXPECT_EQ(remote_access(kind, kPacket), kNone);
+    EXPECT_EQ(remote_access(kind, kLL), kNone);
   }
   EXPECT_EQ(remote_access(kAllReduce, kMultimem), kNeedsBoth);
   EXPECT_EQ(remote_access(kReduceScatter, kMultimem), kNeedsInput);

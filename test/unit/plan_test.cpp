@@ -1,4 +1,4 @@
-// Tables of methods: what they choose, what they refuse, and that they survive being published.
+// Tables of algorithms: what they choose, what they refuse, and that they survive being published.
 #include "kernels/plan/plan.hpp"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ class PlanOfTargetTest : public testing::TestWithParam<PlanTarget> {
   }
 };
 
-TEST_P(PlanOfTargetTest, BuiltInTableHasAMethodForEveryCall) {
+TEST_P(PlanOfTargetTest, BuiltInTableHasAnAlgorithmForEveryCall) {
   const PlanTable& table = built_in(GetParam());
   EXPECT_EQ(table.target(), GetParam());
   for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
@@ -61,7 +61,7 @@ TEST_P(PlanOfTargetTest, BuiltInTableHasAMethodForEveryCall) {
   }
 }
 
-TEST_P(PlanOfTargetTest, ForcedMethodsHoldWhereTheCollectiveHasThem) {
+TEST_P(PlanOfTargetTest, ForcedAlgorithmsHoldWhereTheCollectiveHasThem) {
   const PlanTable& table = built_in(GetParam());
   for (int k = 0; k < kCollectiveKindCount; ++k) {
     const auto kind = static_cast<CollectiveKind>(k);
@@ -119,19 +119,17 @@ INSTANTIATE_TEST_SUITE_P(Targets, PlanOfTargetTest,
                            return i.param == PlanTarget::kHost ? "host" : "gpu";
                          });
 
-TEST(Plan, MethodsOfTheTargets) {
+TEST(Plan, AlgorithmsOfTheTargets) {
   EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kHost), "one_shot, two_shot, ring");
   EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kGpu),
-            "one_shot, two_shot, ring, packet, packet_two_shot, multimem");
-  EXPECT_EQ(algorithm_list(kReduceScatter, PlanTarget::kGpu), "pipelined, packet, multimem");
-  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu),
-            "pipelined, packet, copy_engine, multimem");
-  EXPECT_EQ(algorithm_list(kBroadcast, PlanTarget::kGpu),
-            "pipelined, packet, copy_engine, multimem");
-  EXPECT_EQ(algorithm_list(kReduce, PlanTarget::kGpu), "one_shot, two_shot, packet");
+            "one_shot, two_shot, ring, ll, ll_two_shot, multimem");
+  EXPECT_EQ(algorithm_list(kReduceScatter, PlanTarget::kGpu), "pipelined, ll, multimem");
+  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu), "pipelined, ll, copy_engine, multimem");
+  EXPECT_EQ(algorithm_list(kBroadcast, PlanTarget::kGpu), "pipelined, ll, copy_engine, multimem");
+  EXPECT_EQ(algorithm_list(kReduce, PlanTarget::kGpu), "one_shot, two_shot, ll");
   EXPECT_EQ(algorithm_list(kAllToAll, PlanTarget::kGpu), "pipelined, copy_engine");
-  EXPECT_EQ(algorithm_list(kBarrier, PlanTarget::kGpu), "one_shot, packet");
-  EXPECT_EQ(parse_algorithm("packet_two_shot", "x"), kPacketTwoShot);
+  EXPECT_EQ(algorithm_list(kBarrier, PlanTarget::kGpu), "one_shot, ll");
+  EXPECT_EQ(parse_algorithm("ll_two_shot", "x"), kLLTwoShot);
   EXPECT_EQ(parse_algorithm("copy_engine", "x"), kCopyEngine);
   EXPECT_EQ(parse_algorithm("multimem", "x"), kMultimem);
   for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
@@ -141,18 +139,18 @@ TEST(Plan, MethodsOfTheTargets) {
 
 TEST(Plan, LimitsOfTheGpuTable) {
   const PlanTable& table = PlanTable::built_in_gpu();
-  const auto method = [&](CollectiveKind kind, int world, std::uint64_t bytes) {
+  const auto algorithm = [&](CollectiveKind kind, int world, std::uint64_t bytes) {
     return table.select(kind, world, bytes, kAuto).algorithm;
   };
-  EXPECT_EQ(method(kAllReduce, 4, 128 << 10), kPacket);
-  EXPECT_EQ(method(kAllReduce, 4, (128 << 10) + 1), kPacketTwoShot);
-  EXPECT_EQ(method(kAllReduce, 5, 32 << 10), kPacket);
-  EXPECT_EQ(method(kAllReduce, 5, (32 << 10) + 1), kPacketTwoShot);
-  EXPECT_EQ(method(kAllReduce, 8, 512 << 10), kPacketTwoShot);
-  EXPECT_EQ(method(kAllReduce, 8, (512 << 10) + 1), kTwoShot);
-  EXPECT_EQ(method(kReduceScatter, 4, 512 << 10), kPacket);
-  EXPECT_EQ(method(kReduceScatter, 4, (512 << 10) + 1), kPipelined);
-  EXPECT_EQ(method(kAllToAll, 4, 1), kPipelined);
+  EXPECT_EQ(algorithm(kAllReduce, 4, 128 << 10), kLL);
+  EXPECT_EQ(algorithm(kAllReduce, 4, (128 << 10) + 1), kLLTwoShot);
+  EXPECT_EQ(algorithm(kAllReduce, 5, 32 << 10), kLL);
+  EXPECT_EQ(algorithm(kAllReduce, 5, (32 << 10) + 1), kLLTwoShot);
+  EXPECT_EQ(algorithm(kAllReduce, 8, 512 << 10), kLLTwoShot);
+  EXPECT_EQ(algorithm(kAllReduce, 8, (512 << 10) + 1), kTwoShot);
+  EXPECT_EQ(algorithm(kReduceScatter, 4, 512 << 10), kLL);
+  EXPECT_EQ(algorithm(kReduceScatter, 4, (512 << 10) + 1), kPipelined);
+  EXPECT_EQ(algorithm(kAllToAll, 4, 1), kPipelined);
   EXPECT_EQ(table.copy_engine_bytes(), std::uint64_t{64} << 20);
 }
 
@@ -174,14 +172,14 @@ TEST(Plan, MultimemIsARowOfATuningFileAlone) {
   }
   const PlanTable table(PlanTarget::kGpu, rows);
   EXPECT_EQ(table.select(kAllGather, 4, 1 << 20, kAuto).algorithm, kMultimem);
-  EXPECT_EQ(table.select(kAllGather, 4, 1 << 10, kAuto).algorithm, kPacket);
+  EXPECT_EQ(table.select(kAllGather, 4, 1 << 10, kAuto).algorithm, kLL);
   EXPECT_EQ(PlanTable::built_in_gpu().select(kAllReduce, 4, 1 << 20, kMultimem),
             (Plan{kMultimem, 65536, 16}));
   for (PlanRow& row : rows) {
     if (row.kind == kScatter) row.algorithm = kMultimem;
   }
   expect_error(error_of([&] { PlanTable(PlanTarget::kGpu, rows); }), ErrorCode::kInvalidArgument,
-               {"scatter", "multimem does not carry out", "pipelined, packet"});
+               {"scatter", "multimem does not carry out", "pipelined, ll"});
 }
 
 TEST(PlanTables, ComeBackFromJson) {
@@ -228,10 +226,10 @@ TEST(PlanTables, RefusesWhatIsNoTable) {
       {R"({"rows": [], "row": []})", "unknown key 'row'"},
       {R"({"gpu_rows": [{"collective": "barrier"}]})", "max_bytes"},
       {R"({"rows": [{"collective": "barrier", "min_world": 2, "max_world": 128,
-          "max_bytes": null, "algorithm": "packet", "chunk_bytes": 65536}]})",
-       "packet does not carry out"},
+          "max_bytes": null, "algorithm": "ll", "chunk_bytes": 65536}]})",
+       "ll does not carry out"},
       {R"({"gpu_rows": [{"collective": "barrier", "min_world": 2, "max_world": 128,
-          "max_bytes": null, "algorithm": "packet", "chunk_bytes": 65536}]})",
+          "max_bytes": null, "algorithm": "ll", "chunk_bytes": 65536}]})",
        "channels"},
       {R"({"copy_engine_bytes": "many"})", "number"},
   };

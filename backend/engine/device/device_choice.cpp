@@ -1,7 +1,7 @@
-// How a device carries out a call: the part of DeviceGroup that chooses.
+#include "backend/engine/device/device_choice.hpp"
+
 #include <algorithm>
 
-#include "backend/engine/device/device_group.hpp"
 #include "backend/engine/group/validation.hpp"
 #include "kernels/plan/multimem.hpp"
 
@@ -68,15 +68,15 @@ MultimemTarget multimem_target(const CollectiveArgs& args) {
 }
 
 // What such a segment must be, and the fix.
-std::string promised_segment(bool call_promises) {
-  return call_promises ? "a segment of the group; share its memory with the group"
-                       : "a segment registered with symmetric=True; register it";
+std::string symmetric_segment(bool call_is_symmetric) {
+  return call_is_symmetric ? "a segment of the group; share its memory with the group"
+                           : "a segment registered with symmetric=True; register it";
 }
 
 }  // namespace
 
-Place DeviceGroup::place_of(const Found& found) {
-  return (static_cast<std::uint64_t>(found.number + 1) << kPlaceShift) | found.offset;
+BufferLocation DeviceGroup::location_of(const Found& found) {
+  return (static_cast<std::uint64_t>(found.number + 1) << kLocationShift) | found.offset;
 }
 
 // Kernels find the first kMaxSegments segments alone.
@@ -90,17 +90,17 @@ std::shared_ptr<Segment> DeviceGroup::segment_of(const Found& found) const {
   return context_.group.segments().at(found.number);
 }
 
-std::optional<DeviceGroup::Found> DeviceGroup::find_promised(const InputArray& array,
-                                                             bool call_promises) const {
+std::optional<DeviceGroup::Found> DeviceGroup::find_symmetric(const InputArray& array,
+                                                              bool call_is_symmetric) const {
   if (array.data == nullptr || array.bytes == 0) return std::nullopt;
   const std::optional<Found> found = find(array.data, array.bytes);
-  return found && (call_promises || found->symmetric) ? found : std::nullopt;
+  return found && (call_is_symmetric || found->symmetric) ? found : std::nullopt;
 }
 
-// Where copy engines are to write; nullopt where they are not used. A promise makes this the same
-// on every rank; where it is broken, the call's record says so.
-std::optional<DeviceGroup::Found> DeviceGroup::promised_output(const CollectiveArgs& args,
-                                                               const PlanRequest& request) const {
+// Where copy engines are to write; nullopt where they are not used. Symmetric registration makes
+// this the same on every rank; where the use is asymmetric, the call's record says so.
+std::optional<DeviceGroup::Found> DeviceGroup::symmetric_output(const CollectiveArgs& args,
+                                                                const PlanRequest& request) const {
   const Agreement& agreement = context_.agreement;
   const bool possible = has_algorithm(args.kind, Algorithm::kCopyEngine, PlanTarget::kGpu);
   const bool requested = request.algorithm == Algorithm::kCopyEngine;
@@ -117,7 +117,7 @@ std::optional<DeviceGroup::Found> DeviceGroup::promised_output(const CollectiveA
     }
   }
   if (target.bytes_a_peer > 0) {
-    if (const std::optional<Found> found = find_promised(target.output, requested)) return found;
+    if (const std::optional<Found> found = find_symmetric(target.output, requested)) return found;
   }
   // A rank whose row of an all_to_all is empty may have peers whose rows are not.
   const bool row_may_be_uneven =
@@ -127,29 +127,24 @@ std::optional<DeviceGroup::Found> DeviceGroup::promised_output(const CollectiveA
               std::string(collective_name(args.kind)) + " on rank " + std::to_string(rank()) +
                   ": the algorithm copy_engine needs an output that is one array with equal "
                   "shares inside " +
-                  promised_segment(requested) + ", or choose another algorithm");
-}
-
-bool DeviceGroup::knows(const void* data, std::size_t bytes) const {
-  const std::lock_guard lock(mutex_);
-  return find(data, bytes).has_value();
+                  symmetric_segment(requested) + ", or choose another algorithm");
 }
 
 // Throws the reason where multimem cannot carry out the call. What decides is the same on every
-// rank: the call, the group's settings, the multicast object that all ranks agreed on, and by the
-// promise where the tensors stand. This rank's GPU speaks for all of them: a multicast object is
-// had by GPUs that have the instructions alone.
+// rank: the call, the group's settings, the multicast object that all ranks agreed on, and by
+// symmetric registration the location of the tensors. This rank's GPU speaks for all of them: a
+// multicast object is had by GPUs that have the instructions alone.
 DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const Plan& plan,
-                                             bool call_promises) const {
+                                             bool call_is_symmetric) const {
   const std::string call =
       std::string(collective_name(args.kind)) + " on rank " + std::to_string(rank()) + ": ";
-  const auto promised = [&](const InputArray& array, const char* what) {
+  const auto symmetric = [&](const InputArray& array, const char* what) {
     const std::string needs = call + "the algorithm multimem needs ";
-    const std::optional<Found> found = find_promised(array, call_promises);
+    const std::optional<Found> found = find_symmetric(array, call_is_symmetric);
     if (!found) {
       throw Error(ErrorCode::kUnsupported,
                   needs + "an " + what + " that is one array with equal shares inside " +
-                      promised_segment(call_promises) + ", or choose another algorithm");
+                      symmetric_segment(call_is_symmetric) + ", or choose another algorithm");
     }
     const std::shared_ptr<Segment> segment = segment_of(*found);
     const Multicast& multicast = segment->multicast();
@@ -163,8 +158,8 @@ DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const P
   const MultimemTarget target = multimem_target(args);
   Choice choice;
   choice.plan = plan;
-  if (target.has_input) choice.promised_input = promised(target.input, "input");
-  if (target.has_output) choice.promised_output = promised(target.output, "output");
+  if (target.has_input) choice.symmetric_input = symmetric(target.input, "input");
+  if (target.has_output) choice.symmetric_output = symmetric(target.output, "output");
   MultimemFacts facts;
   facts.kind = args.kind;
   facts.dtype = args.dtype;
@@ -172,8 +167,8 @@ DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const P
   facts.bytes = args.count * dtype_bytes(args.dtype);
   facts.has_multicast = true;
   facts.architecture = runtime_.identity().architecture;
-  facts.input_offset = choice.promised_input ? choice.promised_input->offset : 0;
-  facts.output_offset = choice.promised_output ? choice.promised_output->offset : 0;
+  facts.input_offset = choice.symmetric_input ? choice.symmetric_input->offset : 0;
+  facts.output_offset = choice.symmetric_output ? choice.symmetric_output->offset : 0;
   facts.same_bits = context_.agreement.deterministic;
   if (const std::string refusal = multimem_refusal(facts); !refusal.empty()) {
     throw Error(ErrorCode::kUnsupported, call + refusal);
@@ -184,21 +179,21 @@ DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const P
 DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args,
                                         const PlanRequest& request) const {
   validate_request(args.kind, request, PlanTarget::kGpu, context_.agreement, world_size());
-  if (const std::optional<Found> output = promised_output(args, request)) {
+  if (const std::optional<Found> output = symmetric_output(args, request)) {
     return {{Algorithm::kCopyEngine, 0, 0}, std::nullopt, std::nullopt, output};
   }
   Choice choice;
-  // A group of one has the methods of two ranks, without a peer.
-  const int methods_of = std::max(2, world_size());
+  // A group of one has the algorithms of two ranks, without a peer.
+  const int plan_world = std::max(2, world_size());
   const std::uint64_t bytes = plan_bytes(args, world_size());
-  choice.plan = context_.agreement.tables.gpu.select(args.kind, methods_of, bytes,
+  choice.plan = context_.agreement.tables.gpu.select(args.kind, plan_world, bytes,
                                                      context_.agreement.algorithm, request);
   if (choice.plan.algorithm == Algorithm::kMultimem) {
     if (world_size() > 1 && bytes > 0) {
       return by_multimem(args, choice.plan, request.algorithm == Algorithm::kMultimem);
     }
-    // There is nothing to send, so any method will do.
-    choice.plan = PlanTable::built_in_gpu().select(args.kind, methods_of, bytes, Algorithm::kAuto);
+    // There is nothing to send, so any algorithm will do.
+    choice.plan = PlanTable::built_in_gpu().select(args.kind, plan_world, bytes, Algorithm::kAuto);
   }
   const InputArray input = input_array(args, rank(), choice.plan.algorithm);
   if (input.data != nullptr && input.bytes > 0) choice.input = find(input.data, input.bytes);

@@ -4,18 +4,21 @@
 #include <thread>
 #include <utility>
 
+#include "backend/engine/device/device_choice.hpp"
 #include "backend/engine/group/validation.hpp"
 #include "kernels/core/atomics.hpp"
-#include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
 
 using std::chrono::milliseconds;
 
-DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime, DeviceId device)
+std::string device_name(DeviceId device) {
+  return std::string(device_kind_name(device.kind)) + ":" + std::to_string(device.index);
+}
+
+DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
     : context_(context),
       runtime_(runtime),
-      device_(device),
       trace_(context.group, context.memory),
       messages_(context.config.rank, context.config.world_size, trace_),
       resources_(std::make_unique<Resources>()) {
@@ -25,13 +28,12 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime,
   resources_->kernels = runtime.make_group_kernels(
       {.rank = rank(), .world_size = world_size(), .layout = layout, .page = &trace_.own_page()});
   resources_->kernels->set_peer(rank(), resources_->segment->base());
-  resources_->peers =
-      std::make_unique<DevicePeers>(context.group, runtime, device, layout.total_bytes);
+  resources_->peers = std::make_unique<DevicePeers>(context.group, runtime, *resources_->segment);
   shares_.reserve(2 * static_cast<std::size_t>(world_size()));
   peer_inputs_.resize(static_cast<std::size_t>(world_size()));
   peer_outputs_.resize(static_cast<std::size_t>(world_size()));
   connected_ = world_size() == 1;
-  if (world_size() > 1) resources_->peers->offer(*resources_->segment);
+  if (world_size() > 1) resources_->peers->post();
   watchdog_ = std::make_unique<DeviceWatchdog>(context.group, trace_, messages_);
   context.group.set_abort_word(&trace_.own_page().abort);
 }
@@ -50,8 +52,6 @@ DeviceGroup::~DeviceGroup() {
   }
   runtime_.restore_capture_mode(mode);
 }
-
-void DeviceGroup::stop() { watchdog_->stop(); }
 
 void DeviceGroup::drain() {
   constexpr milliseconds kLookPeriod{1};
@@ -85,15 +85,16 @@ void DeviceGroup::fail_group(ErrorCode code, const std::string& text) const {
   throw Error(group.failure());
 }
 
-void DeviceGroup::connect(milliseconds timeout, bool capturing, const std::string& call) {
+void DeviceGroup::connect(milliseconds timeout, bool captured, const std::string& call) {
   if (connected_) return;
   DevicePeers& peers = *resources_->peers;
-  if (capturing) {
-    throw Error(ErrorCode::kUnsupported, call + ": the group has not used " + device_name(device_) +
+  if (captured) {
+    throw Error(ErrorCode::kUnsupported, call + ": the group has not used " +
+                                             device_name(device()) +
                                              " yet; call once before capture");
   }
   try {
-    peers.agree(Deadline(timeout), call);
+    peers.connect_all(Deadline(timeout), call);
   } catch (const Error& error) {
     if (peers.refusal()) throw;
     fail_group(error.code(), error.what());
@@ -104,14 +105,14 @@ void DeviceGroup::connect(milliseconds timeout, bool capturing, const std::strin
   connected_ = true;
 }
 
-void DeviceGroup::connect_peer(int peer, milliseconds timeout, bool capturing,
+void DeviceGroup::connect_peer(int peer, milliseconds timeout, bool captured,
                                const std::string& call) {
   DevicePeers& peers = *resources_->peers;
   if (peers.base(peer) != nullptr) return;
-  if (capturing) {
-    throw Error(ErrorCode::kUnsupported, call + ": the group has not used " + device_name(device_) +
-                                             " with rank " + std::to_string(peer) +
-                                             " yet; call once before capture");
+  if (captured) {
+    throw Error(ErrorCode::kUnsupported,
+                call + ": the group has not used " + device_name(device()) + " with rank " +
+                    std::to_string(peer) + " yet; call once before capture");
   }
   try {
     peers.map(peer, Deadline(timeout), call);
@@ -135,23 +136,26 @@ void DeviceGroup::check_backlog() {
   }
 }
 
-void DeviceGroup::launch(const CollectiveArgs& args, StreamHandle stream, milliseconds timeout,
+void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to) {
+  launch(args, to, {});
+}
+
+void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to,
                          const PlanRequest& request) {
   const std::lock_guard lock(mutex_);
   check_usable();
   validate_collective(args, rank(), world_size());
   const Choice choice = choose(args, request);
-  const bool capturing = runtime_.is_capturing(stream);
-  connect(limit(timeout), capturing, std::string(collective_name(args.kind)));
-  if (capturing) trace_.note_capture();
+  connect(limit(to.timeout), to.captured, std::string(collective_name(args.kind)));
+  if (to.captured) trace_.note_capture();
   CallRecord record = make_record(args, choice.plan, trace_.next_sequence());
-  if (const std::optional<Found>& found = choice.place()) {
+  if (const std::optional<Found>& found = choice.location()) {
     record.segment = static_cast<std::uint32_t>(found->number + 1);
     record.offset = found->offset;
   }
-  trace_.post(record, limit(timeout));
+  trace_.post(record, limit(to.timeout));
   try {
-    put(args, choice, {.stream = stream, .timeout = limit(timeout)});
+    put(args, choice, {.stream = to.stream, .timeout = limit(to.timeout)});
   } catch (const Error& error) {
     // A posted call that cannot be launched leaves the peers waiting: they must learn of it.
     fail_group(error.code(), trace_.call_name(record.sequence) + ": " + error.what());
@@ -164,17 +168,17 @@ void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
   GroupKernels& kernels = *resources_->kernels;
   if (choice.plan.algorithm == Algorithm::kMultimem) {
     put_multimem(args, choice, options);
-  } else if (choice.promised_output) {
-    const Found& output = *choice.promised_output;
+  } else if (choice.symmetric_output) {
+    const Found& output = *choice.symmetric_output;
     const std::shared_ptr<Segment> segment = segment_of(output);
     for (int r = 0; r < world_size(); ++r) {
       peer_outputs_[static_cast<std::size_t>(r)] = segment->base(r) + output.offset;
     }
-    kernels.launch_copies(args, place_of(output), peer_outputs_, options);
+    kernels.launch_copies(args, location_of(output), peer_outputs_, options);
   } else if (args.kind == CollectiveKind::kAllToAll) {
     put_all_to_all(args, options);
   } else {
-    kernels.launch(args, choice.plan, choice.input ? place_of(*choice.input) : 0, options);
+    kernels.launch(args, choice.plan, choice.input ? location_of(*choice.input) : 0, options);
   }
 }
 
@@ -185,15 +189,16 @@ MulticastMemory DeviceGroup::multicast_memory(const Found& found,
   for (int r = 0; r < world_size(); ++r) {
     ranks[static_cast<std::size_t>(r)] = segment->base(r) + found.offset;
   }
-  return {segment->multicast().base() + found.offset, ranks, place_of(found)};
+  return {segment->multicast().base() + found.offset, ranks, location_of(found)};
 }
 
 void DeviceGroup::put_multimem(const CollectiveArgs& args, const Choice& choice,
                                const LaunchOptions& options) {
   MultimemMemory memory;
-  if (choice.promised_input) memory.input = multicast_memory(*choice.promised_input, peer_inputs_);
-  if (choice.promised_output) {
-    memory.output = multicast_memory(*choice.promised_output, peer_outputs_);
+  if (choice.symmetric_input)
+    memory.input = multicast_memory(*choice.symmetric_input, peer_inputs_);
+  if (choice.symmetric_output) {
+    memory.output = multicast_memory(*choice.symmetric_output, peer_outputs_);
   }
   resources_->kernels->launch_multimem(args, choice.plan, memory, options);
 }
@@ -247,24 +252,22 @@ std::span<const TransferOp> DeviceGroup::arranged(std::span<const TransferOp> op
   return shares_;
 }
 
-void DeviceGroup::transfer(std::span<const TransferOp> ops, StreamHandle stream,
-                           milliseconds timeout) {
+void DeviceGroup::transfer(std::span<const TransferOp> ops, const DeviceLaunch& to) {
   const std::lock_guard lock(mutex_);
   check_usable();
   const SelfMessages own = check_transfer(ops);
   if (ops.empty()) return;
-  const bool capturing = runtime_.is_capturing(stream);
   for (const TransferOp& op : ops) {
     if (op.peer == rank()) continue;
-    connect_peer(op.peer, limit(timeout), capturing, op.is_send ? "send" : "recv");
+    connect_peer(op.peer, limit(to.timeout), to.captured, op.is_send ? "send" : "recv");
   }
-  if (capturing) trace_.note_capture();
+  if (to.captured) trace_.note_capture();
   for (const TransferOp& op : ops) {
-    if (op.peer != rank()) messages_.note(op, lane_group(op.tag));
+    if (op.peer != rank()) messages_.note(op);
   }
   try {
     resources_->kernels->transfer(arranged(ops, own), false,
-                                  {.stream = stream, .timeout = limit(timeout)});
+                                  {.stream = to.stream, .timeout = limit(to.timeout)});
   } catch (const Error& error) {
     fail_group(error.code(), std::string("send and recv: ") + error.what());
   }
@@ -289,7 +292,7 @@ bool DeviceGroup::gave_up() const {
   return load_acquire(&fault) != static_cast<std::uint32_t>(DeviceFault::kNone);
 }
 
-// The watching thread puts a report into words.
+// The watchdog puts a report into words.
 void DeviceGroup::throw_failure() const {
   constexpr milliseconds kPutIntoWords{1'000};
   const LocalGroup& group = context_.group;
@@ -298,11 +301,12 @@ void DeviceGroup::throw_failure() const {
     std::this_thread::sleep_for(milliseconds(1));
   }
   if (group.failed()) throw Error(group.failure());
-  fail_group(ErrorCode::kAborted, "a kernel gave up on " + device_name(device_));
+  fail_group(ErrorCode::kAborted, "a kernel gave up on " + device_name(device()));
 }
 
 void DeviceGroup::set_segment(std::size_t number, const Segment& segment) {
-  if (number >= static_cast<std::size_t>(kMaxSegments)) return;
+  const bool on_host = segment.local()->runtime().kind() == DeviceKind::kHost;
+  if (on_host || number >= static_cast<std::size_t>(kMaxSegments)) return;
   const std::lock_guard lock(mutex_);
   resources_->kernels->set_segment(static_cast<int>(number),
                                    {segment.bases(), static_cast<std::size_t>(world_size())});

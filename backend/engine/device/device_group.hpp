@@ -1,29 +1,65 @@
-// DeviceEngine over a device library's kernels: what a group of ranks does with one GPU a rank.
+// What a group of ranks does with one GPU a rank: its collectives and messages, put on streams.
 //
-// It owns this rank's device segment, the peers' mappings, the group's kernels and the watching
-// thread, and it puts in order what a call is: checked, planned, posted to the peers, launched.
+// A DeviceGroup owns this rank's device segment, the peers' mappings and the group's kernels, and
+// it puts in order what a call is: checked, planned, posted to the peers, launched.
+//
+// NOTE [First use on a device]
+// A DeviceGroup is made by the first operation of the group on a device of this rank, which is
+// local: it allocates the rank's segment (DeviceLayout) and posts it to the peers. Peers are mapped
+// when they are first needed: all of them, with an agreement of all ranks, by the first collective;
+// the other rank alone by the first message with it. Either waits for the peers' own first use, at
+// most for the time-out. These cold steps are refused while the stream is captured.
+//
+// NOTE [Failure on a device]
+// launch() and transfer() return before anything has happened, so a failure shows later: the
+// watchdog learns of it (a dead peer, a failed peer, a kernel that gave up, different calls), sets
+// the abort word, upon which every kernel of the group leaves, and fails the group. From then on
+// every call throws the failure, and so does the Work of an operation that was not known to be
+// complete. What such an operation has written is not to be used.
+//
+// Thread safety: every member may be called from any thread; the order of calls is the caller's.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "backend/engine/device/device_engine.hpp"
 #include "backend/engine/device/device_messages.hpp"
 #include "backend/engine/device/device_peers.hpp"
 #include "backend/engine/device/device_trace.hpp"
 #include "backend/engine/device/device_watchdog.hpp"
-#include "backend/engine/group/call_record.hpp"
+#include "backend/engine/group/communicator_config.hpp"
 #include "backend/engine/group/self_messages.hpp"
-#include "backend/engine/group/settings.hpp"
-#include "symm_mem/segment/segment.hpp"
+#include "kernels/core/collective.hpp"
+#include "kernels/gpu/interface/group_kernels.hpp"
+#include "symm_mem/device/device_runtime.hpp"
+#include "symm_mem/group/local_group.hpp"
 
 namespace symm {
 
-// The group that a device joins. Everything outlives the engine.
+struct Agreement;
+struct InputArray;
+struct Plan;
+struct PlanRequest;
+
+// A device as this process numbers it.
+struct DeviceId {
+  DeviceKind kind = DeviceKind::kCuda;
+  int index = 0;
+
+  bool operator==(const DeviceId&) const = default;
+};
+
+// "cuda:1".
+std::string device_name(DeviceId device);
+
+// The group that a device joins. Everything outlives the DeviceGroup.
 struct DeviceGroupContext {
   const CommunicatorConfig& config;
   const Agreement& agreement;
@@ -31,27 +67,55 @@ struct DeviceGroupContext {
   GroupMemory* memory;  // null in a group of one
 };
 
-class DeviceGroup final : public DeviceEngine {
+// Where a call goes.
+struct DeviceLaunch {
+  StreamHandle stream = nullptr;
+  std::chrono::milliseconds timeout{0};  // 0 and less: the group's
+  bool captured = false;                 // the stream is being captured into a graph
+};
+
+class DeviceGroup {
  public:
   // Allocates and posts the rank's segment and starts watching. Local. Throws Error(kSystem) where
   // the device's memory is exhausted.
-  DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime, DeviceId device);
+  DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime);
   // Makes this rank's kernels leave and waits for the device.
-  ~DeviceGroup() override;
+  ~DeviceGroup();
+  DeviceGroup(const DeviceGroup&) = delete;
+  DeviceGroup& operator=(const DeviceGroup&) = delete;
 
-  DeviceId device() const override { return device_; }
-  GpuRuntime& runtime() const override { return runtime_; }
-  using DeviceEngine::launch;
-  void launch(const CollectiveArgs& args, StreamHandle stream, std::chrono::milliseconds timeout,
-              const PlanRequest& request) override;
-  bool knows(const void* data, std::size_t bytes) const override;
-  void transfer(std::span<const TransferOp> ops, StreamHandle stream,
-                std::chrono::milliseconds timeout) override;
-  void check() override;
-  bool gave_up() const override;
-  void connect_all(std::chrono::milliseconds timeout) override;
+  DeviceId device() const { return {runtime_.kind(), runtime_.identity().index}; }
+  GpuRuntime& runtime() const { return runtime_; }
 
-  // Tells the kernels of segment `number` of the group, which is in device memory. Local; the
+  // Puts one collective on `to.stream`. Collective over the group. Returns once it is launched; a
+  // warm call neither allocates nor waits. Calls on different streams must have been ordered by the
+  // caller (one group's kernels share counters). Throws Error: kInvalidArgument or kUnsupported
+  // before anything is launched; kUnsupported "call once before capture" for a cold call that is
+  // captured; the group's failure. `request`: a plan of this call's own, the same on every rank;
+  // one for copy engines is the promise that every rank's output is at the same place of one
+  // segment of the group.
+  void launch(const CollectiveArgs& args, const DeviceLaunch& to, const PlanRequest& request);
+  void launch(const CollectiveArgs& args, const DeviceLaunch& to);
+
+  // Puts messages on `to.stream` that progress together. Messages of one peer, direction and tag
+  // match in the order in which they were given; those of this rank to itself need both ends among
+  // `ops` and are copied. Errors as launch(), and as SelfMessages before anything is launched.
+  void transfer(std::span<const TransferOp> ops, const DeviceLaunch& to);
+
+  // Whether [data, data + bytes) is in a segment that the group knows and kernels can find.
+  bool knows(const void* data, std::size_t bytes) const { return find(data, bytes).has_value(); }
+
+  // Throws the group's failure, also one that a kernel has reported (DevicePage) but the watchdog
+  // has not put into words yet, for which it waits briefly. So work whose stream has passed it went
+  // well if check() then returns. Calls no function of the device; a few loads.
+  void check();
+  // True once a kernel of this rank has given up; check() then throws. One load.
+  bool gave_up() const;
+
+  // Does now what the first collective would do. Collective; blocks.
+  void connect_all(std::chrono::milliseconds timeout);
+
+  // Tells the kernels of segment `number` of the group; nothing for one in host memory. Local; the
   // device must have stopped using the one that had the number before.
   void set_segment(std::size_t number, const Segment& segment);
 
@@ -59,8 +123,8 @@ class DeviceGroup final : public DeviceEngine {
   // Replays of graphs that were begun before are waited for as well.
   void drain();
 
-  // Ends the watching thread. Idempotent.
-  void stop();
+  // Ends watching. Idempotent.
+  void stop() { watchdog_->stop(); }
 
  private:
   // What the device may be using: freed after it has ended, or never.
@@ -71,18 +135,7 @@ class DeviceGroup final : public DeviceEngine {
   };
   using Found = SegmentTable::Location;
   // How a call is carried out.
-  struct Choice {
-    Plan plan{};
-    std::optional<Found> input;            // read in place
-    std::optional<Found> promised_input;   // multimem reads here, of every rank at once
-    std::optional<Found> promised_output;  // copy engines or multimem write here
-
-    // What the call's record names.
-    const std::optional<Found>& place() const {
-      if (promised_output) return promised_output;
-      return promised_input ? promised_input : input;
-    }
-  };
+  struct Choice;
 
   int rank() const { return context_.config.rank; }
   int world_size() const { return context_.config.world_size; }
@@ -91,8 +144,8 @@ class DeviceGroup final : public DeviceEngine {
   }
 
   void check_usable() const;
-  void connect(std::chrono::milliseconds timeout, bool capturing, const std::string& call);
-  void connect_peer(int peer, std::chrono::milliseconds timeout, bool capturing,
+  void connect(std::chrono::milliseconds timeout, bool captured, const std::string& call);
+  void connect_peer(int peer, std::chrono::milliseconds timeout, bool captured,
                     const std::string& call);
   // Of a group that has failed or whose kernel gave up, which is put into words first.
   [[noreturn]] void throw_failure() const;
@@ -102,13 +155,13 @@ class DeviceGroup final : public DeviceEngine {
 
   std::optional<Found> find(const void* data, std::size_t bytes) const;
   std::shared_ptr<Segment> segment_of(const Found& found) const;
-  static Place place_of(const Found& found);
-  // The same for a call by a method that all ranks must find their tensors for: in a segment that
-  // was registered with the promise, or in any where the call itself is the promise.
-  std::optional<Found> find_promised(const InputArray& array, bool call_promises) const;
-  std::optional<Found> promised_output(const CollectiveArgs& args,
-                                       const PlanRequest& request) const;
-  Choice by_multimem(const CollectiveArgs& args, const Plan& plan, bool call_promises) const;
+  static BufferLocation location_of(const Found& found);
+  // The same for a call by an algorithm that needs symmetric tensors: in a segment with symmetric
+  // registration, or in any segment where the call itself says that its tensors are symmetric.
+  std::optional<Found> find_symmetric(const InputArray& array, bool call_is_symmetric) const;
+  std::optional<Found> symmetric_output(const CollectiveArgs& args,
+                                        const PlanRequest& request) const;
+  Choice by_multimem(const CollectiveArgs& args, const Plan& plan, bool call_is_symmetric) const;
   Choice choose(const CollectiveArgs& args, const PlanRequest& request) const;
   void put(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);
   MulticastMemory multicast_memory(const Found& found, std::vector<std::byte*>& ranks) const;
@@ -120,7 +173,6 @@ class DeviceGroup final : public DeviceEngine {
 
   const DeviceGroupContext context_;
   GpuRuntime& runtime_;
-  const DeviceId device_;
   DeviceTrace trace_;
   DeviceMessages messages_;
   mutable std::mutex mutex_;  // of all that follows but the watchdog

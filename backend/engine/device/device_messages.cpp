@@ -4,19 +4,19 @@
 
 namespace symm {
 
-void DeviceMessages::note(const TransferOp& op, int lane_group) {
+void DeviceMessages::note(const TransferOp& op) {
   const std::lock_guard lock(mutex_);
-  Direction& lane = peers_[static_cast<std::size_t>(op.peer)][static_cast<std::size_t>(lane_group)]
-                          [op.is_send ? 0 : 1];
-  ++lane.count;
-  lane.last[lane.count % kNotes] = {op.tag, op.bytes};
+  Direction& channel = peers_[static_cast<std::size_t>(op.peer)]
+                             [static_cast<std::size_t>(tag_channel_of(op.tag))][op.is_send ? 0 : 1];
+  ++channel.count;
+  channel.last[channel.count % kNotes] = op;
 }
 
 bool DeviceMessages::all_ended() const {
   const std::lock_guard lock(mutex_);
   const DevicePage& page = trace_.own_page();
   for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
-    for (std::size_t group = 0; group < kLaneGroups; ++group) {
+    for (std::size_t group = 0; group < kTagChannels; ++group) {
       for (std::size_t direction = 0; direction < 2; ++direction) {
         const std::uint64_t ended = load_acquire(&page.messages_completed[peer][group][direction]);
         if (ended < peers_[peer][group][direction].count) return false;
@@ -31,7 +31,7 @@ std::string DeviceMessages::needing(int peer) const {
   const auto self = static_cast<std::size_t>(rank_);
   const DevicePage& mine = trace_.own_page();
   const DevicePage& theirs = trace_.page(peer);
-  for (int group = 1; group < kLaneGroups; ++group) {
+  for (int group = 1; group < kTagChannels; ++group) {
     for (int direction = 0; direction < 2; ++direction) {
       const std::uint64_t ended = load_acquire(&mine.messages_completed[other][group][direction]);
       const std::uint64_t begun = load_acquire(&mine.messages_entered[other][group][direction]);
@@ -45,7 +45,7 @@ std::string DeviceMessages::needing(int peer) const {
 
 std::string DeviceMessages::name(int peer, std::uint64_t number) const {
   const DevicePage& page = trace_.own_page();
-  for (int group = 1; group < kLaneGroups; ++group) {
+  for (int group = 1; group < kTagChannels; ++group) {
     for (int direction = 0; direction < 2; ++direction) {
       const auto other = static_cast<std::size_t>(peer);
       if (load_acquire(&page.messages_entered[other][group][direction]) >= number &&
@@ -57,16 +57,16 @@ std::string DeviceMessages::name(int peer, std::uint64_t number) const {
   return "a message with rank " + std::to_string(peer);
 }
 
-std::string DeviceMessages::describe(int peer, int lane_group, int direction,
+std::string DeviceMessages::describe(int peer, int tag_channel, int direction,
                                      std::uint64_t number) const {
   std::string text = direction == 0 ? "send to rank " : "recv from rank ";
-  text += std::to_string(peer) + " (message " + std::to_string(number) + " of its lane";
+  text += std::to_string(peer) + " (message " + std::to_string(number) + " of its tag channel";
   const std::lock_guard lock(mutex_);
-  const Direction& lane =
-      peers_[static_cast<std::size_t>(peer)][static_cast<std::size_t>(lane_group)]
+  const Direction& channel =
+      peers_[static_cast<std::size_t>(peer)][static_cast<std::size_t>(tag_channel)]
             [static_cast<std::size_t>(direction)];
-  if (!trace_.captured() && number <= lane.count && lane.count - number < kNotes) {
-    const Note& note = lane.last[number % kNotes];
+  if (!trace_.captured() && number <= channel.count && channel.count - number < kNotes) {
+    const TransferOp& note = channel.last[number % kNotes];
     text += ", tag " + std::to_string(note.tag) + ", " + std::to_string(note.bytes) + " bytes";
   }
   return text + ")";

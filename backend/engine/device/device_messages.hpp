@@ -22,7 +22,7 @@ class DeviceMessages {
   DeviceMessages(int rank, int world_size, const DeviceTrace& trace)
       : rank_(rank), trace_(trace), peers_(static_cast<std::size_t>(world_size)) {}
 
-  void note(const TransferOp& op, int lane_group);
+  void note(const TransferOp& op);
 
   // True where every message of this rank that was put on a stream has ended; of use as long as no
   // stream was captured.
@@ -32,28 +32,25 @@ class DeviceMessages {
   // the peer's has not ended either, hence will not end without the peer; "" where there is none.
   std::string needing(int peer) const;
 
-  // "recv from rank 1 (message 3 of its lane, tag 7, 4000 bytes)": the message with `peer` that the
-  // device calls number `number`.
+  // "recv from rank 1 (message 3 of its tag channel, tag 7, 4000 bytes)": the message with `peer`
+  // that the device calls number `number`.
   std::string name(int peer, std::uint64_t number) const;
 
  private:
   static constexpr std::uint64_t kNotes = 16;
-  struct Note {
-    std::int64_t tag = 0;
-    std::uint64_t bytes = 0;
-  };
   struct Direction {
     std::uint64_t count = 0;
-    std::array<Note, kNotes> last{};  // message n at n % kNotes
+    std::array<TransferOp, kNotes> last{};  // message n at n % kNotes
   };
-  using Lanes = std::array<std::array<Direction, 2>, kLaneGroups>;  // [..][0] send, [..][1] recv
+  using TagChannels =
+      std::array<std::array<Direction, 2>, kTagChannels>;  // [..][0] send, [..][1] recv
 
-  std::string describe(int peer, int lane_group, int direction, std::uint64_t number) const;
+  std::string describe(int peer, int tag_channel, int direction, std::uint64_t number) const;
 
   const int rank_;
   const DeviceTrace& trace_;
   mutable std::mutex mutex_;
-  std::vector<Lanes> peers_;
+  std::vector<TagChannels> peers_;
 };
 
 }  // namespace symm

@@ -55,7 +55,7 @@ class DeviceTrace {
   // look as well.
   std::optional<Error> difference(bool wait = false);
 
-  // "all_reduce(float32, SUM, count 4, packet) device seq 3".
+  // "all_reduce(float32, SUM, count 4, ll) device seq 3".
   std::string call_name(std::uint64_t sequence) const;
   // The call that the device has begun and not ended, else the first on its stream, or that there
   // is none.

@@ -101,11 +101,13 @@ Error DeviceWatchdog::error_of(const DevicePage::Report& report) const {
                    name + peer + " sent a message of tag " + signed_text(report.theirs) +
                        " where " + self + " expects tag " + signed_text(report.mine) +
                        "; messages of two ranks whose tags are equal modulo " +
-                       std::to_string(kTagLanes) + " must be received in the order of the sends");
-    case DeviceFault::kBrokenPromise:
-      return Error(ErrorCode::kMismatch,
-                   name + self + " and " + peer +
-                       " passed tensors at different places of memory that was promised symmetric");
+                       std::to_string(kMessageTagChannels) +
+                       " must be received in the order of the sends");
+    case DeviceFault::kAsymmetricUse:
+      return Error(
+          ErrorCode::kMismatch,
+          name + self + " and " + peer +
+              " passed tensors at different offsets of memory with symmetric registration");
     default:
       return Error(ErrorCode::kAborted, name + "the kernels of the group were told to leave");
   }

@@ -46,23 +46,23 @@ void copy_to_self(MailboxItem& send, MailboxItem& recv) {
 MailboxEngine::MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory,
                              LocalGroup& group)
     : config_(config), memory_(memory), group_(group), policy_(wait_policy(config.world_size)) {
-  policy_.pauses /= 10;  // a round here looks at every channel, which takes as long as ten pauses
+  policy_.pauses /= 10;  // a round here looks at every peer, which takes as long as ten pauses
   if (memory == nullptr) return;
   doorbell_ = &memory->control(config.rank).doorbell;
   const MailboxLayout& layout = memory->mailbox_layout();
-  channels_.resize(static_cast<std::size_t>(config.world_size));
+  traffic_.resize(static_cast<std::size_t>(config.world_size));
   std::byte* own = memory->mailboxes(config.rank);
   for (int peer = 0; peer < config.world_size; ++peer) {
-    Channel& channel = channels_[static_cast<std::size_t>(peer)];
-    channel.peer = peer;
+    PeerTraffic& traffic = traffic_[static_cast<std::size_t>(peer)];
+    traffic.peer = peer;
     if (peer == config.rank) continue;
     std::byte* theirs = memory->mailboxes(peer);
-    channel.outbox = &layout.outbox(own, config.rank, peer);
-    channel.ring = layout.ring(own, config.rank, peer);
-    channel.inbox = &layout.inbox(own, peer);
-    channel.peer_outbox = &layout.outbox(theirs, peer, config.rank);
-    channel.peer_ring = layout.ring(theirs, peer, config.rank);
-    channel.peer_inbox = &layout.inbox(theirs, config.rank);
+    traffic.outbox = &layout.outbox(own, config.rank, peer);
+    traffic.ring = layout.ring(own, config.rank, peer);
+    traffic.inbox = &layout.inbox(own, peer);
+    traffic.peer_outbox = &layout.outbox(theirs, peer, config.rank);
+    traffic.peer_ring = layout.ring(theirs, peer, config.rank);
+    traffic.peer_inbox = &layout.inbox(theirs, config.rank);
   }
 }
 
@@ -158,15 +158,15 @@ void MailboxEngine::begin(const ItemPtr& item) {
   item->slot = in_flight_.size();
   in_flight_.push_back(item);
   if (item->is_send) {
-    Channel& channel = channels_[static_cast<std::size_t>(item->peer())];
-    channel.unposted.push_back(item);
-    progress_channel(channel);
+    PeerTraffic& traffic = traffic_[static_cast<std::size_t>(item->peer())];
+    traffic.unposted.push_back(item);
+    progress_peer(traffic);
   } else {
     if (!match_recv(item)) recvs_.push_back(item);
     if (item->peer() == kAnySource) {
       progress();
     } else {
-      progress_channel(channels_[static_cast<std::size_t>(item->peer())]);
+      progress_peer(traffic_[static_cast<std::size_t>(item->peer())]);
     }
   }
   if (asleep_ && !in_flight_.empty()) wake_.notify_one();
@@ -288,11 +288,11 @@ void MailboxEngine::look_for_trouble() {
 
 void MailboxEngine::fail_all(const Error& error) {
   recvs_.clear();
-  for (Channel& channel : channels_) {
-    channel.unposted.clear();
-    channel.posted.clear();
-    channel.outgoing.clear();
-    channel.incoming.clear();
+  for (PeerTraffic& traffic : traffic_) {
+    traffic.unposted.clear();
+    traffic.posted.clear();
+    traffic.outgoing.clear();
+    traffic.incoming.clear();
   }
   while (!in_flight_.empty()) {
     const ItemPtr item = in_flight_.back();

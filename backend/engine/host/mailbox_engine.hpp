@@ -55,7 +55,7 @@ class MailboxEngine : public PointToPoint {
   };
 
   // This rank's traffic with one peer.
-  struct Channel {
+  struct PeerTraffic {
     int peer = 0;
     // As a sender: envelopes and data go to `outbox` and `ring`, the peer answers in `peer_inbox`.
     OutboxHeader* outbox = nullptr;
@@ -63,16 +63,16 @@ class MailboxEngine : public PointToPoint {
     const Inbox* peer_inbox = nullptr;
     std::uint64_t next_id = 1;
     std::deque<ItemPtr> unposted;  // sends without an envelope
-    std::deque<ItemPtr> posted;    // large sends without a grant
-    std::deque<ItemPtr> outgoing;  // granted sends, in the order of grants
+    std::deque<ItemPtr> posted;    // large sends without a clear-to-send
+    std::deque<ItemPtr> outgoing;  // cleared sends, in the order of their clear-to-sends
 
     // As a receiver: the same with the roles changed.
     const OutboxHeader* peer_outbox = nullptr;
     const std::byte* peer_ring = nullptr;
     Inbox* inbox = nullptr;
-    std::deque<Arrival> arrivals;  // envelopes without a recv
-    std::deque<Grant> ungranted;   // grants that found no free place
-    std::deque<ItemPtr> incoming;  // recvs whose data is to come, in the order of grants
+    std::deque<Arrival> arrivals;          // envelopes without a recv
+    std::deque<ClearToSend> unposted_cts;  // clear-to-sends that found no free place
+    std::deque<ItemPtr> incoming;  // recvs whose data is to come, in the order of clear-to-sends
 
     bool rang = false;  // something was changed that the peer must be told of
   };
@@ -84,17 +84,17 @@ class MailboxEngine : public PointToPoint {
 
   // mailbox_progress.cpp. All with mutex_ held; they note in `moved_` that something moved.
   void progress();
-  void progress_channel(Channel& channel);
-  void post_envelopes(Channel& channel);
-  void take_envelopes(Channel& channel);
-  void write_grants(Channel& channel);
-  void take_grants(Channel& channel);
-  void stream_out(Channel& channel);
-  void stream_in(Channel& channel);
-  bool match_arrival(Channel& channel, std::uint64_t id, std::int64_t tag, std::uint64_t bytes,
+  void progress_peer(PeerTraffic& traffic);
+  void post_envelopes(PeerTraffic& traffic);
+  void take_envelopes(PeerTraffic& traffic);
+  void post_cts(PeerTraffic& traffic);
+  void take_cts(PeerTraffic& traffic);
+  void stream_out(PeerTraffic& traffic);
+  void stream_in(PeerTraffic& traffic);
+  bool match_arrival(PeerTraffic& traffic, std::uint64_t id, std::int64_t tag, std::uint64_t bytes,
                      const std::byte* data);
   bool match_recv(const ItemPtr& recv);
-  void deliver(Channel& channel, std::uint64_t id, std::uint64_t bytes, const std::byte* data,
+  void deliver(PeerTraffic& traffic, std::uint64_t id, std::uint64_t bytes, const std::byte* data,
                const ItemPtr& recv);
   void finish(const ItemPtr& item, std::optional<Error> error);
 
@@ -115,8 +115,8 @@ class MailboxEngine : public PointToPoint {
   SignalLine* doorbell_ = nullptr;
 
   std::mutex mutex_;
-  std::vector<Channel> channels_;  // by peer
-  std::list<ItemPtr> recvs_;       // not matched yet, in the order of their start
+  std::vector<PeerTraffic> traffic_;  // by peer
+  std::list<ItemPtr> recvs_;          // not matched yet, in the order of their start
   std::vector<ItemPtr> in_flight_;
   std::uint64_t started_ = 0;  // numbers transfers, for messages
   bool moved_ = false;

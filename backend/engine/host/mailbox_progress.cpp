@@ -33,78 +33,78 @@ void copy_out(const std::byte* ring, std::size_t ring_bytes, std::uint64_t posit
 }  // namespace
 
 void MailboxEngine::progress() {
-  for (Channel& channel : channels_) {
-    if (channel.peer != config_.rank) progress_channel(channel);
+  for (PeerTraffic& traffic : traffic_) {
+    if (traffic.peer != config_.rank) progress_peer(traffic);
   }
 }
 
-void MailboxEngine::progress_channel(Channel& channel) {
-  take_grants(channel);
-  stream_out(channel);
-  post_envelopes(channel);
-  take_envelopes(channel);
-  write_grants(channel);
-  stream_in(channel);
-  if (!channel.rang) return;
-  channel.rang = false;
+void MailboxEngine::progress_peer(PeerTraffic& traffic) {
+  take_cts(traffic);
+  stream_out(traffic);
+  post_envelopes(traffic);
+  take_envelopes(traffic);
+  post_cts(traffic);
+  stream_in(traffic);
+  if (!traffic.rang) return;
+  traffic.rang = false;
   moved_ = true;
-  ring_bell(memory_->control(channel.peer).doorbell);
+  ring_bell(memory_->control(traffic.peer).doorbell);
 }
 
-void MailboxEngine::post_envelopes(Channel& channel) {
+void MailboxEngine::post_envelopes(PeerTraffic& traffic) {
   const MailboxLayout& layout = memory_->mailbox_layout();
   std::byte* mailboxes = memory_->mailboxes(config_.rank);
-  while (!channel.unposted.empty()) {
-    const std::uint64_t posted = load_relaxed(&channel.outbox->posted);
-    if (posted - load_acquire(&channel.peer_inbox->taken) == layout.envelopes()) return;
-    const ItemPtr item = channel.unposted.front();
-    channel.unposted.pop_front();
-    item->id = channel.next_id++;
-    Envelope& envelope = layout.envelope(mailboxes, config_.rank, channel.peer, posted);
+  while (!traffic.unposted.empty()) {
+    const std::uint64_t posted = load_relaxed(&traffic.outbox->posted);
+    if (posted - load_acquire(&traffic.peer_inbox->taken) == layout.envelopes()) return;
+    const ItemPtr item = traffic.unposted.front();
+    traffic.unposted.pop_front();
+    item->id = traffic.next_id++;
+    Envelope& envelope = layout.envelope(mailboxes, config_.rank, traffic.peer, posted);
     envelope.id = item->id;
     envelope.tag = item->tag;
     envelope.bytes = item->bytes;
     const bool fits = item->bytes <= kInlineBytes;
     if (fits && item->bytes > 0) std::memcpy(envelope.data, item->data, item->bytes);
-    store_release(&channel.outbox->posted, posted + 1);
-    channel.rang = true;
+    store_release(&traffic.outbox->posted, posted + 1);
+    traffic.rang = true;
     if (fits) {
       finish(item, std::nullopt);
     } else {
-      channel.posted.push_back(item);
+      traffic.posted.push_back(item);
     }
   }
 }
 
-void MailboxEngine::take_envelopes(Channel& channel) {
+void MailboxEngine::take_envelopes(PeerTraffic& traffic) {
   const MailboxLayout& layout = memory_->mailbox_layout();
-  std::byte* mailboxes = memory_->mailboxes(channel.peer);
-  std::uint64_t taken = load_relaxed(&channel.inbox->taken);
-  while (taken != load_acquire(&channel.peer_outbox->posted)) {
-    const Envelope& envelope = layout.envelope(mailboxes, channel.peer, config_.rank, taken);
+  std::byte* mailboxes = memory_->mailboxes(traffic.peer);
+  std::uint64_t taken = load_relaxed(&traffic.inbox->taken);
+  while (taken != load_acquire(&traffic.peer_outbox->posted)) {
+    const Envelope& envelope = layout.envelope(mailboxes, traffic.peer, config_.rank, taken);
     const bool fits = envelope.bytes <= kInlineBytes;
-    if (!match_arrival(channel, envelope.id, envelope.tag, envelope.bytes, envelope.data)) {
-      channel.arrivals.push_back(
+    if (!match_arrival(traffic, envelope.id, envelope.tag, envelope.bytes, envelope.data)) {
+      traffic.arrivals.push_back(
           {.id = envelope.id,
            .tag = envelope.tag,
            .bytes = envelope.bytes,
            .data = fits ? std::vector<std::byte>(envelope.data, envelope.data + envelope.bytes)
                         : std::vector<std::byte>()});
     }
-    store_release(&channel.inbox->taken, ++taken);
-    channel.rang = true;
+    store_release(&traffic.inbox->taken, ++taken);
+    traffic.rang = true;
   }
 }
 
 // The first recv that asks for such a message takes it.
-bool MailboxEngine::match_arrival(Channel& channel, std::uint64_t id, std::int64_t tag,
+bool MailboxEngine::match_arrival(PeerTraffic& traffic, std::uint64_t id, std::int64_t tag,
                                   std::uint64_t bytes, const std::byte* data) {
   for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
     const int wanted = (*it)->peer();
-    if ((wanted != kAnySource && wanted != channel.peer) || (*it)->tag != tag) continue;
+    if ((wanted != kAnySource && wanted != traffic.peer) || (*it)->tag != tag) continue;
     const ItemPtr recv = *it;
     recvs_.erase(it);
-    deliver(channel, id, bytes, data, recv);
+    deliver(traffic, id, bytes, data, recv);
     return true;
   }
   return false;
@@ -112,103 +112,103 @@ bool MailboxEngine::match_arrival(Channel& channel, std::uint64_t id, std::int64
 
 // Looks for a message that has arrived before its recv.
 bool MailboxEngine::match_recv(const ItemPtr& recv) {
-  for (Channel& channel : channels_) {
-    if (channel.peer == config_.rank) continue;
-    if (recv->peer() != kAnySource && recv->peer() != channel.peer) continue;
-    for (auto it = channel.arrivals.begin(); it != channel.arrivals.end(); ++it) {
+  for (PeerTraffic& traffic : traffic_) {
+    if (traffic.peer == config_.rank) continue;
+    if (recv->peer() != kAnySource && recv->peer() != traffic.peer) continue;
+    for (auto it = traffic.arrivals.begin(); it != traffic.arrivals.end(); ++it) {
       if (it->tag != recv->tag) continue;
       const Arrival arrival = std::move(*it);
-      channel.arrivals.erase(it);
-      deliver(channel, arrival.id, arrival.bytes, arrival.data.data(), recv);
+      traffic.arrivals.erase(it);
+      deliver(traffic, arrival.id, arrival.bytes, arrival.data.data(), recv);
       return true;
     }
   }
   return false;
 }
 
-void MailboxEngine::deliver(Channel& channel, std::uint64_t id, std::uint64_t bytes,
+void MailboxEngine::deliver(PeerTraffic& traffic, std::uint64_t id, std::uint64_t bytes,
                             const std::byte* data, const ItemPtr& recv) {
-  recv->set_peer(channel.peer);
+  recv->set_peer(traffic.peer);
   recv->id = id;
   const bool same = bytes == recv->bytes;
   if (bytes > kInlineBytes) {
-    channel.ungranted.push_back({.id = id, .capacity = recv->bytes});
-    if (same) channel.incoming.push_back(recv);
+    traffic.unposted_cts.push_back({.id = id, .capacity = recv->bytes});
+    if (same) traffic.incoming.push_back(recv);
   }
   if (!same) {
     finish(recv,
-           size_mismatch(group_, {channel.peer, bytes}, {config_.rank, recv->bytes}, recv->tag));
+           size_mismatch(group_, {traffic.peer, bytes}, {config_.rank, recv->bytes}, recv->tag));
   } else if (bytes <= kInlineBytes) {
     if (bytes > 0) std::memcpy(recv->data, data, bytes);
     finish(recv, std::nullopt);
   }
 }
 
-void MailboxEngine::write_grants(Channel& channel) {
-  while (!channel.ungranted.empty()) {
-    const std::uint64_t granted = load_relaxed(&channel.inbox->granted);
-    if (granted - load_acquire(&channel.peer_outbox->grants_taken) == kGrants) return;
-    channel.inbox->grants[granted % kGrants] = channel.ungranted.front();
-    channel.ungranted.pop_front();
-    store_release(&channel.inbox->granted, granted + 1);
-    channel.rang = true;
+void MailboxEngine::post_cts(PeerTraffic& traffic) {
+  while (!traffic.unposted_cts.empty()) {
+    const std::uint64_t cts_posted = load_relaxed(&traffic.inbox->cts_posted);
+    if (cts_posted - load_acquire(&traffic.peer_outbox->cts_taken) == kClearToSends) return;
+    traffic.inbox->cts[cts_posted % kClearToSends] = traffic.unposted_cts.front();
+    traffic.unposted_cts.pop_front();
+    store_release(&traffic.inbox->cts_posted, cts_posted + 1);
+    traffic.rang = true;
   }
 }
 
-void MailboxEngine::take_grants(Channel& channel) {
-  std::uint64_t taken = load_relaxed(&channel.outbox->grants_taken);
-  while (taken != load_acquire(&channel.peer_inbox->granted)) {
-    const Grant grant = channel.peer_inbox->grants[taken % kGrants];
-    store_release(&channel.outbox->grants_taken, ++taken);
-    channel.rang = true;
-    const auto it = std::find_if(channel.posted.begin(), channel.posted.end(),
-                                 [&](const ItemPtr& item) { return item->id == grant.id; });
-    if (it == channel.posted.end()) continue;
+void MailboxEngine::take_cts(PeerTraffic& traffic) {
+  std::uint64_t taken = load_relaxed(&traffic.outbox->cts_taken);
+  while (taken != load_acquire(&traffic.peer_inbox->cts_posted)) {
+    const ClearToSend clear = traffic.peer_inbox->cts[taken % kClearToSends];
+    store_release(&traffic.outbox->cts_taken, ++taken);
+    traffic.rang = true;
+    const auto it = std::find_if(traffic.posted.begin(), traffic.posted.end(),
+                                 [&](const ItemPtr& item) { return item->id == clear.id; });
+    if (it == traffic.posted.end()) continue;
     const ItemPtr item = *it;
-    channel.posted.erase(it);
-    if (grant.capacity == item->bytes) {
-      channel.outgoing.push_back(item);
+    traffic.posted.erase(it);
+    if (clear.capacity == item->bytes) {
+      traffic.outgoing.push_back(item);
     } else {
       finish(item, size_mismatch(group_, {config_.rank, item->bytes},
-                                 {channel.peer, grant.capacity}, item->tag));
+                                 {traffic.peer, clear.capacity}, item->tag));
     }
   }
 }
 
-void MailboxEngine::stream_out(Channel& channel) {
+void MailboxEngine::stream_out(PeerTraffic& traffic) {
   const std::size_t ring_bytes = memory_->mailbox_layout().ring_bytes();
-  while (!channel.outgoing.empty()) {
-    const ItemPtr& item = channel.outgoing.front();
-    const std::uint64_t written = load_relaxed(&channel.outbox->data_written);
-    const std::size_t space = ring_bytes - (written - load_acquire(&channel.peer_inbox->data_read));
+  while (!traffic.outgoing.empty()) {
+    const ItemPtr& item = traffic.outgoing.front();
+    const std::uint64_t written = load_relaxed(&traffic.outbox->data_written);
+    const std::size_t space = ring_bytes - (written - load_acquire(&traffic.peer_inbox->data_read));
     const std::size_t bytes = std::min({kPiece, space, item->bytes - item->moved});
     if (bytes == 0) return;
-    copy_in(channel.ring, ring_bytes, written, item->data + item->moved, bytes);
+    copy_in(traffic.ring, ring_bytes, written, item->data + item->moved, bytes);
     item->moved += bytes;
-    store_release(&channel.outbox->data_written, written + bytes);
-    channel.rang = true;
+    store_release(&traffic.outbox->data_written, written + bytes);
+    traffic.rang = true;
     if (item->moved == item->bytes) {
       finish(item, std::nullopt);
-      channel.outgoing.pop_front();
+      traffic.outgoing.pop_front();
     }
   }
 }
 
-void MailboxEngine::stream_in(Channel& channel) {
+void MailboxEngine::stream_in(PeerTraffic& traffic) {
   const std::size_t ring_bytes = memory_->mailbox_layout().ring_bytes();
-  while (!channel.incoming.empty()) {
-    const ItemPtr& item = channel.incoming.front();
-    const std::uint64_t read = load_relaxed(&channel.inbox->data_read);
-    const std::size_t ready = load_acquire(&channel.peer_outbox->data_written) - read;
+  while (!traffic.incoming.empty()) {
+    const ItemPtr& item = traffic.incoming.front();
+    const std::uint64_t read = load_relaxed(&traffic.inbox->data_read);
+    const std::size_t ready = load_acquire(&traffic.peer_outbox->data_written) - read;
     const std::size_t bytes = std::min({kPiece, ready, item->bytes - item->moved});
     if (bytes == 0) return;
-    copy_out(channel.peer_ring, ring_bytes, read, item->data + item->moved, bytes);
+    copy_out(traffic.peer_ring, ring_bytes, read, item->data + item->moved, bytes);
     item->moved += bytes;
-    store_release(&channel.inbox->data_read, read + bytes);
-    channel.rang = true;
+    store_release(&traffic.inbox->data_read, read + bytes);
+    traffic.rang = true;
     if (item->moved == item->bytes) {
       finish(item, std::nullopt);
-      channel.incoming.pop_front();
+      traffic.incoming.pop_front();
     }
   }
 }

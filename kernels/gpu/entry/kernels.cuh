@@ -11,7 +11,7 @@
 #include "kernels/algorithms/reduce_scatter.hpp"
 #include "kernels/algorithms/scatter.hpp"
 #include "kernels/gpu/device/call_end.cuh"
-#include "kernels/gpu/ll/packet_kernels.cuh"
+#include "kernels/gpu/ll/ll_kernels.cuh"
 #include "kernels/gpu/simple/block_executor.cuh"
 
 namespace symm {
@@ -35,14 +35,14 @@ __device__ inline void run_channel(const GroupParams& group, const CollectivePar
 }
 
 template <class Body>
-__device__ inline void run_packets(const GroupParams& group, const CollectiveParams& call,
-                                   const WaitParams& wait, const Body& body) {
-  __shared__ PacketState state;
+__device__ inline void run_ll(const GroupParams& group, const CollectiveParams& call,
+                              const WaitParams& wait, const Body& body) {
+  __shared__ LLState state;
   if (!begin_collective(group)) return;
   Waiter waiter(group, wait, collective_number(group), false);
-  PacketCall packets(group, call, waiter, state);
-  if (!packets.begin()) return;
-  if (block_all(body(packets))) packets.end();
+  LLCall ll(group, call, waiter, state);
+  if (!ll.begin()) return;
+  if (block_all(body(ll))) ll.end();
 }
 
 template <class Rule>
@@ -73,19 +73,18 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
 
 template <class Rule>
 __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, 1)
-    reduce_packet_kernel(const SYMM_GRID_CONSTANT GroupParams group,
-                         const SYMM_GRID_CONSTANT CollectiveParams call,
-                         const SYMM_GRID_CONSTANT WaitParams wait) {
-  run_packets(group, call, wait, [&](PacketCall& x) {
+    reduce_ll_kernel(const SYMM_GRID_CONSTANT GroupParams group,
+                     const SYMM_GRID_CONSTANT CollectiveParams call,
+                     const SYMM_GRID_CONSTANT WaitParams wait) {
+  run_ll(group, call, wait, [&](LLCall& x) {
     switch (call.kind) {
       case CollectiveKind::kReduce:
-        return packet_reduce<Rule>(x, call);
+        return ll_reduce<Rule>(x, call);
       case CollectiveKind::kReduceScatter:
-        return packet_reduce_scatter<Rule>(x, call);
+        return ll_reduce_scatter<Rule>(x, call);
       default:
-        return call.algorithm == Algorithm::kPacketTwoShot
-                   ? packet_all_reduce_two_shot<Rule>(x, call)
-                   : packet_all_reduce<Rule>(x, call);
+        return call.algorithm == Algorithm::kLLTwoShot ? ll_all_reduce_two_shot<Rule>(x, call)
+                                                       : ll_all_reduce<Rule>(x, call);
     }
   });
 }

@@ -1,4 +1,4 @@
-// Kernels that move data unchanged, and the gates around copy engines.
+// Kernels that move data unchanged, and the barriers around copy engines.
 #include "kernels/gpu/entry/kernels.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
 
@@ -7,9 +7,9 @@ namespace symm {
 namespace {
 
 __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
-    move_pipeline(const SYMM_GRID_CONSTANT GroupParams group,
-                  const SYMM_GRID_CONSTANT CollectiveParams call,
-                  const SYMM_GRID_CONSTANT WaitParams wait) {
+    move_pipeline_kernel(const SYMM_GRID_CONSTANT GroupParams group,
+                         const SYMM_GRID_CONSTANT CollectiveParams call,
+                         const SYMM_GRID_CONSTANT WaitParams wait) {
   run_channel<NoReducer>(group, call, wait, [&](auto& x) {
     const std::size_t bytes = call.count * call.element_bytes;
     switch (call.kind) {
@@ -28,59 +28,63 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
 }
 
 __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
-    move_packets(const SYMM_GRID_CONSTANT GroupParams group,
-                 const SYMM_GRID_CONSTANT CollectiveParams call,
-                 const SYMM_GRID_CONSTANT WaitParams wait) {
-  run_packets(group, call, wait, [&](PacketCall& x) {
+    move_ll_kernel(const SYMM_GRID_CONSTANT GroupParams group,
+                   const SYMM_GRID_CONSTANT CollectiveParams call,
+                   const SYMM_GRID_CONSTANT WaitParams wait) {
+  run_ll(group, call, wait, [&](LLCall& x) {
     switch (call.kind) {
       case CollectiveKind::kBroadcast:
-        return packet_broadcast(x, call);
+        return ll_broadcast(x, call);
       case CollectiveKind::kAllGather:
-        return packet_all_gather(x, call);
+        return ll_all_gather(x, call);
       case CollectiveKind::kGather:
-        return packet_gather(x, call);
+        return ll_gather(x, call);
       case CollectiveKind::kScatter:
-        return packet_scatter(x, call);
+        return ll_scatter(x, call);
       default:
-        return packet_barrier(x);
+        return ll_barrier(x);
     }
   });
 }
 
-// A barrier in which every rank says where its output stands: copy engines may write to the peers'
-// outputs only where all say the same.
+// The entry and the exit barrier around copy engines. The ranks compare the locations of their
+// outputs: copy engines may write to the outputs of the peers only where all locations are equal.
 __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
-    copy_gate(const SYMM_GRID_CONSTANT GroupParams group,
-              const SYMM_GRID_CONSTANT CollectiveParams call,
-              const SYMM_GRID_CONSTANT WaitParams wait) {
-  __shared__ PacketState state;
+    copy_barrier_kernel(const SYMM_GRID_CONSTANT GroupParams group,
+                        const SYMM_GRID_CONSTANT CollectiveParams call,
+                        const SYMM_GRID_CONSTANT WaitParams wait) {
+  __shared__ LLState state;
   if (!begin_collective(group)) return;
   Waiter waiter(group, wait, collective_number(group), false);
-  PacketCall packets(group, call, waiter, state);
-  if (!packets.begin()) return;
-  packets.refresh(1);
+  LLCall ll(group, call, waiter, state);
+  if (!ll.begin()) return;
+  ll.refresh(1);
   const int peer = static_cast<int>(threadIdx.x);
   bool ok = true;
   if (peer < group.world_size && peer != group.rank) {
     release_earlier_work();
-    packets.send(peer, 0,
-                 Unit{{static_cast<std::uint32_t>(call.place),
-                       static_cast<std::uint32_t>(call.place >> 32), 0, 0}});
+    ll.send(peer, 0,
+            Unit{{static_cast<std::uint32_t>(call.location),
+                  static_cast<std::uint32_t>(call.location >> 32), 0, 0}});
     Unit unit;
-    ok = packets.receive(peer, 0, &unit);
+    ok = ll.receive(peer, 0, &unit);
     acquire_for_later_work();
     const std::uint64_t theirs = unit.words[0] | (static_cast<std::uint64_t>(unit.words[1]) << 32);
-    if (ok && theirs != call.place) {
-      ok = waiter.fail(DeviceFault::kBrokenPromise, peer, theirs, call.place);
+    if (ok && theirs != call.location) {
+      ok = waiter.fail(DeviceFault::kAsymmetricUse, peer, theirs, call.location);
     }
   }
-  if (block_all(ok)) packets.end();
+  if (block_all(ok)) ll.end();
 }
 
 }  // namespace
 
-const void* move_pipeline_kernel() { return reinterpret_cast<const void*>(&move_pipeline); }
-const void* move_packet_kernel() { return reinterpret_cast<const void*>(&move_packets); }
-const void* copy_gate_kernel() { return reinterpret_cast<const void*>(&copy_gate); }
+const void* move_pipeline_kernel_address() {
+  return reinterpret_cast<const void*>(&move_pipeline_kernel);
+}
+const void* move_ll_kernel_address() { return reinterpret_cast<const void*>(&move_ll_kernel); }
+const void* copy_barrier_kernel_address() {
+  return reinterpret_cast<const void*>(&copy_barrier_kernel);
+}
 
 }  // namespace symm

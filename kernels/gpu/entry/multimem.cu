@@ -1,6 +1,6 @@
 // CUDA only: collectives on multicast addresses, by PTX's multimem instructions of compute
-// capability 9.0 and more. Elsewhere the kernels are empty and multimem_kernel() has none. Never
-// run on hardware.
+// capability 9.0 and more. Elsewhere the kernels are empty and multimem_kernel_address() has none.
+// Never run on hardware.
 //
 // NOTE [Multimem]
 // A load from the multicast address of an input asks the NVLink switch for the sum of all ranks'
@@ -71,19 +71,19 @@ __device__ void push(std::byte* address, const Unit& unit) {
 
 __device__ void order_both_addresses() { asm volatile("fence.proxy.alias;" ::: "memory"); }
 
-// False where a peer's tensors stand elsewhere than this rank's. By the whole block, once every
-// peer has announced.
-__device__ bool same_places(const GroupParams& group, const CollectiveParams& call,
-                            const ChannelState& state, Waiter& waiter) {
+// False where the locations of a peer's tensors differ from those of this rank. By the whole block,
+// after the location exchange.
+__device__ bool same_locations(const GroupParams& group, const CollectiveParams& call,
+                               const ChannelState& state, Waiter& waiter) {
   const int peer = static_cast<int>(threadIdx.x);
   bool ok = true;
   if (peer < group.world_size && peer != group.rank) {
     const auto theirs = __builtin_bit_cast(std::uint64_t, state.factor[peer]);
     const auto mine = __builtin_bit_cast(std::uint64_t, call.factor);
-    if (state.place[peer] != call.place) {
-      ok = waiter.fail(DeviceFault::kBrokenPromise, peer, state.place[peer], call.place);
+    if (state.location[peer] != call.location) {
+      ok = waiter.fail(DeviceFault::kAsymmetricUse, peer, state.location[peer], call.location);
     } else if (theirs != mine) {
-      ok = waiter.fail(DeviceFault::kBrokenPromise, peer, theirs, mine);
+      ok = waiter.fail(DeviceFault::kAsymmetricUse, peer, theirs, mine);
     }
   }
   return block_all(ok);
@@ -178,7 +178,7 @@ __device__ void push_units(const GroupParams& group, const CollectiveParams& cal
 
 // `body` between the two meetings of the ranks.
 template <class Body>
-__device__ void between_meetings([[maybe_unused]] const GroupParams& group,
+__device__ void between_barriers([[maybe_unused]] const GroupParams& group,
                                  [[maybe_unused]] const CollectiveParams& call,
                                  [[maybe_unused]] const WaitParams& wait,
                                  [[maybe_unused]] const Body& body) {
@@ -190,12 +190,12 @@ __device__ void between_meetings([[maybe_unused]] const GroupParams& group,
   if (!channel.begin()) return;
   order_both_addresses();
   channel.publish(0);
-  if (!channel.await_all(0) || !same_places(group, call, state, waiter)) return;
+  if (!channel.await_all(0) || !same_locations(group, call, state, waiter)) return;
   order_both_addresses();
   body();
   order_both_addresses();
   channel.read_done(0);
-  // A place was announced, so this waits until every peer is done with the step.
+  // The location is not 0, so this waits until every peer is done with the step.
   if (!channel.end()) return;
   order_both_addresses();
   if (threadIdx.x == 0 && is_last_block(&local_state(group).channel_ticket)) {
@@ -206,11 +206,11 @@ __device__ void between_meetings([[maybe_unused]] const GroupParams& group,
 
 template <Dtype dtype, ReduceOp op>
 __global__ void SYMM_LAUNCH_BOUNDS(kMultimemThreads, 1)
-    multimem_reduce(const SYMM_GRID_CONSTANT GroupParams group,
-                    const SYMM_GRID_CONSTANT CollectiveParams call,
-                    const SYMM_GRID_CONSTANT WaitParams wait,
-                    [[maybe_unused]] const SYMM_GRID_CONSTANT MultimemParams memory) {
-  between_meetings(group, call, wait, [&] {
+    multimem_reduce_kernel(const SYMM_GRID_CONSTANT GroupParams group,
+                           const SYMM_GRID_CONSTANT CollectiveParams call,
+                           const SYMM_GRID_CONSTANT WaitParams wait,
+                           [[maybe_unused]] const SYMM_GRID_CONSTANT MultimemParams memory) {
+  between_barriers(group, call, wait, [&] {
 #if SYMM_MULTIMEM
     if (call.kind == CollectiveKind::kAllReduce) {
       all_reduce_units<dtype, op>(group, call, memory);
@@ -222,11 +222,11 @@ __global__ void SYMM_LAUNCH_BOUNDS(kMultimemThreads, 1)
 }
 
 __global__ void SYMM_LAUNCH_BOUNDS(kMultimemThreads, 1)
-    multimem_move(const SYMM_GRID_CONSTANT GroupParams group,
-                  const SYMM_GRID_CONSTANT CollectiveParams call,
-                  const SYMM_GRID_CONSTANT WaitParams wait,
-                  [[maybe_unused]] const SYMM_GRID_CONSTANT MultimemParams memory) {
-  between_meetings(group, call, wait, [&] {
+    multimem_move_kernel(const SYMM_GRID_CONSTANT GroupParams group,
+                         const SYMM_GRID_CONSTANT CollectiveParams call,
+                         const SYMM_GRID_CONSTANT WaitParams wait,
+                         [[maybe_unused]] const SYMM_GRID_CONSTANT MultimemParams memory) {
+  between_barriers(group, call, wait, [&] {
 #if SYMM_MULTIMEM
     if (call.kind == CollectiveKind::kAllGather) {
       push_units(group, call, memory, bytes_of(call) * static_cast<std::uint64_t>(group.rank));
@@ -241,11 +241,11 @@ template <Dtype dtype>
 const void* reduce_kernel_16(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-      return reinterpret_cast<const void*>(&multimem_reduce<dtype, ReduceOp::kSum>);
+      return reinterpret_cast<const void*>(&multimem_reduce_kernel<dtype, ReduceOp::kSum>);
     case ReduceOp::kMin:
-      return reinterpret_cast<const void*>(&multimem_reduce<dtype, ReduceOp::kMin>);
+      return reinterpret_cast<const void*>(&multimem_reduce_kernel<dtype, ReduceOp::kMin>);
     case ReduceOp::kMax:
-      return reinterpret_cast<const void*>(&multimem_reduce<dtype, ReduceOp::kMax>);
+      return reinterpret_cast<const void*>(&multimem_reduce_kernel<dtype, ReduceOp::kMax>);
     default:
       return nullptr;
   }
@@ -253,10 +253,10 @@ const void* reduce_kernel_16(ReduceOp op) {
 
 }  // namespace
 
-const void* multimem_kernel(CollectiveKind kind, Dtype dtype, ReduceOp op) {
+const void* multimem_kernel_address(CollectiveKind kind, Dtype dtype, ReduceOp op) {
   if constexpr (!kGpuHasMultimem) return nullptr;
   if (kind == CollectiveKind::kAllGather || kind == CollectiveKind::kBroadcast) {
-    return reinterpret_cast<const void*>(&multimem_move);
+    return reinterpret_cast<const void*>(&multimem_move_kernel);
   }
   if (kind != CollectiveKind::kAllReduce && kind != CollectiveKind::kReduceScatter) return nullptr;
   switch (dtype) {
@@ -265,9 +265,9 @@ const void* multimem_kernel(CollectiveKind kind, Dtype dtype, ReduceOp op) {
     case Dtype::kBFloat16:
       return reduce_kernel_16<Dtype::kBFloat16>(op);
     case Dtype::kFloat32:
-      return op == ReduceOp::kSum
-                 ? reinterpret_cast<const void*>(&multimem_reduce<Dtype::kFloat32, ReduceOp::kSum>)
-                 : nullptr;
+      return op == ReduceOp::kSum ? reinterpret_cast<const void*>(
+                                        &multimem_reduce_kernel<Dtype::kFloat32, ReduceOp::kSum>)
+                                  : nullptr;
     default:
       return nullptr;
   }

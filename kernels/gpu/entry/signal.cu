@@ -9,7 +9,7 @@ namespace symm {
 namespace {
 
 __global__ void SYMM_LAUNCH_BOUNDS(kMaxDeviceRanks, 1)
-    run_signal(const SYMM_GRID_CONSTANT SignalParams params) {
+    signal_kernel(const SYMM_GRID_CONSTANT SignalParams params) {
   SignalThread thread(params);
   if (thread.is_dead()) return;
   switch (params.operation) {
@@ -27,6 +27,6 @@ __global__ void SYMM_LAUNCH_BOUNDS(kMaxDeviceRanks, 1)
 
 }  // namespace
 
-const void* signal_kernel() { return reinterpret_cast<const void*>(&run_signal); }
+const void* signal_kernel_address() { return reinterpret_cast<const void*>(&signal_kernel); }
 
 }  // namespace symm

@@ -41,16 +41,16 @@ struct CollectiveParams {
   // The launch carries out [begin, begin + limit) of every message and share, in bytes.
   std::uint64_t begin;
   std::uint64_t limit;
-  std::uint64_t place;  // Announcement::place of the input
+  BufferLocation location;  // of the input
   double factor;
   Part parts[kMaxDeviceRanks];  // input_parts or output_parts, whichever the kind has
 };
 
-// Messages of one peer, direction and lane group, in order: ops [first, first + count).
+// Messages of one peer, direction and tag channel, in order: ops [first, first + count).
 struct TransferGroup {
   std::int16_t peer;
   std::int8_t is_send;
-  std::int8_t lane_group;
+  std::int8_t tag_channel;
   std::uint16_t first;
   std::uint16_t count;
 };

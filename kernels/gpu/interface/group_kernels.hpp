@@ -39,9 +39,6 @@ struct LaunchOptions {
   std::chrono::nanoseconds timeout{0};  // how long a kernel waits for a peer
 };
 
-// Where this rank's input stands in a segment of the group (Announcement::place), 0 if nowhere.
-using Place = std::uint64_t;
-
 // One message. For a send `data` is read, for a recv written. Memory stays the caller's until the
 // stream has passed the launch.
 struct TransferOp {
@@ -57,7 +54,7 @@ struct TransferOp {
 struct MulticastMemory {
   std::byte* multicast = nullptr;
   std::span<std::byte* const> ranks;
-  Place place = 0;
+  BufferLocation location = 0;
 };
 
 // What a multimem call reads or writes by multicast addresses: the input for reductions, the output
@@ -78,21 +75,22 @@ class GroupKernels {
   // Symmetric segment `number` (from 0) of the group, by rank. Local, cold: synchronises a copy.
   virtual void set_segment(int number, std::span<std::byte* const> bases) = 0;
 
-  // One collective; `args` has been validated and the plan is the same on every rank. `place`
+  // One collective; `args` has been validated and the plan is the same on every rank. `location`
   // says where the input stands. all_to_all goes through transfer(). Throws Error(kSystem).
-  virtual void launch(const CollectiveArgs& args, const Plan& plan, Place place,
+  virtual void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
                       const LaunchOptions& options) = 0;
 
   // Messages that progress together, in one kernel where they fit: sends and recvs between the
   // same ranks may be given in any order. Messages of one peer, direction and tag keep theirs.
   // A message of this rank to itself is a send that stands right before its recv of as many bytes.
-  // `collective`: all_to_all, which counts as a collective and has lanes of its own.
+  // `collective`: all_to_all, which counts as a collective and has a tag channel of its own.
   virtual void transfer(std::span<const TransferOp> ops, bool collective,
                         const LaunchOptions& options) = 0;
 
-  // all_gather, broadcast or all_to_all by copy engines, between two gates in which the ranks
-  // compare `place` (of the output). `peer_outputs[r]`: rank r's output in this process.
-  virtual void launch_copies(const CollectiveArgs& args, Place place,
+  // all_gather, broadcast or all_to_all by copy engines, between an entry and an exit barrier
+  // in which the ranks compare `location` (of the output). `peer_outputs[r]`: rank r's output in
+  // this process.
+  virtual void launch_copies(const CollectiveArgs& args, BufferLocation location,
                              std::span<std::byte* const> peer_outputs,
                              const LaunchOptions& options) = 0;
 

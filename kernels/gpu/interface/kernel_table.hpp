@@ -42,7 +42,7 @@ constexpr ReductionRule reduction_rule(Dtype dtype, ReduceOp op) {
 struct ReduceKernelEntry {
   Dtype dtype;
   ReduceOp op;
-  const void* packets;   // reduce_packet_kernel
+  const void* ll;        // reduce_ll_kernel
   const void* pipeline;  // reduce_pipeline_kernel
 };
 
@@ -57,12 +57,12 @@ std::span<const ReduceKernelEntry> reduce_kernels_narrow_integer();
 std::span<const ReduceKernelEntry> reduce_kernels_wide_integer();
 
 // Kernels that move data; move.cu and transfer.cu.
-const void* move_packet_kernel();
-const void* move_pipeline_kernel();
-const void* copy_gate_kernel();
-const void* transfer_kernel();
+const void* move_ll_kernel_address();
+const void* move_pipeline_kernel_address();
+const void* copy_barrier_kernel_address();
+const void* transfer_kernel_address();
 
 // multimem.cu; takes MultimemParams after what the others take. Null where there is none.
-const void* multimem_kernel(CollectiveKind kind, Dtype dtype, ReduceOp op);
+const void* multimem_kernel_address(CollectiveKind kind, Dtype dtype, ReduceOp op);
 
 }  // namespace symm

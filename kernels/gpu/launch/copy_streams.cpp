@@ -58,13 +58,13 @@ void CopyStreams::run(const std::vector<DeviceCopy>& copies, gpuStream_t stream)
   check_gpu(gpuEventRecord(forked_, stream), "forking the copies");
   for (std::size_t i = 0; i < copies.size(); ++i) {
     // The last one, of the own share, needs no stream of its own.
-    const gpuStream_t lane = i < streams_.size() ? streams_[i] : stream;
+    const gpuStream_t target = i < streams_.size() ? streams_[i] : stream;
     const DeviceCopy& copy = copies[i];
-    if (lane != stream) check_gpu(gpuStreamWaitEvent(lane, forked_), "forking the copies");
+    if (target != stream) check_gpu(gpuStreamWaitEvent(target, forked_), "forking the copies");
     check_gpu(
-        gpuMemcpyAsync(copy.destination, copy.source, copy.bytes, gpuMemcpyDeviceToDevice, lane),
+        gpuMemcpyAsync(copy.destination, copy.source, copy.bytes, gpuMemcpyDeviceToDevice, target),
         "copying");
-    if (lane != stream) check_gpu(gpuEventRecord(joined_[i], lane), "joining the copies");
+    if (target != stream) check_gpu(gpuEventRecord(joined_[i], target), "joining the copies");
   }
   for (std::size_t i = 0; i < std::min(copies.size(), streams_.size()); ++i) {
     check_gpu(gpuStreamWaitEvent(stream, joined_[i]), "joining the copies");

@@ -26,11 +26,11 @@ static_assert(kMultimemThreads == kBlockThreads);
 
 constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
 
-struct ReduceKernels {
-  const void* packets = nullptr;
+struct ReduceKernelPair {
+  const void* ll = nullptr;
   const void* pipeline = nullptr;
 };
-using ReduceTable = std::array<std::array<ReduceKernels, kReduceOpCount>, kDtypeCount>;
+using ReduceTable = std::array<std::array<ReduceKernelPair, kReduceOpCount>, kDtypeCount>;
 
 ReduceTable make_reduce_table() {
   ReduceTable table{};
@@ -40,7 +40,7 @@ ReduceTable make_reduce_table() {
         reduce_kernels_narrow_integer(), reduce_kernels_wide_integer()}) {
     for (const ReduceKernelEntry& entry : list) {
       table[static_cast<std::size_t>(entry.dtype)][static_cast<std::size_t>(entry.op)] = {
-          entry.packets, entry.pipeline};
+          entry.ll, entry.pipeline};
     }
   }
   return table;
@@ -51,7 +51,7 @@ const ReduceTable& reduce_table() {
   return table;
 }
 
-const ReduceKernels& reduce_kernels(const ReductionRule& rule) {
+const ReduceKernelPair& reduce_kernels(const ReductionRule& rule) {
   return reduce_table()[static_cast<std::size_t>(rule.dtype)][static_cast<std::size_t>(rule.op)];
 }
 
@@ -63,28 +63,23 @@ void load_kernels() {
     gpuFuncAttributes attributes;
     check_gpu(gpuFuncGetAttributes(&attributes, kernel), "loading a kernel");
   };
-  for (const void* kernel :
-       {move_packet_kernel(), move_pipeline_kernel(), copy_gate_kernel(), transfer_kernel()}) {
+  for (const void* kernel : {move_ll_kernel_address(), move_pipeline_kernel_address(),
+                             copy_barrier_kernel_address(), transfer_kernel_address()}) {
     load(kernel);
   }
   for (const auto& of_dtype : reduce_table()) {
-    for (const ReduceKernels& kernels : of_dtype) {
-      load(kernels.packets);
+    for (const ReduceKernelPair& kernels : of_dtype) {
+      load(kernels.ll);
       load(kernels.pipeline);
     }
   }
-  load(multimem_kernel(CollectiveKind::kAllGather, Dtype::kUInt8, ReduceOp::kSum));
+  load(multimem_kernel_address(CollectiveKind::kAllGather, Dtype::kUInt8, ReduceOp::kSum));
   for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
     for (int op = 0; op < kReduceOpCount; ++op) {
-      load(multimem_kernel(CollectiveKind::kAllReduce, static_cast<Dtype>(dtype),
-                           static_cast<ReduceOp>(op)));
+      load(multimem_kernel_address(CollectiveKind::kAllReduce, static_cast<Dtype>(dtype),
+                                   static_cast<ReduceOp>(op)));
     }
   }
-}
-
-constexpr bool reduces_elements(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kReduceScatter;
 }
 
 class GpuGroupKernels final : public GroupKernels {
@@ -94,11 +89,11 @@ class GpuGroupKernels final : public GroupKernels {
 
   void set_peer(int rank, std::byte* segment) override;
   void set_segment(int number, std::span<std::byte* const> bases) override;
-  void launch(const CollectiveArgs& args, const Plan& plan, Place place,
+  void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
               const LaunchOptions& options) override;
   void transfer(std::span<const TransferOp> ops, bool collective,
                 const LaunchOptions& options) override;
-  void launch_copies(const CollectiveArgs& args, Place place,
+  void launch_copies(const CollectiveArgs& args, BufferLocation location,
                      std::span<std::byte* const> peer_outputs,
                      const LaunchOptions& options) override;
   void launch_multimem(const CollectiveArgs& args, const Plan& plan, const MultimemMemory& memory,
@@ -106,11 +101,12 @@ class GpuGroupKernels final : public GroupKernels {
 
  private:
   void start_counters(std::byte* segment);
-  CollectiveParams params_of(const CollectiveArgs& args, const Plan& plan, Place place) const;
-  // Bytes of each message that one launch by packets carries.
-  std::uint64_t packet_limit(const CollectiveParams& call) const;
-  void launch_packets(const void* kernel, CollectiveParams& call, int channels,
-                      const LaunchOptions& options);
+  CollectiveParams params_of(const CollectiveArgs& args, const Plan& plan,
+                             BufferLocation location) const;
+  // Bytes of each message that one LL launch carries.
+  std::uint64_t ll_limit(const CollectiveParams& call) const;
+  void launch_ll(const void* kernel, CollectiveParams& call, int channels,
+                 const LaunchOptions& options);
   template <class Params, class... More>
   void start(const void* kernel, unsigned blocks, const Params& params,
              const LaunchOptions& options, const More&... more);
@@ -166,13 +162,13 @@ void GpuGroupKernels::start_counters(std::byte* segment) {
   ChannelSignal signal{};
   signal.ready = signal.done = first;
   write(layout.channel_signals, std::vector<ChannelSignal>(kMaxChannels * world, signal));
-  write(layout.packet_done, std::vector<std::uint32_t>(world, first));
-  write(layout.lane_signals, std::vector<LaneSignal>(world * kLanes, {first, first}));
+  write(layout.ll_done, std::vector<std::uint32_t>(world, first));
+  write(layout.p2p_signals, std::vector<P2pSignal>(world * kP2pChannels, {first, first}));
   std::vector<LocalState> local(1);
-  local[0].packet_epoch = first;
+  local[0].ll_epoch = first;
   std::fill_n(local[0].channel_epoch, kMaxChannels, first);
-  for (auto& of_peer : local[0].lanes) {
-    std::fill_n(of_peer, kLanes, LaneCounter{first, first});
+  for (auto& of_peer : local[0].p2p_channels) {
+    std::fill_n(of_peer, kP2pChannels, P2pCounter{first, first});
   }
   write(layout.local, local);
 }
@@ -190,8 +186,8 @@ void GpuGroupKernels::set_segment(int number, std::span<std::byte* const> bases)
 }
 
 CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Plan& plan,
-                                            Place place) const {
-  const bool reducing = reduces_elements(args.kind);
+                                            BufferLocation location) const {
+  const bool reducing = reduces(args.kind);
   const ReductionRule rule =
       reducing ? reduction_rule(args.dtype, args.op) : ReductionRule{args.dtype, args.op, 1};
   const auto elements = static_cast<std::uint64_t>(rule.elements);
@@ -210,7 +206,7 @@ CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Pl
   call.output = args.output;
   call.count = args.count * elements;
   call.limit = kUnlimited;
-  call.place = place;
+  call.location = location;
   call.factor = args.factor;
   const std::span<const Part> parts =
       args.input_parts.empty() ? args.output_parts : args.input_parts;
@@ -231,20 +227,20 @@ void GpuGroupKernels::start(const void* kernel, unsigned blocks, const Params& p
             "launching a kernel");
 }
 
-std::uint64_t GpuGroupKernels::packet_limit(const CollectiveParams& call) const {
-  const std::uint64_t box = config_.layout.box_data_bytes() / 16 * 16;
-  if (call.algorithm != Algorithm::kPacketTwoShot) return box;
-  // A share's inputs and its results stand in one box.
-  return box / 32 * 16 * static_cast<std::uint64_t>(config_.world_size);
+std::uint64_t GpuGroupKernels::ll_limit(const CollectiveParams& call) const {
+  const std::uint64_t buffer = config_.layout.ll_buffer_data_bytes() / 16 * 16;
+  if (call.algorithm != Algorithm::kLLTwoShot) return buffer;
+  // The inputs and the results of a share are in one LL buffer.
+  return buffer / 32 * 16 * static_cast<std::uint64_t>(config_.world_size);
 }
 
-// As many launches as the boxes ask for.
-void GpuGroupKernels::launch_packets(const void* kernel, CollectiveParams& call, int channels,
-                                     const LaunchOptions& options) {
+// As many launches as the size of the LL buffers asks for.
+void GpuGroupKernels::launch_ll(const void* kernel, CollectiveParams& call, int channels,
+                                const LaunchOptions& options) {
   std::uint64_t largest = call.count;
   for (int r = 0; r < config_.world_size; ++r) largest = std::max(largest, call.parts[r].count);
   largest *= call.element_bytes;
-  call.limit = packet_limit(call);
+  call.limit = ll_limit(call);
   for (call.begin = 0;; call.begin += call.limit) {
     const std::uint64_t bytes = std::min(call.limit, largest - std::min(call.begin, largest));
     const std::uint64_t blocks = std::clamp<std::uint64_t>((bytes + kBlockBytes - 1) / kBlockBytes,
@@ -255,20 +251,19 @@ void GpuGroupKernels::launch_packets(const void* kernel, CollectiveParams& call,
   }
 }
 
-void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Place place,
+void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
                              const LaunchOptions& options) {
   const DeviceGuard guard(device_);
-  CollectiveParams call = params_of(args, plan, place);
-  const bool packets =
-      plan.algorithm == Algorithm::kPacket || plan.algorithm == Algorithm::kPacketTwoShot;
+  CollectiveParams call = params_of(args, plan, location);
+  const bool is_ll = plan.algorithm == Algorithm::kLL || plan.algorithm == Algorithm::kLLTwoShot;
   const int channels = std::clamp(plan.channels, 1, kMaxChannels);
-  const void* kernel = packets ? move_packet_kernel() : move_pipeline_kernel();
-  if (reduces_elements(args.kind)) {
-    const ReduceKernels& kernels = reduce_kernels(reduction_rule(args.dtype, args.op));
-    kernel = packets ? kernels.packets : kernels.pipeline;
+  const void* kernel = is_ll ? move_ll_kernel_address() : move_pipeline_kernel_address();
+  if (reduces(args.kind)) {
+    const ReduceKernelPair& kernels = reduce_kernels(reduction_rule(args.dtype, args.op));
+    kernel = is_ll ? kernels.ll : kernels.pipeline;
   }
-  if (packets) {
-    launch_packets(kernel, call, channels, options);
+  if (is_ll) {
+    launch_ll(kernel, call, channels, options);
   } else {
     start(kernel, static_cast<unsigned>(channels), call, options);
   }
@@ -279,38 +274,38 @@ void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
   const DeviceGuard guard(device_);
   schedule_.plan(ops, collective, [&](const TransferParams& params) {
     constexpr unsigned kOwnBlocks = 4;
-    const unsigned lanes = static_cast<unsigned>(params.group_count * kBlocksPerLane);
-    const unsigned blocks = lanes + (params.own_bytes > 0 || lanes == 0 ? kOwnBlocks : 0);
-    start(transfer_kernel(), blocks, params, options);
+    const unsigned channels = static_cast<unsigned>(params.group_count * kP2pChannelsPerTag);
+    const unsigned blocks = channels + (params.own_bytes > 0 || channels == 0 ? kOwnBlocks : 0);
+    start(transfer_kernel_address(), blocks, params, options);
   });
 }
 
-void GpuGroupKernels::launch_copies(const CollectiveArgs& args, Place place,
+void GpuGroupKernels::launch_copies(const CollectiveArgs& args, BufferLocation location,
                                     std::span<std::byte* const> peer_outputs,
                                     const LaunchOptions& options) {
   const DeviceGuard guard(device_);
   Plan plan;
   plan.algorithm = Algorithm::kCopyEngine;
-  CollectiveParams gate = params_of(args, plan, place);
-  gate.ends_call = false;
-  start(copy_gate_kernel(), 1, gate, options);
+  CollectiveParams barrier = params_of(args, plan, location);
+  barrier.ends_call = false;
+  start(copy_barrier_kernel_address(), 1, barrier, options);
   copies_.run(copies_of(args, config_.rank, peer_outputs),
               static_cast<gpuStream_t>(options.stream));
-  gate.ends_call = true;
-  start(copy_gate_kernel(), 1, gate, options);
+  barrier.ends_call = true;
+  start(copy_barrier_kernel_address(), 1, barrier, options);
 }
 
 void GpuGroupKernels::launch_multimem(const CollectiveArgs& args, const Plan& plan,
                                       const MultimemMemory& memory, const LaunchOptions& options) {
-  const void* const kernel = multimem_kernel(args.kind, args.dtype, args.op);
+  const void* const kernel = multimem_kernel_address(args.kind, args.dtype, args.op);
   if (kernel == nullptr) {
     throw Error(ErrorCode::kUnsupported, "multimem: this device library has no such kernel");
   }
   const DeviceGuard guard(device_);
   const bool has_output = memory.output.multicast != nullptr;
   CollectiveParams call =
-      params_of(args, plan, has_output ? memory.output.place : memory.input.place);
-  call.factor = std::bit_cast<double>(has_output ? memory.input.place : Place{0});
+      params_of(args, plan, has_output ? memory.output.location : memory.input.location);
+  call.factor = std::bit_cast<double>(has_output ? memory.input.location : BufferLocation{0});
   MultimemParams params{};
   params.input_multicast = memory.input.multicast;
   params.output_multicast = memory.output.multicast;

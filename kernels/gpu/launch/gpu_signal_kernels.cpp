@@ -28,7 +28,7 @@ const char* operation_name(SignalOperation operation) {
 // As load_kernels() of the group's kernels: a first launch must not synchronise the device.
 void load_kernel() {
   gpuFuncAttributes attributes;
-  check_gpu(gpuFuncGetAttributes(&attributes, signal_kernel()), "loading a kernel");
+  check_gpu(gpuFuncGetAttributes(&attributes, signal_kernel_address()), "loading a kernel");
 }
 
 // A page of host memory that a device reads and writes.
@@ -182,7 +182,7 @@ void GpuSignalKernels::launch(SignalOperation operation, const SignalPads& pads,
   const unsigned threads =
       operation == SignalOperation::kBarrier ? static_cast<unsigned>(config_.world_size) : 1;
   void* arguments[] = {&params};
-  start(signal_kernel(), 1, threads, arguments, options.stream);
+  start(signal_kernel_address(), 1, threads, arguments, options.stream);
 }
 
 void GpuSignalKernels::check() const {

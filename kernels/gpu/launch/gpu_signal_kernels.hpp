@@ -18,6 +18,6 @@ std::unique_ptr<SignalKernels> make_gpu_signal_kernels(const SignalKernelsConfig
                                                        std::shared_ptr<SignalState> state);
 
 // signal.cu; its only parameter is SignalParams.
-const void* signal_kernel();
+const void* signal_kernel_address();
 
 }  // namespace symm

@@ -10,16 +10,12 @@ namespace {
 // Blocks of a launch must all be resident.
 constexpr int kMaxGroupsOfLaunch = 48;
 
-int lane_group_of(const TransferOp& op, bool collective) {
-  return collective ? 0 : 1 + static_cast<int>(static_cast<std::uint64_t>(op.tag) % kTagLanes);
-}
-
 }  // namespace
 
 TransferSchedule::TransferSchedule(int rank, int world_size)
     : rank_(rank),
       world_size_(world_size),
-      counts_(static_cast<std::size_t>(world_size) * 2 * kLaneGroups) {}
+      counts_(static_cast<std::size_t>(world_size) * 2 * kTagChannels) {}
 
 void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
   entries_.clear();
@@ -33,16 +29,16 @@ void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
       if (op.bytes > 0 && op.data != output) own_.push_back({op.data, output, op.bytes});
       continue;
     }
-    const int group = lane_group_of(op, collective);
+    const int group = collective ? kAllToAllTagChannel : tag_channel_of(op.tag);
     const int steps = op.is_send ? op.peer - rank_ : rank_ - op.peer;
     const int distance = (steps + world_size_) % world_size_;
-    const auto key = (static_cast<std::size_t>(op.peer) * 2 + (op.is_send ? 0 : 1)) * kLaneGroups +
+    const auto key = (static_cast<std::size_t>(op.peer) * 2 + (op.is_send ? 0 : 1)) * kTagChannels +
                      static_cast<std::size_t>(group);
     entries_.push_back({distance, counts_[key]++, static_cast<std::uint32_t>(i), group});
   }
   const auto order = [&ops](const Entry& a, const Entry& b) {
-    return std::tuple(a.distance, a.number, a.lane_group, ops[a.op].is_send) <
-           std::tuple(b.distance, b.number, b.lane_group, ops[b.op].is_send);
+    return std::tuple(a.distance, a.number, a.tag_channel, ops[a.op].is_send) <
+           std::tuple(b.distance, b.number, b.tag_channel, ops[b.op].is_send);
   };
   std::sort(entries_.begin(), entries_.end(), order);
 }
@@ -51,7 +47,7 @@ void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
 std::size_t TransferSchedule::fill(std::span<const TransferOp> ops, std::size_t first) {
   const auto same_group = [&ops](const Entry& a, const Entry& b) {
     return ops[a.op].peer == ops[b.op].peer && ops[a.op].is_send == ops[b.op].is_send &&
-           a.lane_group == b.lane_group;
+           a.tag_channel == b.tag_channel;
   };
   // How many fit, by messages and by groups.
   std::size_t end = first;
@@ -69,8 +65,8 @@ std::size_t TransferSchedule::fill(std::span<const TransferOp> ops, std::size_t 
   std::stable_sort(entries_.begin() + static_cast<std::ptrdiff_t>(first),
                    entries_.begin() + static_cast<std::ptrdiff_t>(end),
                    [&ops](const Entry& a, const Entry& b) {
-                     return std::tuple(ops[a.op].peer, ops[a.op].is_send, a.lane_group, a.number) <
-                            std::tuple(ops[b.op].peer, ops[b.op].is_send, b.lane_group, b.number);
+                     return std::tuple(ops[a.op].peer, ops[a.op].is_send, a.tag_channel, a.number) <
+                            std::tuple(ops[b.op].peer, ops[b.op].is_send, b.tag_channel, b.number);
                    });
   params_.group_count = 0;
   for (std::size_t i = first; i < end; ++i) {
@@ -82,7 +78,7 @@ std::size_t TransferSchedule::fill(std::span<const TransferOp> ops, std::size_t 
     } else {
       params_.groups[params_.group_count++] = {
           static_cast<std::int16_t>(op.peer), static_cast<std::int8_t>(op.is_send ? 1 : 0),
-          static_cast<std::int8_t>(entries_[i].lane_group), item, 1};
+          static_cast<std::int8_t>(entries_[i].tag_channel), item, 1};
     }
   }
   return end;

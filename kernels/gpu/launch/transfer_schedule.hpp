@@ -4,7 +4,7 @@
 // A launch holds a bounded number of messages, and those of a later launch wait for the earlier
 // one, so two ranks that cut their batches differently must not end up waiting for each other.
 // Messages are therefore ordered by (d, k): d is the distance from sender to receiver, k counts the
-// messages from that sender to that receiver on one lane group in this batch. Both ends of a
+// messages from that sender to that receiver on one tag channel in this batch. Both ends of a
 // message give it the same (d, k), so of all messages that are not done the smallest stands first
 // at both of its ends and can go on.
 #pragma once
@@ -35,7 +35,7 @@ class TransferSchedule {
     int distance;
     std::uint32_t number;  // k
     std::uint32_t op;
-    int lane_group;
+    int tag_channel;
   };
 
   struct OwnCopy {
@@ -51,7 +51,7 @@ class TransferSchedule {
   const int world_size_;
   std::vector<Entry> entries_;
   std::vector<OwnCopy> own_;           // without those that move nothing
-  std::vector<std::uint32_t> counts_;  // by peer, direction and lane group
+  std::vector<std::uint32_t> counts_;  // by peer, direction and tag channel
   TransferParams params_{};
 };
 

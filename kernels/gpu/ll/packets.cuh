@@ -6,14 +6,14 @@
 // (The scheme is known as LL from NCCL.) A unit of 16 bytes of data travels as two packets.
 //
 // Every packet call of a group has the next epoch, kept in device memory. A rank's inbox holds two
-// sets of boxes, one box a sender; a call uses the set of its epoch's parity. A sender writes into
-// a peer's box only when the peer has ended the call two epochs before, which read that set last;
-// peers tell each other of each call's end (packet_done). That acknowledgement is what makes rooted
-// collectives safe, in which a rank may send and receive nothing; it came long before it is asked
-// for, in general, and so costs one load of local memory.
+// sets of boxes, one buffer a sender; a call uses the set of its epoch's parity. A sender writes
+// into a peer's buffer only when the peer has ended the call two epochs before, which read that set
+// last; peers tell each other of each call's end (ll_done). That acknowledgement is what makes
+// rooted collectives safe, in which a rank may send and receive nothing; it came long before it is
+// asked for, in general, and so costs one load of local memory.
 //
 // NOTE [Stale packets]
-// After 2^32 calls epochs repeat (0 is left out: it is what an untouched box holds), and a place
+// After 2^32 calls epochs repeat (0 is left out: it is what an untouched buffer holds), and a place
 // that was not written since then would look fresh. So in two of every 2^30 calls each sender
 // writes all of its boxes.
 #pragma once
@@ -24,31 +24,31 @@
 
 namespace symm {
 
-__device__ inline std::uint32_t next_packet_epoch(std::uint32_t epoch) {
+__device__ inline std::uint32_t next_ll_epoch(std::uint32_t epoch) {
   return epoch == ~0u ? 2 : epoch + 1;
 }
 // The call before that used the same set.
-__device__ inline std::uint32_t packet_epoch_before(std::uint32_t epoch) {
+__device__ inline std::uint32_t ll_epoch_before(std::uint32_t epoch) {
   return epoch == 2 || epoch == 3 ? epoch - 4 : epoch - 2;
 }
 inline constexpr std::uint32_t kRefreshPeriod = 1u << 30;
 
 // In shared memory.
-struct PacketState {
+struct LLState {
   double factor[kMaxDeviceRanks];
   bool last;
 };
 
 // One packet call, as a block sees it.
-class PacketCall {
+class LLCall {
  public:
-  __device__ PacketCall(const GroupParams& group, const CollectiveParams& call, Waiter& waiter,
-                        PacketState& state)
+  __device__ LLCall(const GroupParams& group, const CollectiveParams& call, Waiter& waiter,
+                    LLState& state)
       : group_(group),
         call_(call),
         waiter_(waiter),
         state_(state),
-        epoch_(next_packet_epoch(load_data(&local_state(group).packet_epoch))) {}
+        epoch_(next_ll_epoch(load_data(&local_state(group).ll_epoch))) {}
 
   // False when the launch must end.
   __device__ bool begin() {
@@ -56,9 +56,9 @@ class PacketCall {
     bool ok = true;
     if (peer < world_size() && peer != rank()) {
       const auto* done = reinterpret_cast<const std::uint32_t*>(segment_of(group_, rank()) +
-                                                                group_.layout.packet_done) +
+                                                                group_.layout.ll_done) +
                          peer;
-      const std::uint32_t target = packet_epoch_before(epoch_);
+      const std::uint32_t target = ll_epoch_before(epoch_);
       ok = waiter_.wait(peer, [=] { return counter_reached(done, target); });
     }
     return block_all(ok);
@@ -69,9 +69,9 @@ class PacketCall {
     LocalState& local = local_state(group_);
     __syncthreads();
     if (threadIdx.x == 0) {
-      state_.last = is_last_block(&local.packet_ticket);
+      state_.last = is_last_block(&local.ll_ticket);
       if (state_.last) {
-        store_data(&local.packet_epoch, epoch_);
+        store_data(&local.ll_epoch, epoch_);
         end_collective(group_, call_.ends_call);
       }
     }
@@ -79,7 +79,7 @@ class PacketCall {
     const int peer = static_cast<int>(threadIdx.x);
     if (state_.last && peer < world_size() && peer != rank()) {
       auto* done =
-          reinterpret_cast<std::uint32_t*>(segment_of(group_, peer) + group_.layout.packet_done) +
+          reinterpret_cast<std::uint32_t*>(segment_of(group_, peer) + group_.layout.ll_done) +
           rank();
       // Of reads, which ended before the barriers: the thread that tells of them is enough.
       release_before_barrier();
@@ -157,7 +157,7 @@ class PacketCall {
     return true;
   }
 
-  // PREMUL_SUM: each sender's factor follows its data, in the last unit of the box.
+  // PREMUL_SUM: each sender's factor follows its data, in the last unit of the buffer.
   __device__ void send_factor(int peer) const {
     if (blockIdx.x != 0 || threadIdx.x != 0 || !call_.premultiplies) return;
     const auto bits = __builtin_bit_cast(std::uint64_t, call_.factor);
@@ -183,7 +183,7 @@ class PacketCall {
     return {state_.factor, call_.premultiplies, call_.divisor, world_size()};
   }
 
-  // See NOTE [Stale packets]. `used`: units of a box that this call writes.
+  // See NOTE [Stale packets]. `used`: units of a buffer that this call writes.
   __device__ void refresh(std::size_t used) const {
     if (epoch_ % kRefreshPeriod >= 2) return;
     const std::size_t end = header_unit() + (call_.premultiplies ? 0 : 1);
@@ -201,22 +201,22 @@ class PacketCall {
   __device__ std::uint64_t packed(std::uint32_t data) const {
     return (static_cast<std::uint64_t>(epoch_) << 32) | data;
   }
-  __device__ std::size_t header_unit() const { return group_.layout.box_packets / 2 - 1; }
+  __device__ std::size_t header_unit() const { return group_.layout.ll_buffer_packets / 2 - 1; }
 
   // Where `unit` from `sender` stands in `owner`'s inbox.
   __device__ std::uint64_t* words_at(int owner, int sender, std::size_t unit) const {
-    const std::uint64_t box =
+    const std::uint64_t buffer =
         static_cast<std::uint64_t>(epoch_ & 1) * static_cast<std::uint64_t>(world_size()) +
         static_cast<std::uint64_t>(sender);
-    const std::uint64_t packet = box * group_.layout.box_packets + 2 * unit;
-    return reinterpret_cast<std::uint64_t*>(segment_of(group_, owner) + group_.layout.inbox +
-                                            packet * kPacketBytes);
+    const std::uint64_t packet = buffer * group_.layout.ll_buffer_packets + 2 * unit;
+    return reinterpret_cast<std::uint64_t*>(segment_of(group_, owner) + group_.layout.ll_buffers +
+                                            packet * kLLPacketBytes);
   }
 
   const GroupParams& group_;
   const CollectiveParams& call_;
   Waiter& waiter_;
-  PacketState& state_;
+  LLState& state_;
   const std::uint32_t epoch_;
 };
 

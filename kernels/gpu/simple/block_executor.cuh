@@ -15,12 +15,12 @@
 
 namespace symm {
 
-// In shared memory: what the peers have announced in this call, and the sources of a reduction.
+// In shared memory: the buffer locations of the peers in this call, and the sources of a reduction.
 struct ChannelState {
   const void* sources[kMaxDeviceRanks];
-  std::uint64_t place[kMaxDeviceRanks];
+  std::uint64_t location[kMaxDeviceRanks];
   double factor[kMaxDeviceRanks];
-  bool heard[kMaxDeviceRanks];
+  bool located[kMaxDeviceRanks];
 };
 
 template <class Reducer>
@@ -34,21 +34,21 @@ class BlockExecutor {
         state_(state),
         epoch_(local_state(group).channel_epoch[blockIdx.x]) {}
 
-  // Tells the peers where this rank's data stands. Not before they are done with the announcement
-  // that stood in its place.
+  // Location exchange: stores this rank's buffer location at every peer, once the peer is done with
+  // the one that was stored there before.
   __device__ bool begin() {
     const int peer = static_cast<int>(threadIdx.x);
     bool ok = true;
     if (peer < world_size()) {
-      state_.heard[peer] = false;
+      state_.located[peer] = false;
       if (peer == rank()) {
         state_.factor[peer] = call_.factor;
       } else {
         ok = await_done(peer, epoch_ + 1 - kSlots);
-        auto* announced =
-            reinterpret_cast<std::uint64_t*>(&signal_at(peer, rank()).announced[epoch_ % kSlots]);
+        auto* location_words =
+            reinterpret_cast<std::uint64_t*>(&signal_at(peer, rank()).locations[epoch_ % kSlots]);
         if (ok) {
-          store_relaxed_pair(announced, call_.place,
+          store_relaxed_pair(location_words, call_.location,
                              __builtin_bit_cast(std::uint64_t, call_.factor));
         }
       }
@@ -74,7 +74,7 @@ class BlockExecutor {
     return known_value<Reducer::kElementBytes>(call_.element_bytes);
   }
   __device__ std::size_t accumulate_bytes() const { return Reducer::kAccumulateBytes; }
-  __device__ bool in_place() const { return call_.place != 0; }
+  __device__ bool in_place() const { return call_.location != 0; }
 
   __device__ Slice slice(std::size_t bytes) const {
     const std::size_t even = align_up((bytes + gridDim.x - 1) / gridDim.x, kCacheLine);
@@ -105,7 +105,7 @@ class BlockExecutor {
 
   __device__ void publish(std::uint32_t step) {
     took(step);
-    tell_peers(&ChannelSignal::ready, step);
+    signal_peers(&ChannelSignal::ready, step);
   }
 
   __device__ SYMM_OUTLINED_METHOD bool await(int peer, std::uint32_t step) {
@@ -123,12 +123,12 @@ class BlockExecutor {
   __device__ SYMM_OUTLINED_METHOD const std::byte* source(int peer, std::uint32_t step,
                                                           std::size_t slot_offset,
                                                           std::size_t input_offset) const {
-    const std::uint64_t place = state_.place[peer];
-    if (place == 0) return slot(peer, step) + slot_offset;
+    const std::uint64_t location = state_.location[peer];
+    if (location == 0) return slot(peer, step) + slot_offset;
     const auto* table =
         reinterpret_cast<std::byte* const*>(segment_of(group_, rank()) + group_.layout.table);
-    const std::uint64_t number = (place >> kPlaceShift) - 1;
-    const std::uint64_t offset = place & ((std::uint64_t{1} << kPlaceShift) - 1);
+    const std::uint64_t number = (location >> kLocationShift) - 1;
+    const std::uint64_t offset = location & ((std::uint64_t{1} << kLocationShift) - 1);
     return table[number * static_cast<std::uint64_t>(world_size()) +
                  static_cast<std::uint64_t>(peer)] +
            offset + input_offset;
@@ -150,7 +150,7 @@ class BlockExecutor {
 
   __device__ void read_done(std::uint32_t step) {
     took(step);
-    tell_peers(&ChannelSignal::done, step);
+    signal_peers(&ChannelSignal::done, step);
   }
 
   __device__ void copy(std::byte* destination, const std::byte* source, std::size_t bytes) const {
@@ -181,12 +181,12 @@ class BlockExecutor {
   }
 
  private:
-  // What `teller` tells this channel of `listener`.
-  __device__ ChannelSignal& signal_at(int listener, int teller) const {
-    auto* signals = reinterpret_cast<ChannelSignal*>(segment_of(group_, listener) +
+  // The signal of `sender` to this channel of `receiver`.
+  __device__ ChannelSignal& signal_at(int receiver, int sender) const {
+    auto* signals = reinterpret_cast<ChannelSignal*>(segment_of(group_, receiver) +
                                                      group_.layout.channel_signals);
     return signals[blockIdx.x * static_cast<unsigned>(world_size()) +
-                   static_cast<unsigned>(teller)];
+                   static_cast<unsigned>(sender)];
   }
 
   __device__ bool await_done(int peer, std::uint32_t target) {
@@ -194,25 +194,25 @@ class BlockExecutor {
     return waiter_.wait(peer, [=] { return counter_reached(done, target); });
   }
 
-  // By one thread. Also takes in what the peer announced for this call, at its first step.
+  // By one thread. Also takes in the peer's buffer location, at the first step of the call.
   __device__ bool await_ready(int peer, std::uint32_t step) {
     const ChannelSignal& signal = signal_at(rank(), peer);
     const std::uint32_t* ready = &signal.ready;
     const std::uint32_t target = epoch_ + step + 1;
     if (!waiter_.wait(peer, [=] { return counter_reached(ready, target); })) return false;
-    if (!state_.heard[peer]) {
-      const auto* announced =
-          reinterpret_cast<const std::uint64_t*>(&signal.announced[epoch_ % kSlots]);
+    if (!state_.located[peer]) {
+      const auto* location_words =
+          reinterpret_cast<const std::uint64_t*>(&signal.locations[epoch_ % kSlots]);
       std::uint64_t factor = 0;
-      load_relaxed_pair(announced, &state_.place[peer], &factor);
+      load_relaxed_pair(location_words, &state_.location[peer], &factor);
       state_.factor[peer] = __builtin_bit_cast(double, factor);
-      state_.heard[peer] = true;
+      state_.located[peer] = true;
     }
     return true;
   }
 
-  __device__ SYMM_OUTLINED_METHOD void tell_peers(std::uint32_t ChannelSignal::*counter,
-                                                  std::uint32_t step) {
+  __device__ SYMM_OUTLINED_METHOD void signal_peers(std::uint32_t ChannelSignal::*counter,
+                                                    std::uint32_t step) {
     release_before_barrier();
     __syncthreads();
     const int peer = static_cast<int>(threadIdx.x);

@@ -28,8 +28,8 @@ reduce_scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a collective runs: this rank of ``world_size``, and what it is called with."""
+class CallContext:
+    """What a collective is called with, on one rank of ``world_size``."""
 
     rank: int
     world_size: int
@@ -57,12 +57,12 @@ class Collective(ABC):
     # same buffers gives another result.
     reduces_into_input = False
 
-    def __init__(self, place: Place, count: int, in_place: bool) -> None:
-        self.place = place
+    def __init__(self, context: CallContext, count: int, in_place: bool) -> None:
+        self.context = context
         self.count = count
         self.in_place = in_place
-        self.input = torch.empty(0, dtype=place.dtype, device=place.device)
-        self.output = torch.empty(0, dtype=place.dtype, device=place.device)
+        self.input = torch.empty(0, dtype=context.dtype, device=context.device)
+        self.output = torch.empty(0, dtype=context.dtype, device=context.device)
         self.allocate()
 
     @classmethod
@@ -121,14 +121,14 @@ class Collective(ABC):
         self.output.zero_()
 
     def _empty(self, shares: int) -> torch.Tensor:
-        place = self.place
-        return torch.empty(shares * self.count, dtype=place.dtype, device=place.device)
+        context = self.context
+        return torch.empty(shares * self.count, dtype=context.dtype, device=context.device)
 
     def _share(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         return tensor[rank * self.count : (rank + 1) * self.count]
 
     def _shares(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return list(tensor.chunk(self.place.world_size))
+        return list(tensor.chunk(self.context.world_size))
 
     def _write(self, target: torch.Tensor, pattern: Pattern, rank: int) -> None:
         target.copy_(self._values(pattern, pattern.input_period(rank), 0, target.numel()))
@@ -136,12 +136,12 @@ class Collective(ABC):
     def _values(
         self, pattern: Pattern, period: np.ndarray, offset: int, count: int
     ) -> torch.Tensor:
-        return pattern.tensor(period, offset, count, self.place.device)
+        return pattern.tensor(period, offset, count, self.context.device)
 
     def _gathered(self, pattern: Pattern, share: int | None) -> torch.Tensor:
         """Return one share of every rank's input: share ``share``, or the only one."""
         offset = 0 if share is None else share * self.count
-        ranks = range(self.place.world_size)
+        ranks = range(self.context.world_size)
         return torch.cat(
             [
                 self._values(pattern, pattern.input_period(rank), offset, self.count)
@@ -162,10 +162,10 @@ class AllReduce(Collective):
         self.input = self.output = self._empty(1)
 
     def call(self, group: dist.ProcessGroup) -> None:
-        dist.all_reduce(self.output, op=OPS[self.place.op], group=group)
+        dist.all_reduce(self.output, op=OPS[self.context.op], group=group)
 
     def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.place.rank)
+        self._write(self.input, pattern, self.context.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
         return self._values(pattern, pattern.reduced_period(), 0, self.count)
@@ -177,10 +177,10 @@ class Reduce(AllReduce):
     has_root = True
 
     def call(self, group: dist.ProcessGroup) -> None:
-        dist.reduce(self.output, dst=self.place.root, op=OPS[self.place.op], group=group)
+        dist.reduce(self.output, dst=self.context.root, op=OPS[self.context.op], group=group)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return super().expected_output(pattern) if self.place.is_root else None
+        return super().expected_output(pattern) if self.context.is_root else None
 
 
 class Broadcast(Collective):
@@ -194,28 +194,30 @@ class Broadcast(Collective):
         self.input = self.output = self._empty(1)
 
     def call(self, group: dist.ProcessGroup) -> None:
-        dist.broadcast(self.output, src=self.place.root, group=group)
+        dist.broadcast(self.output, src=self.context.root, group=group)
 
     def fill_input(self, pattern: Pattern) -> None:
-        if self.place.is_root:
-            self._write(self.input, pattern, self.place.rank)
+        if self.context.is_root:
+            self._write(self.input, pattern, self.context.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return self._values(pattern, pattern.input_period(self.place.root), 0, self.count)
+        return self._values(pattern, pattern.input_period(self.context.root), 0, self.count)
 
 
 class AllGather(Collective):
     """Every rank gets every rank's share; in place, the input is the rank's part of the output."""
 
     def allocate(self) -> None:
-        self.output = self._empty(self.place.world_size)
-        self.input = self._share(self.output, self.place.rank) if self.in_place else self._empty(1)
+        self.output = self._empty(self.context.world_size)
+        self.input = (
+            self._share(self.output, self.context.rank) if self.in_place else self._empty(1)
+        )
 
     def call(self, group: dist.ProcessGroup) -> None:
         all_gather_tensor(self.output, self.input, group=group)
 
     def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.place.rank)
+        self._write(self.input, pattern, self.context.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
         return self._gathered(pattern, None)
@@ -228,18 +230,20 @@ class ReduceScatter(Collective):
     reduces_into_input = True
 
     def allocate(self) -> None:
-        self.input = self._empty(self.place.world_size)
-        self.output = self._share(self.input, self.place.rank) if self.in_place else self._empty(1)
+        self.input = self._empty(self.context.world_size)
+        self.output = (
+            self._share(self.input, self.context.rank) if self.in_place else self._empty(1)
+        )
 
     def call(self, group: dist.ProcessGroup) -> None:
-        reduce_scatter_tensor(self.output, self.input, op=OPS[self.place.op], group=group)
+        reduce_scatter_tensor(self.output, self.input, op=OPS[self.context.op], group=group)
 
     def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.place.rank)
+        self._write(self.input, pattern, self.context.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
         return self._values(
-            pattern, pattern.reduced_period(), self.place.rank * self.count, self.count
+            pattern, pattern.reduced_period(), self.context.rank * self.count, self.count
         )
 
 
@@ -249,17 +253,17 @@ class AllToAll(Collective):
     in_place_exists = False
 
     def allocate(self) -> None:
-        self.input = self._empty(self.place.world_size)
-        self.output = self._empty(self.place.world_size)
+        self.input = self._empty(self.context.world_size)
+        self.output = self._empty(self.context.world_size)
 
     def call(self, group: dist.ProcessGroup) -> None:
         dist.all_to_all_single(self.output, self.input, group=group)
 
     def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.place.rank)
+        self._write(self.input, pattern, self.context.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return self._gathered(pattern, self.place.rank)
+        return self._gathered(pattern, self.context.rank)
 
 
 class Gather(Collective):
@@ -268,20 +272,20 @@ class Gather(Collective):
     has_root = True
 
     def allocate(self) -> None:
-        if self.place.is_root:
-            self.output = self._empty(self.place.world_size)
-        shared = self.in_place and self.place.is_root
-        self.input = self._share(self.output, self.place.rank) if shared else self._empty(1)
-        self._list = self._shares(self.output) if self.place.is_root else None
+        if self.context.is_root:
+            self.output = self._empty(self.context.world_size)
+        shared = self.in_place and self.context.is_root
+        self.input = self._share(self.output, self.context.rank) if shared else self._empty(1)
+        self._list = self._shares(self.output) if self.context.is_root else None
 
     def call(self, group: dist.ProcessGroup) -> None:
-        dist.gather(self.input, self._list, dst=self.place.root, group=group)
+        dist.gather(self.input, self._list, dst=self.context.root, group=group)
 
     def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.place.rank)
+        self._write(self.input, pattern, self.context.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return self._gathered(pattern, None) if self.place.is_root else None
+        return self._gathered(pattern, None) if self.context.is_root else None
 
 
 class Scatter(Collective):
@@ -290,22 +294,22 @@ class Scatter(Collective):
     has_root = True
 
     def allocate(self) -> None:
-        if self.place.is_root:
-            self.input = self._empty(self.place.world_size)
-        shared = self.in_place and self.place.is_root
-        self.output = self._share(self.input, self.place.rank) if shared else self._empty(1)
-        self._list = self._shares(self.input) if self.place.is_root else None
+        if self.context.is_root:
+            self.input = self._empty(self.context.world_size)
+        shared = self.in_place and self.context.is_root
+        self.output = self._share(self.input, self.context.rank) if shared else self._empty(1)
+        self._list = self._shares(self.input) if self.context.is_root else None
 
     def call(self, group: dist.ProcessGroup) -> None:
-        dist.scatter(self.output, self._list, src=self.place.root, group=group)
+        dist.scatter(self.output, self._list, src=self.context.root, group=group)
 
     def fill_input(self, pattern: Pattern) -> None:
-        if self.place.is_root:
-            self._write(self.input, pattern, self.place.rank)
+        if self.context.is_root:
+            self._write(self.input, pattern, self.context.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        offset = self.place.rank * self.count
-        return self._values(pattern, pattern.input_period(self.place.root), offset, self.count)
+        offset = self.context.rank * self.count
+        return self._values(pattern, pattern.input_period(self.context.root), offset, self.count)
 
 
 class SendRecv(Collective):
@@ -316,11 +320,11 @@ class SendRecv(Collective):
 
     def allocate(self) -> None:
         self.input, self.output = self._empty(1), self._empty(1)
-        self._next = (self.place.rank + 1) % self.place.world_size
-        self._previous = (self.place.rank - 1) % self.place.world_size
+        self._next = (self.context.rank + 1) % self.context.world_size
+        self._previous = (self.context.rank - 1) % self.context.world_size
 
     def call(self, group: dist.ProcessGroup) -> None:
-        if self.place.device.type == "cuda":
+        if self.context.device.type == "cuda":
             # As a pair: NCCL's single sends of a ring would each wait for a receive behind them.
             sending = dist.P2POp(dist.isend, self.input, self._next, group)
             receiving = dist.P2POp(dist.irecv, self.output, self._previous, group)
@@ -332,7 +336,7 @@ class SendRecv(Collective):
             work.wait()
 
     def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.place.rank)
+        self._write(self.input, pattern, self.context.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
         return self._values(pattern, pattern.input_period(self._previous), 0, self.count)
@@ -351,7 +355,7 @@ class Barrier(Collective):
         """A barrier has no buffers."""
 
     def call(self, group: dist.ProcessGroup) -> None:
-        group_barrier(group, self.place.device)
+        group_barrier(group, self.context.device)
 
     def fill_input(self, pattern: Pattern) -> None:
         """A barrier has no input."""

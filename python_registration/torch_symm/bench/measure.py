@@ -10,7 +10,7 @@ from statistics import median
 
 from torch_symm.bench.bandwidth import bandwidths
 from torch_symm.bench.barrier import times_left_early
-from torch_symm.bench.collectives import CLASSES, Collective, Place
+from torch_symm.bench.collectives import CLASSES, CallContext, Collective
 from torch_symm.bench.config import BenchConfig, format_size
 from torch_symm.bench.pattern import Pattern
 from torch_symm.bench.results import VARIANTS, BackendResult, Row, Timing
@@ -44,7 +44,7 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
     config = session.config
     kind = CLASSES[name]
     frame = row_frame(config, name, mode, count)
-    place = Place(
+    context = CallContext(
         session.rank, config.ranks, config.root, config.op, config.torch_dtype, session.device
     )
     session.begin_row()
@@ -52,7 +52,7 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
     for variant in VARIANTS:
         if not getattr(kind, f"{variant}_exists"):
             continue
-        operation = kind(place, count, variant == "in_place")
+        operation = kind(context, count, variant == "in_place")
         what = f"{name} {format_size(frame['size'])} {mode} {variant}"
         runners = _runners(session, operation, mode, what)
         try:

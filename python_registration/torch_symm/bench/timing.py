@@ -94,7 +94,7 @@ class EagerRunner(Runner):
 
     def block(self, steps: int) -> Sample:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        group_barrier(self.group, self.operation.place.device)
+        group_barrier(self.group, self.operation.context.device)
         self.step()
         first.record()
         start = time.perf_counter()
@@ -153,6 +153,6 @@ class GraphRunner(EagerRunner):
 
 def runner_for(mode: str, operation: Collective, group: dist.ProcessGroup) -> Runner:
     """Return what calls and times ``operation`` in ``mode``."""
-    if operation.place.device.type == "cpu":
+    if operation.context.device.type == "cpu":
         return HostRunner(operation, group)
     return (GraphRunner if mode == "graph" else EagerRunner)(operation, group)

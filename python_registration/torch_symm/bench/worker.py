@@ -14,7 +14,7 @@ from torch_symm.bench.config import BenchConfig
 from torch_symm.bench.measure import measure_row
 from torch_symm.bench.session import FreshRanksNeeded, Session
 from torch_symm.ranks.device import open_device
-from torch_symm.ranks.process import Messenger, RankPlace
+from torch_symm.ranks.process import Messenger, RankContext
 
 _SET_UP_S = 120.0
 
@@ -59,7 +59,7 @@ def row_total(config: BenchConfig) -> int:
     return sum(len(counts(config, name)) for name, _ in config.cases)
 
 
-def bench_rank(place: RankPlace, assignment: dict, messenger: Messenger) -> None:
+def bench_rank(context: RankContext, assignment: dict, messenger: Messenger) -> None:
     """Be one rank of a set that the supervisor started."""
     config = BenchConfig.from_json(assignment["config"])
     start = assignment["start"]
@@ -68,7 +68,7 @@ def bench_rank(place: RankPlace, assignment: dict, messenger: Messenger) -> None
         for name in ("excluded", "without")
     )
     begin = Start(start["case"], start["row"], excluded, without, start["left_s"])
-    run_worker(config, place.rank, place.connect(config.timeout_s), messenger, begin)
+    run_worker(config, context.rank, context.connect(config.timeout_s), messenger, begin)
 
 
 def run_worker(

@@ -21,7 +21,7 @@ class Config:
             for "copy_engine" and all_to_all.
         chunk_bytes: how many bytes a step moves at most: a multiple of 128 from 16384 to the
             group's slot (an eighth of ``workspace_bytes`` on the CPU, 65536 there for "one_shot");
-            on CUDA only for methods that stream through slots, so not for packets.
+            on CUDA only for algorithms that stream through slots, so not for `ll`.
 
     Raises:
         TypeError: a value of another type.

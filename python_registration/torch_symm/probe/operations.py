@@ -17,9 +17,9 @@ from torch_symm.bench.collectives import (
     AllToAll,
     Barrier,
     Broadcast,
+    CallContext,
     Collective,
     Gather,
-    Place,
     Reduce,
     ReduceScatter,
     Scatter,
@@ -41,7 +41,7 @@ class ReduceScatterList(ReduceScatter):
     """reduce_scatter from a list of tensors."""
 
     def call(self, group: dist.ProcessGroup) -> None:
-        op = OPS[self.place.op]
+        op = OPS[self.context.op]
         dist.reduce_scatter(self.output, self._shares(self.input), op=op, group=group)
 
 
@@ -59,10 +59,10 @@ class AllToAllUneven(AllToAll):
         return self.count * ((sender + 2 * receiver) % 3)
 
     def allocate(self) -> None:
-        ranks = range(self.place.world_size)
-        self._sent = [self._elements(self.place.rank, peer) for peer in ranks]
-        self._received = [self._elements(peer, self.place.rank) for peer in ranks]
-        options = {"dtype": self.place.dtype, "device": self.place.device}
+        ranks = range(self.context.world_size)
+        self._sent = [self._elements(self.context.rank, peer) for peer in ranks]
+        self._received = [self._elements(peer, self.context.rank) for peer in ranks]
+        options = {"dtype": self.context.dtype, "device": self.context.device}
         self.input = torch.empty(sum(self._sent), **options)
         self.output = torch.empty(sum(self._received), **options)
 
@@ -70,7 +70,7 @@ class AllToAllUneven(AllToAll):
         dist.all_to_all_single(self.output, self.input, self._received, self._sent, group=group)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        rank = self.place.rank
+        rank = self.context.rank
         shares = []
         for peer, elements in enumerate(self._received):
             offset = sum(self._elements(peer, earlier) for earlier in range(rank))
@@ -86,14 +86,14 @@ class CoalescedAllReduce(AllReduce):
         first = self.count // 3 + 1
         with _coalescing_manager(group):
             for part in (self.output[:first], self.output[first:-1], self.output[-1:]):
-                dist.all_reduce(part, op=OPS[self.place.op], group=group)
+                dist.all_reduce(part, op=OPS[self.context.op], group=group)
 
 
 class AsyncAllReduce(AllReduce):
     """all_reduce with async_op, waited for within the capture."""
 
     def call(self, group: dist.ProcessGroup) -> None:
-        work = dist.all_reduce(self.output, op=OPS[self.place.op], group=group, async_op=True)
+        work = dist.all_reduce(self.output, op=OPS[self.context.op], group=group, async_op=True)
         work.wait()
 
 
@@ -109,21 +109,21 @@ class Several(Collective):
 
     def allocate(self) -> None:
         self.input, self._sum = self._empty(1), self._empty(1)
-        self.output = self._empty(2 * self.place.world_size)
+        self.output = self._empty(2 * self.context.world_size)
         self._gathered_part, self._exchanged_part = self.output.chunk(2)
 
     def call(self, group: dist.ProcessGroup) -> None:
         self._sum.copy_(self.input)
         dist.all_reduce(self._sum, group=group)
-        self._sum.add_(self.place.rank)
+        self._sum.add_(self.context.rank)
         all_gather_tensor(self._gathered_part, self._sum, group=group)
         dist.all_to_all_single(self._exchanged_part, self._gathered_part, group=group)
 
     def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.place.rank)
+        self._write(self.input, pattern, self.context.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        ranks = [*range(self.place.world_size), *[self.place.rank] * self.place.world_size]
+        ranks = [*range(self.context.world_size), *[self.context.rank] * self.context.world_size]
         period = pattern.reduced_period()
         return torch.cat([self._values(pattern, period + rank, 0, self.count) for rank in ranks])
 
@@ -143,10 +143,10 @@ class Operation:
         self, rank: int, world_size: int, dtype: torch.dtype, device: torch.device, size: int
     ) -> Collective:
         """Return the operation of ``rank`` with buffers of about ``size`` bytes."""
-        place = Place(rank, world_size, world_size - 1, self.op, dtype, device)
+        context = CallContext(rank, world_size, world_size - 1, self.op, dtype, device)
         # At least four elements, so that every part of a split is there.
         count = max(self.kind.count_of(size, dtype.itemsize, world_size), 4)
-        return self.kind(place, 0 if self.kind is Barrier else count, in_place=self.in_place)
+        return self.kind(context, 0 if self.kind is Barrier else count, in_place=self.in_place)
 
     @property
     def in_place(self) -> bool:

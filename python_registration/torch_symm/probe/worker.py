@@ -13,16 +13,16 @@ from torch_symm.probe.examine import Recorder, Surroundings, examine, examine_co
 from torch_symm.probe.operations import OPERATIONS
 from torch_symm.probe.verdict import Finding, Result, Verdict, worst
 from torch_symm.ranks.device import open_device
-from torch_symm.ranks.process import Messenger, RankPlace
+from torch_symm.ranks.process import Messenger, RankContext
 
 _SET_UP_S = 120.0
 
 
-def probe_rank(place: RankPlace, assignment: dict, messenger: Messenger) -> None:
+def probe_rank(context: RankContext, assignment: dict, messenger: Messenger) -> None:
     """Be one rank of a set that the supervisor started."""
     config = ProbeConfig.from_json(assignment["config"])
-    store = place.connect(config.timeout_s)
-    run_worker(config, place.rank, store, messenger, assignment["case"])
+    store = context.connect(config.timeout_s)
+    run_worker(config, context.rank, store, messenger, assignment["case"])
 
 
 def run_worker(

@@ -79,8 +79,8 @@ class Messenger:
 
 
 @dataclass(frozen=True)
-class RankPlace:
-    """Where a rank stands and how it reaches the store of its set of ranks."""
+class RankContext:
+    """The rank of a process, and how it reaches the store of its set of ranks."""
 
     rank: int
     world_size: int
@@ -96,16 +96,16 @@ class RankPlace:
         return dist.PrefixStore(self.prefix, store)
 
 
-Work = Callable[[RankPlace, Any, Messenger], None]
+Work = Callable[[RankContext, Any, Messenger], None]
 
 
-def run_rank(work: Work, place: RankPlace, assignment: Any, connection: Connection) -> None:
+def run_rank(work: Work, context: RankContext, assignment: Any, connection: Connection) -> None:
     """Do ``assignment`` as one rank. The main function of a rank's process."""
     # The watcher may be killed, and its ranks must not outlive it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.environ.update(place.environment)
+    os.environ.update(context.environment)
     try:
-        work(place, assignment, Messenger(connection))
+        work(context, assignment, Messenger(connection))
     except Exception as error:
         traceback.print_exc()
         with contextlib.suppress(OSError):

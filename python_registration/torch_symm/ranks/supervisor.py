@@ -35,7 +35,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from torch_symm.ranks.launched import launched_world_size
-from torch_symm.ranks.process import Begin, Complaint, Failed, Finished, RankPlace, Work, run_rank
+from torch_symm.ranks.process import Begin, Complaint, Failed, Finished, RankContext, Work, run_rank
 
 _POLL_S = 0.05
 # Time for the other ranks of a broken set to show their own trouble, which may be the graver one.
@@ -232,10 +232,10 @@ class Supervisor:
         host, port = self._address
         prefix = self._key(number, "ranks")
         environment = {"LOCAL_RANK": str(rank)} if alone else {}
-        place = RankPlace(rank, self._world_size, host, port, prefix, environment)
+        context = RankContext(rank, self._world_size, host, port, prefix, environment)
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(
-            target=run_rank, args=(self._work, place, assignment, theirs), name=f"rank {rank}"
+            target=run_rank, args=(self._work, context, assignment, theirs), name=f"rank {rank}"
         )
         process.start()
         theirs.close()

@@ -1,4 +1,4 @@
-// Collectives by packets, over PacketCall: one hop unless said otherwise. Every function is run by
+// Collectives by packets, over LLCall: one hop unless said otherwise. Every function is run by
 // all blocks of the launch and returns false in a thread that gave up.
 //
 // Sizes are those of the part [begin, begin + limit) of each message; a sender's part fits its box.
@@ -9,7 +9,7 @@
 namespace symm {
 
 // A message that a rank reads or writes, cut into units.
-struct PacketMessage {
+struct LLMessage {
   std::byte* data;
   std::size_t bytes;
 
@@ -25,30 +25,29 @@ struct PacketMessage {
   }
 };
 
-__device__ inline PacketMessage packet_message(const CollectiveParams& call, const void* data,
-                                               std::uint64_t count) {
+__device__ inline LLMessage ll_message(const CollectiveParams& call, const void* data,
+                                       std::uint64_t count) {
   const std::uint64_t total = count * call.element_bytes;
   const std::uint64_t rest = total > call.begin ? total - call.begin : 0;
   return {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + call.begin,
           rest < call.limit ? rest : call.limit};
 }
-__device__ inline PacketMessage packet_input(const CollectiveParams& call) {
-  return packet_message(call, call.input, call.count);
+__device__ inline LLMessage ll_input(const CollectiveParams& call) {
+  return ll_message(call, call.input, call.count);
 }
-__device__ inline PacketMessage packet_output(const CollectiveParams& call) {
-  return packet_message(call, call.output, call.count);
+__device__ inline LLMessage ll_output(const CollectiveParams& call) {
+  return ll_message(call, call.output, call.count);
 }
-__device__ inline PacketMessage packet_part(const CollectiveParams& call, int rank) {
-  return packet_message(call, call.parts[rank].data, call.parts[rank].count);
+__device__ inline LLMessage ll_part(const CollectiveParams& call, int rank) {
+  return ll_message(call, call.parts[rank].data, call.parts[rank].count);
 }
 
-__device__ inline void packet_send_all(const PacketCall& x, int peer,
-                                       const PacketMessage& message) {
+__device__ inline void ll_send_all(const LLCall& x, int peer, const LLMessage& message) {
   for (std::size_t u = x.first_unit(); u < message.units(); u += x.unit_stride()) {
     x.send(peer, u, message.load(u));
   }
 }
-__device__ inline bool packet_receive_all(PacketCall& x, int peer, const PacketMessage& message) {
+__device__ inline bool ll_receive_all(LLCall& x, int peer, const LLMessage& message) {
   for (std::size_t u = x.first_unit(); u < message.units(); u += x.unit_stride()) {
     Unit unit;
     if (!x.receive(peer, u, &unit)) return false;
@@ -56,19 +55,18 @@ __device__ inline bool packet_receive_all(PacketCall& x, int peer, const PacketM
   }
   return true;
 }
-__device__ inline void packet_copy(const PacketCall& x, const PacketMessage& to,
-                                   const PacketMessage& from) {
+__device__ inline void ll_copy(const LLCall& x, const LLMessage& to, const LLMessage& from) {
   if (to.data == from.data) return;
   for (std::size_t u = x.first_unit(); u < to.units(); u += x.unit_stride()) {
     to.store(u, from.load(u));
   }
 }
 
-__device__ inline bool packet_all_gather(PacketCall& x, const CollectiveParams& call) {
-  const PacketMessage own = packet_message(call, call.input, call.parts[x.rank()].count);
+__device__ inline bool ll_all_gather(LLCall& x, const CollectiveParams& call) {
+  const LLMessage own = ll_message(call, call.input, call.parts[x.rank()].count);
   std::size_t used = 0;
   for (int r = 0; r < x.world_size(); ++r) {
-    const std::size_t units = packet_part(call, r).units();
+    const std::size_t units = ll_part(call, r).units();
     used = units > used ? units : used;
   }
   for (std::size_t u = x.first_unit(); u < own.units(); u += x.unit_stride()) {
@@ -76,19 +74,19 @@ __device__ inline bool packet_all_gather(PacketCall& x, const CollectiveParams& 
     for (int i = 1; i < x.world_size(); ++i) x.send(nth_peer(x.rank(), i, x.world_size()), u, unit);
   }
   x.refresh(used);
-  packet_copy(x, packet_part(call, x.rank()), own);
+  ll_copy(x, ll_part(call, x.rank()), own);
   for (int i = 1; i < x.world_size(); ++i) {
     const int peer = nth_peer(x.rank(), i, x.world_size());
-    if (!packet_receive_all(x, peer, packet_part(call, peer))) return false;
+    if (!ll_receive_all(x, peer, ll_part(call, peer))) return false;
   }
   return true;
 }
 
-__device__ inline bool packet_broadcast(PacketCall& x, const CollectiveParams& call) {
-  const PacketMessage output = packet_output(call);
+__device__ inline bool ll_broadcast(LLCall& x, const CollectiveParams& call) {
+  const LLMessage output = ll_output(call);
   x.refresh(output.units());
-  if (x.rank() != call.root) return packet_receive_all(x, call.root, output);
-  const PacketMessage input = packet_input(call);
+  if (x.rank() != call.root) return ll_receive_all(x, call.root, output);
+  const LLMessage input = ll_input(call);
   for (std::size_t u = x.first_unit(); u < input.units(); u += x.unit_stride()) {
     const Unit unit = input.load(u);
     for (int i = 1; i < x.world_size(); ++i) x.send(nth_peer(x.rank(), i, x.world_size()), u, unit);
@@ -97,35 +95,35 @@ __device__ inline bool packet_broadcast(PacketCall& x, const CollectiveParams& c
   return true;
 }
 
-__device__ inline bool packet_gather(PacketCall& x, const CollectiveParams& call) {
-  const PacketMessage input = packet_input(call);
+__device__ inline bool ll_gather(LLCall& x, const CollectiveParams& call) {
+  const LLMessage input = ll_input(call);
   x.refresh(input.units());
   if (x.rank() != call.root) {
-    packet_send_all(x, call.root, input);
+    ll_send_all(x, call.root, input);
     return true;
   }
-  packet_copy(x, packet_part(call, x.rank()), input);
+  ll_copy(x, ll_part(call, x.rank()), input);
   for (int i = 1; i < x.world_size(); ++i) {
     const int peer = nth_peer(x.rank(), i, x.world_size());
-    if (!packet_receive_all(x, peer, packet_part(call, peer))) return false;
+    if (!ll_receive_all(x, peer, ll_part(call, peer))) return false;
   }
   return true;
 }
 
-__device__ inline bool packet_scatter(PacketCall& x, const CollectiveParams& call) {
-  const PacketMessage output = packet_output(call);
+__device__ inline bool ll_scatter(LLCall& x, const CollectiveParams& call) {
+  const LLMessage output = ll_output(call);
   x.refresh(output.units());
-  if (x.rank() != call.root) return packet_receive_all(x, call.root, output);
+  if (x.rank() != call.root) return ll_receive_all(x, call.root, output);
   for (int i = 1; i < x.world_size(); ++i) {
     const int peer = nth_peer(x.rank(), i, x.world_size());
-    packet_send_all(x, peer, packet_part(call, peer));
+    ll_send_all(x, peer, ll_part(call, peer));
   }
-  packet_copy(x, output, packet_part(call, x.rank()));
+  ll_copy(x, output, ll_part(call, x.rank()));
   return true;
 }
 
 // One unit each way; by the first block alone.
-__device__ inline bool packet_barrier(PacketCall& x) {
+__device__ inline bool ll_barrier(LLCall& x) {
   x.refresh(1);
   const int peer = static_cast<int>(threadIdx.x);
   if (blockIdx.x != 0 || peer >= x.world_size() || peer == x.rank()) return true;
@@ -139,8 +137,7 @@ __device__ inline bool packet_barrier(PacketCall& x) {
 
 // Combines what all ranks have sent for each unit of `own`, this rank's part of it, into `output`.
 template <class Rule>
-__device__ inline bool packet_reduce_into(PacketCall& x, const PacketMessage& output,
-                                          const PacketMessage& own) {
+__device__ inline bool ll_reduce_into(LLCall& x, const LLMessage& output, const LLMessage& own) {
   if (!x.receive_factors()) return false;
   for (std::size_t u = x.first_unit(); u < own.units(); u += x.unit_stride()) {
     Unit result;
@@ -151,9 +148,9 @@ __device__ inline bool packet_reduce_into(PacketCall& x, const PacketMessage& ou
 }
 
 template <class Rule>
-__device__ inline bool packet_all_reduce(PacketCall& x, const CollectiveParams& call) {
-  const PacketMessage input = packet_input(call);
-  const PacketMessage output = packet_output(call);
+__device__ inline bool ll_all_reduce(LLCall& x, const CollectiveParams& call) {
+  const LLMessage input = ll_input(call);
+  const LLMessage output = ll_output(call);
   for (std::size_t u = x.first_unit(); u < input.units(); u += x.unit_stride()) {
     const Unit unit = input.load(u);
     for (int i = 1; i < x.world_size(); ++i) x.send(nth_peer(x.rank(), i, x.world_size()), u, unit);
@@ -162,16 +159,16 @@ __device__ inline bool packet_all_reduce(PacketCall& x, const CollectiveParams& 
     if (peer != x.rank()) x.send_factor(peer);
   }
   x.refresh(input.units());
-  return packet_reduce_into<Rule>(x, output, input);
+  return ll_reduce_into<Rule>(x, output, input);
 }
 
 // Two hops: units go to the rank that owns their share, which combines them and sends the results
 // to all. A box holds the share's inputs first, its results behind them. In place is safe: a result
 // comes only after this rank's input for it was read and sent.
 template <class Rule>
-__device__ inline bool packet_all_reduce_two_shot(PacketCall& x, const CollectiveParams& call) {
-  const PacketMessage input = packet_input(call);
-  const PacketMessage output = packet_output(call);
+__device__ inline bool ll_all_reduce_two_shot(LLCall& x, const CollectiveParams& call) {
+  const LLMessage input = ll_input(call);
+  const LLMessage output = ll_output(call);
   const std::size_t world = static_cast<std::size_t>(x.world_size());
   const std::size_t share = (input.units() + world - 1) / world;
   const auto begin_of = [&](int r) {
@@ -212,30 +209,30 @@ __device__ inline bool packet_all_reduce_two_shot(PacketCall& x, const Collectiv
 }
 
 template <class Rule>
-__device__ inline bool packet_reduce(PacketCall& x, const CollectiveParams& call) {
-  const PacketMessage input = packet_input(call);
+__device__ inline bool ll_reduce(LLCall& x, const CollectiveParams& call) {
+  const LLMessage input = ll_input(call);
   x.refresh(input.units());
   if (x.rank() != call.root) {
-    packet_send_all(x, call.root, input);
+    ll_send_all(x, call.root, input);
     x.send_factor(call.root);
     return true;
   }
-  return packet_reduce_into<Rule>(x, packet_output(call), input);
+  return ll_reduce_into<Rule>(x, ll_output(call), input);
 }
 
 template <class Rule>
-__device__ inline bool packet_reduce_scatter(PacketCall& x, const CollectiveParams& call) {
+__device__ inline bool ll_reduce_scatter(LLCall& x, const CollectiveParams& call) {
   std::size_t used = 0;
   for (int i = 1; i < x.world_size(); ++i) {
     const int peer = nth_peer(x.rank(), i, x.world_size());
-    const PacketMessage share = packet_part(call, peer);
+    const LLMessage share = ll_part(call, peer);
     used = share.units() > used ? share.units() : used;
-    packet_send_all(x, peer, share);
+    ll_send_all(x, peer, share);
     x.send_factor(peer);
   }
   x.refresh(used);
-  return packet_reduce_into<Rule>(x, packet_message(call, call.output, call.parts[x.rank()].count),
-                                  packet_part(call, x.rank()));
+  return ll_reduce_into<Rule>(x, ll_message(call, call.output, call.parts[x.rank()].count),
+                              ll_part(call, x.rank()));
 }
 
 }  // namespace symm

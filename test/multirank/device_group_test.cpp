@@ -1,6 +1,6 @@
-// The engine of a device over fake GPUs: exchange of segments, choice of methods, promises,
-// messages.
-#include "backend/engine/device/device_engine.hpp"
+// The engine of a device over fake GPUs: exchange of segments, choice of algorithms, symmetric
+// registration, messages.
+#include "backend/engine/device/device_group.hpp"
 
 #include <gtest/gtest.h>
 
@@ -19,9 +19,9 @@ using test::FakeGpu;
 using test::register_segment;
 using test::sum_args;
 
-class DeviceEngineTest : public test::DeviceRanksTest {};
+class DeviceGroupTest : public test::DeviceRanksTest {};
 
-TEST_F(DeviceEngineTest, FirstCollectiveMapsEveryPeersSegment) {
+TEST_F(DeviceGroupTest, FirstCollectiveMapsEveryPeersSegment) {
   run_group(3, [](DeviceRank& rank) {
     rank.engine();
     auto* own = reinterpret_cast<int*>(rank.kernels().peer(rank.number()));
@@ -36,12 +36,12 @@ TEST_F(DeviceEngineTest, FirstCollectiveMapsEveryPeersSegment) {
     }
     EXPECT_EQ(rank.kernels().config().layout.total_bytes,
               DeviceLayout::of(3, 4u << 20).total_bytes);
-    EXPECT_EQ(&rank.engine(), rank.communicator.device_engine_if_made());
+    EXPECT_EQ(&rank.engine(), rank.communicator.device_group_if_made());
     rank.meet();
   });
 }
 
-TEST_F(DeviceEngineTest, PlansFollowTheGpuTable) {
+TEST_F(DeviceGroupTest, PlansFollowTheGpuTable) {
   run_group(2, [](DeviceRank& rank) {
     std::vector<float> small(16);
     std::vector<float> large(1'000'000);
@@ -51,7 +51,7 @@ TEST_F(DeviceEngineTest, PlansFollowTheGpuTable) {
     rank.launch(CollectiveArgs{});
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 3u);
-    EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kPacket);
+    EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kLL);
     EXPECT_EQ(launches[0].timeout, milliseconds(1234));
     EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kTwoShot, 65536, 64}));
     EXPECT_EQ(launches[1].timeout, milliseconds(20'000));
@@ -60,7 +60,7 @@ TEST_F(DeviceEngineTest, PlansFollowTheGpuTable) {
   });
 }
 
-TEST_F(DeviceEngineTest, AForcedMethodServesBothTargets) {
+TEST_F(DeviceGroupTest, AForcedAlgorithmServesBothTargets) {
   run_group(
       2,
       [](DeviceRank& rank) {
@@ -68,51 +68,53 @@ TEST_F(DeviceEngineTest, AForcedMethodServesBothTargets) {
         rank.launch(sum_args(data));
         EXPECT_EQ(rank.kernels().launches()[0].plan.algorithm, Algorithm::kRing);
         rank.launch(CollectiveArgs{});
-        EXPECT_EQ(rank.kernels().launches()[1].plan.algorithm, Algorithm::kPacket);
+        EXPECT_EQ(rank.kernels().launches()[1].plan.algorithm, Algorithm::kLL);
         rank.communicator.run(sum_args(data));
         EXPECT_EQ(data[0], 2.0f);
       },
       Algorithm::kRing);
 }
 
-TEST_F(DeviceEngineTest, AColdCallOnACapturedStreamIsRefusedAndHarmless) {
+TEST_F(DeviceGroupTest, AColdCallOnACapturedStreamIsRefusedAndHarmless) {
   run_group(2, [](DeviceRank& rank) {
     std::vector<float> data(4);
     const StreamHandle captured = FakeGpu::captured_stream();
     for (int attempt = 0; attempt < 2; ++attempt) {
-      expect_error(error_of([&] { rank.engine().launch(sum_args(data), captured, {}); }),
+      expect_error(error_of([&] {
+                     rank.engine().launch(sum_args(data), {captured, {}, true});
+                   }),
                    ErrorCode::kUnsupported,
                    {"all_reduce", "has not used cuda:" + std::to_string(rank.number()),
                     "call once before capture"});
     }
     const TransferOp op{data.data(), 16, 5, 1 - rank.number(), rank.number() == 0};
     expect_error(error_of([&] {
-                   rank.engine().transfer({&op, 1}, captured, {});
+                   rank.engine().transfer({&op, 1}, {captured, {}, true});
                  }),
                  ErrorCode::kUnsupported, {"call once before capture"});
     rank.launch(sum_args(data));
-    rank.engine().launch(sum_args(data), captured, {});
+    rank.engine().launch(sum_args(data), {captured, {}, true});
     EXPECT_EQ(rank.kernels().launches().size(), 2u);
     EXPECT_FALSE(rank.communicator.failure().has_value());
   });
 }
 
-TEST_F(DeviceEngineTest, AGroupUsesOneDeviceARank) {
+TEST_F(DeviceGroupTest, AGroupUsesOneDeviceARank) {
   run_group(2, [](DeviceRank& rank) {
     rank.engine();
     const DeviceId other{DeviceKind::kCuda, 7};
     const std::string own = "cuda:" + std::to_string(rank.number());
-    expect_error(error_of([&] { rank.communicator.device_engine(other); }),
+    expect_error(error_of([&] { rank.communicator.device_group(other); }),
                  ErrorCode::kInvalidArgument, {own, "cuda:7"});
     GpuRuntime& seventh = device_library(DeviceKind::kCuda).runtime(7);
     expect_error(
-        error_of([&] { rank.communicator.rendezvous(LocalSegment::allocate(seventh, 100)); }),
+        error_of([&] { rank.communicator.check_segment(*LocalSegment::allocate(seventh, 100)); }),
         ErrorCode::kInvalidArgument, {own, "cuda:7"});
     rank.launch(CollectiveArgs{});
   });
 }
 
-TEST_F(DeviceEngineTest, RefusesBadArgumentsBeforeAnythingIsPosted) {
+TEST_F(DeviceGroupTest, RefusesBadArgumentsBeforeAnythingIsPosted) {
   run_group(2, [](DeviceRank& rank) {
     std::vector<float> data(4);
     CollectiveArgs args = sum_args(data);
@@ -121,7 +123,7 @@ TEST_F(DeviceEngineTest, RefusesBadArgumentsBeforeAnythingIsPosted) {
     for (const int peer : {-1, 2}) {
       const TransferOp op{data.data(), 16, 0, peer, true};
       expect_error(error_of([&] {
-                     rank.engine().transfer({&op, 1}, FakeGpu::plain_stream(), {});
+                     rank.engine().transfer({&op, 1}, {FakeGpu::plain_stream()});
                    }),
                    ErrorCode::kInvalidArgument, {"send", "got " + std::to_string(peer)});
     }
@@ -130,16 +132,16 @@ TEST_F(DeviceEngineTest, RefusesBadArgumentsBeforeAnythingIsPosted) {
   });
 }
 
-TEST_F(DeviceEngineTest, MessagesConnectTheTwoRanksAlone) {
+TEST_F(DeviceGroupTest, MessagesConnectTheTwoRanksAlone) {
   run_group(3, [](DeviceRank& rank) {
     std::vector<std::byte> data(64);
     if (rank.number() == 2) {
       rank.meet();
-      EXPECT_EQ(rank.communicator.device_engine_if_made(), nullptr);
+      EXPECT_EQ(rank.communicator.device_group_if_made(), nullptr);
     } else {
       const TransferOp ops[] = {{data.data(), 32, 1, 1 - rank.number(), true},
                                 {nullptr, 0, 2, 1 - rank.number(), false}};
-      rank.engine().transfer(ops, FakeGpu::plain_stream(), milliseconds(77));
+      rank.engine().transfer(ops, {FakeGpu::plain_stream(), milliseconds(77)});
       const auto& launches = rank.kernels().launches();
       ASSERT_EQ(launches.size(), 1u);
       EXPECT_FALSE(launches[0].collective);
@@ -148,7 +150,7 @@ TEST_F(DeviceEngineTest, MessagesConnectTheTwoRanksAlone) {
       EXPECT_EQ(launches[0].ops[0].bytes, 32u);
       EXPECT_NE(rank.kernels().peer(1 - rank.number()), nullptr);
       EXPECT_EQ(rank.kernels().peer(2), nullptr);
-      rank.engine().transfer(ops, FakeGpu::captured_stream(), {});
+      rank.engine().transfer(ops, {FakeGpu::captured_stream(), {}, true});
       rank.meet();
     }
     // A collective still finds everybody.
@@ -159,7 +161,7 @@ TEST_F(DeviceEngineTest, MessagesConnectTheTwoRanksAlone) {
 
 // Ends of messages to oneself are wherever the caller put them; the kernels get them in pairs,
 // behind the messages of others, which alone are counted and connected.
-TEST_F(DeviceEngineTest, MessagesToOneselfArePairedByTag) {
+TEST_F(DeviceGroupTest, MessagesToOneselfArePairedByTag) {
   run_group(2, [](DeviceRank& rank) {
     const int me = rank.number();
     std::vector<std::byte> data(8);
@@ -168,7 +170,7 @@ TEST_F(DeviceEngineTest, MessagesToOneselfArePairedByTag) {
                               {d + 2, 4, 3, 1 - me, true}, {d + 3, 1, 3, me, true},
                               {d + 4, 0, 3, me, true},     {d + 5, 2, 5, me, false},
                               {d + 6, 0, 3, me, false},    {d + 7, 4, 3, 1 - me, false}};
-    rank.engine().transfer(ops, FakeGpu::plain_stream(), {});
+    rank.engine().transfer(ops, {FakeGpu::plain_stream()});
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 1u);
     std::vector<std::ptrdiff_t> order;
@@ -182,29 +184,29 @@ TEST_F(DeviceEngineTest, MessagesToOneselfArePairedByTag) {
   });
 }
 
-TEST_F(DeviceEngineTest, MessagesToOneselfNeedNobody) {
+TEST_F(DeviceGroupTest, MessagesToOneselfNeedNobody) {
   run_group(2, [](DeviceRank& rank) {
     if (rank.number() == 1) {
       rank.meet();
-      EXPECT_EQ(rank.communicator.device_engine_if_made(), nullptr);
+      EXPECT_EQ(rank.communicator.device_group_if_made(), nullptr);
       return;
     }
     std::vector<std::byte> data(64);
     const TransferOp ops[] = {{data.data(), 32, 1, 0, true}, {data.data() + 32, 32, 1, 0, false}};
-    rank.engine().transfer(ops, FakeGpu::captured_stream(), {});
+    rank.engine().transfer(ops, {FakeGpu::captured_stream(), {}, true});
     EXPECT_EQ(rank.kernels().launches().size(), 1u);
     EXPECT_EQ(rank.kernels().peer(1), nullptr);
     rank.meet();
   });
 }
 
-TEST_F(DeviceEngineTest, MessagesToOneselfThatCannotEndAreRefused) {
+TEST_F(DeviceGroupTest, MessagesToOneselfThatCannotEndAreRefused) {
   run_group(2, [](DeviceRank& rank) {
     const int me = rank.number();
     std::vector<std::byte> data(64);
     const auto refused = [&](std::vector<TransferOp> ops) {
       ops.insert(ops.begin(), {data.data(), 8, 9, 1 - me, true});
-      return error_of([&] { rank.engine().transfer(ops, FakeGpu::plain_stream(), {}); });
+      return error_of([&] { rank.engine().transfer(ops, {FakeGpu::plain_stream()}); });
     };
     expect_error(refused({{data.data(), 16, 7, me, true}}), ErrorCode::kInvalidArgument,
                  {"send to this rank itself", "tag 7", "16 bytes", "recv in the same batch"});
@@ -220,7 +222,7 @@ TEST_F(DeviceEngineTest, MessagesToOneselfThatCannotEndAreRefused) {
   });
 }
 
-TEST_F(DeviceEngineTest, AllToAllSendsEmptyAndOwnSharesAsWell) {
+TEST_F(DeviceGroupTest, AllToAllSendsEmptyAndOwnSharesAsWell) {
   run_group(3, [](DeviceRank& rank) {
     std::vector<std::int32_t> in(6);
     std::vector<std::int32_t> out(6);
@@ -271,11 +273,12 @@ void gather_into(DeviceRank& rank, std::byte* output, std::size_t count) {
   rank.launch(args);
 }
 
-TEST_F(DeviceEngineTest, CopyEnginesNeedAPromiseAndSize) {
+TEST_F(DeviceGroupTest, CopyEnginesNeedSymmetricRegistrationAndSize) {
   run_group(2, [](DeviceRank& rank) {
     constexpr std::size_t kShare = std::size_t{64} << 20;  // copy_engine_bytes
     constexpr std::size_t kOffset = 4096;
-    const auto host = rank.communicator.rendezvous(LocalSegment::allocate(host_runtime(), 100));
+    const auto host =
+        test::join_segment(rank.communicator, LocalSegment::allocate(host_runtime(), 100));
     const auto early = register_segment(rank, 2 * kShare + kOffset, true);
     const auto plain = register_segment(rank, 2 * kShare, false);
     gather_into(rank, early->base(rank.number()) + kOffset, kShare);
@@ -286,21 +289,21 @@ TEST_F(DeviceEngineTest, CopyEnginesNeedAPromiseAndSize) {
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 4u);
     EXPECT_TRUE(launches[0].copies);
-    EXPECT_EQ(launches[0].place, (Place{1} << kPlaceShift) | kOffset);
+    EXPECT_EQ(launches[0].location, (BufferLocation{2} << kLocationShift) | kOffset);
     EXPECT_EQ(launches[0].peer_outputs,
               (std::vector<std::byte*>{early->base(0) + kOffset, early->base(1) + kOffset}));
     EXPECT_FALSE(launches[1].copies);
     EXPECT_FALSE(launches[2].copies);
     EXPECT_EQ(launches[2].plan.algorithm, Algorithm::kPipelined);
     EXPECT_TRUE(launches[3].copies);
-    EXPECT_EQ(launches[3].place, Place{3} << kPlaceShift);
+    EXPECT_EQ(launches[3].location, BufferLocation{4} << kLocationShift);
     EXPECT_EQ(rank.kernels().segments().size(), 3u);
-    EXPECT_EQ(rank.kernels().segments().at(1),
+    EXPECT_EQ(rank.kernels().segments().at(2),
               (std::vector<std::byte*>{plain->base(0), plain->base(1)}));
   });
 }
 
-TEST_F(DeviceEngineTest, ForcedCopyEnginesNameTheFix) {
+TEST_F(DeviceGroupTest, ForcedCopyEnginesNameTheFix) {
   run_group(
       2,
       [](DeviceRank& rank) {
@@ -317,7 +320,7 @@ TEST_F(DeviceEngineTest, ForcedCopyEnginesNameTheFix) {
       Algorithm::kCopyEngine);
 }
 
-TEST_F(DeviceEngineTest, ABrokenPromiseIsAnErrorOnEveryRank) {
+TEST_F(DeviceGroupTest, AsymmetricUseIsAnErrorOnEveryRank) {
   run_group(2, [](DeviceRank& rank) {
     constexpr std::size_t kShare = std::size_t{64} << 20;
     const auto segment = register_segment(rank, 2 * kShare, true);
@@ -331,16 +334,7 @@ TEST_F(DeviceEngineTest, ABrokenPromiseIsAnErrorOnEveryRank) {
   });
 }
 
-TEST_F(DeviceEngineTest, PromisesMustBeMadeByAllRanks) {
-  const auto errors = errors_in_group(
-      2, [](DeviceRank& rank) { register_segment(rank, 100, /*symmetric=*/rank.number() == 0); });
-  for (const auto& error : errors) {
-    expect_error(error, ErrorCode::kMismatch,
-                 {"rank 0 called rendezvous(symmetric)", "rank 1 called rendezvous"});
-  }
-}
-
-TEST_F(DeviceEngineTest, InputsInSegmentsAreReadInPlace) {
+TEST_F(DeviceGroupTest, InputsInSegmentsAreReadInPlace) {
   run_group(2, [](DeviceRank& rank) {
     constexpr std::size_t kCount = 500'000;
     const auto segment = register_segment(rank, 4 * kCount + 64, false);
@@ -349,25 +343,26 @@ TEST_F(DeviceEngineTest, InputsInSegmentsAreReadInPlace) {
     args.dtype = Dtype::kFloat32;
     args.count = kCount;
     std::vector<float> plain(kCount);
-    // Only rank 1's tensor is symmetric; the method is the same on both.
+    // Only rank 1's tensor is symmetric; the algorithm is the same on both.
     args.input = args.output =
         rank.number() == 1 ? static_cast<void*>(segment->base(1) + 64) : plain.data();
     rank.launch(args);
     const auto& launch = rank.kernels().launches().at(0);
     EXPECT_EQ(launch.plan.algorithm, Algorithm::kTwoShot);
-    EXPECT_EQ(launch.place, rank.number() == 1 ? (Place{1} << kPlaceShift) | 64 : Place{0});
-    // Packets leave from the tensor itself, wherever it is.
+    EXPECT_EQ(launch.location,
+              rank.number() == 1 ? (BufferLocation{1} << kLocationShift) | 64 : BufferLocation{0});
+    // LL packets leave from the tensor itself, wherever it is.
     args.count = 16;
     rank.launch(args);
-    EXPECT_EQ(rank.kernels().launches().at(1).place, 0u);
+    EXPECT_EQ(rank.kernels().launches().at(1).location, 0u);
     EXPECT_FALSE(rank.communicator.failure().has_value());
   });
 }
 
-TEST_F(DeviceEngineTest, AGroupOfOneNeedsNoPeer) {
+TEST_F(DeviceGroupTest, AGroupOfOneNeedsNoPeer) {
   run_group(1, [](DeviceRank& rank) {
     std::vector<float> data(4, 1.0f);
-    rank.engine().launch(sum_args(data), FakeGpu::captured_stream(), {});
+    rank.engine().launch(sum_args(data), {FakeGpu::captured_stream(), {}, true});
     rank.engine().connect_all({});
     rank.launch(CollectiveArgs{});
     EXPECT_EQ(rank.kernels().launches().size(), 2u);

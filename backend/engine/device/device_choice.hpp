@@ -1,0 +1,26 @@
+// How a device carries out a call: what DeviceGroup::choose() decides.
+#pragma once
+
+#include <optional>
+
+#include "backend/engine/device/device_group.hpp"
+#include "backend/engine/group/call_record.hpp"
+#include "backend/engine/group/settings.hpp"
+#include "kernels/plan/plan.hpp"
+
+namespace symm {
+
+struct DeviceGroup::Choice {
+  Plan plan{};
+  std::optional<Found> input;             // read in place
+  std::optional<Found> symmetric_input;   // multimem reads here, of every rank at once
+  std::optional<Found> symmetric_output;  // copy engines or multimem write here
+
+  // What the call's record names.
+  const std::optional<Found>& location() const {
+    if (symmetric_output) return symmetric_output;
+    return symmetric_input ? symmetric_input : input;
+  }
+};
+
+}  // namespace symm

@@ -1,0 +1,437 @@
+// The ranks of a group on one host: metadata exchanges, what ends them, failures, tries that failed
+// before; and signals in host memory.
+#include "symm_mem/group/local_group.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/core/error.hpp"
+#include "symm_mem/group/host_signals.hpp"
+#include "test/support/expect_error.hpp"
+#include "test/support/memory_store.hpp"
+#include "test/support/rank_threads.hpp"
+
+namespace symm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::errors_of_ranks;
+using test::expect_error;
+using test::MemoryStore;
+using test::run_ranks;
+using Clock = std::chrono::steady_clock;
+using Bytes = std::vector<std::uint8_t>;
+using Groups = std::vector<std::shared_ptr<LocalGroup>>;
+using Purpose = LocalGroup::Purpose;
+
+constexpr std::chrono::milliseconds kTimeout{20000};
+
+// Global ranks are 10, 11, ... so that the two kinds of rank differ.
+LocalGroupConfig config_of(int rank, int world_size, std::chrono::milliseconds timeout = kTimeout) {
+  return {.group_name = "test",
+          .rank = rank,
+          .world_size = world_size,
+          .global_rank = 10 + rank,
+          .timeout = timeout,
+          .payload = {}};
+}
+
+Groups connect_all(int world_size) {
+  MemoryStore store;
+  Groups groups(static_cast<std::size_t>(world_size));
+  run_ranks(world_size, [&](int rank) {
+    groups[static_cast<std::size_t>(rank)] =
+        LocalGroup::connect(store, config_of(rank, world_size));
+  });
+  return groups;
+}
+
+LocalGroup& of(const Groups& groups, int rank) { return *groups[static_cast<std::size_t>(rank)]; }
+
+// What `rank` says in exchange `number`: no two are the same, nor of the same size.
+Bytes message_of(int rank, int number) {
+  Bytes message(static_cast<std::size_t>(1 + (17 * rank + 5 * number) % 4000));
+  for (std::size_t i = 0; i < message.size(); ++i) {
+    message[i] = static_cast<std::uint8_t>(31 * rank + 7 * number + static_cast<int>(i));
+  }
+  return message;
+}
+
+LocalGroup::Metadata exchange(LocalGroup& group, int number, Purpose purpose = Purpose::kView,
+                              std::chrono::milliseconds timeout = kTimeout) {
+  return group.exchange_metadata(purpose, message_of(group.rank(), number), timeout);
+}
+
+TEST(LocalGroup, EveryMetadataExchangeGivesEverybodysMessage) {
+  constexpr int kWorld = 4;
+  constexpr int kExchanges = 300;
+  const Groups groups = connect_all(kWorld);
+  run_ranks(kWorld, [&](int rank) {
+    for (int number = 1; number <= kExchanges; ++number) {
+      const auto got = exchange(of(groups, rank), number);
+      ASSERT_EQ(got.number, static_cast<std::uint64_t>(number));
+      for (int peer = 0; peer < kWorld; ++peer) {
+        ASSERT_EQ(got.messages[static_cast<std::size_t>(peer)], message_of(peer, number));
+      }
+    }
+  });
+}
+
+TEST(LocalGroup, AMessageHasALargestSize) {
+  const Groups groups = connect_all(2);
+  run_ranks(2, [&](int rank) {
+    expect_error(test::error_of([&] {
+                   of(groups, rank).exchange_metadata(Purpose::kMessage, Bytes(4097), kTimeout);
+                 }),
+                 ErrorCode::kInvalidArgument, {"4096", "4097"});
+    const Bytes largest(4096, static_cast<std::uint8_t>(rank));
+    const auto got = of(groups, rank).exchange_metadata(Purpose::kMessage, largest, kTimeout);
+    EXPECT_EQ(got.messages[1], Bytes(4096, 1));
+  });
+}
+
+TEST(LocalGroup, RegionsAreSharedAndZeroAtTheStart) {
+  MemoryStore store;
+  Groups groups(2);
+  run_ranks(2, [&](int rank) {
+    LocalGroupConfig config = config_of(rank, 2);
+    config.region_bytes = 10'000;
+    config.payload = {static_cast<std::uint8_t>(7 + rank)};
+    auto& group = groups[static_cast<std::size_t>(rank)];
+    group = LocalGroup::connect(store, config);
+    EXPECT_EQ(group->payload(1 - rank).front(), 8 - rank);
+    for (std::size_t i = 0; i < config.region_bytes; ++i) {
+      ASSERT_EQ(group->region(1 - rank)[i], std::byte{0});
+    }
+    exchange(*group, 1);
+    group->region(rank)[9'999] = static_cast<std::byte>(1 + rank);
+    exchange(*group, 2);
+    EXPECT_EQ(group->region(1 - rank)[9'999], static_cast<std::byte>(2 - rank));
+  });
+}
+
+TEST(LocalGroup, KnowsGlobalRanks) {
+  const Groups groups = connect_all(3);
+  EXPECT_EQ(of(groups, 1).global_ranks(), (std::vector<int>{10, 11, 12}));
+  EXPECT_EQ(of(groups, 1).rank_name(2), "rank 2 (global rank 12)");
+}
+
+TEST(LocalGroup, AGroupOfOneNeedsNobody) {
+  MemoryStore store;
+  const auto group = LocalGroup::connect(store, config_of(0, 1));
+  EXPECT_EQ(exchange(*group, 1).messages[0], message_of(0, 1));
+  EXPECT_EQ(group->share(LocalSegment::allocate(host_runtime(), 1), 1ms)->world_size(), 1);
+  EXPECT_EQ(group->region(0), nullptr);
+}
+
+TEST(LocalGroup, DifferentPurposesAreAnErrorOfAllAndTheGroupGoesOn) {
+  const Groups groups = connect_all(3);
+  const auto errors = errors_of_ranks(3, [&](int rank) {
+    exchange(of(groups, rank), 1, rank == 1 ? Purpose::kView : Purpose::kRendezvous);
+  });
+  for (const auto& error : errors) {
+    expect_error(error, ErrorCode::kMismatch,
+                 {"rank 0 (global rank 10) called rendezvous",
+                  "rank 1 (global rank 11) called contiguous_view"});
+  }
+  run_ranks(3, [&](int rank) { exchange(of(groups, rank), 2); });
+}
+
+std::shared_ptr<Segment> share(LocalGroup& group, std::chrono::milliseconds timeout = kTimeout) {
+  const auto local = LocalSegment::allocate(host_runtime(), 100);
+  local->base()[0] = static_cast<std::byte>(group.rank() + 1);
+  return group.share(local, timeout);
+}
+
+void expect_sharing_works(const Groups& groups) {
+  const int world = static_cast<int>(groups.size());
+  run_ranks(world, [&](int rank) {
+    const auto segment = share(of(groups, rank));
+    for (int peer = 0; peer < world; ++peer) {
+      EXPECT_EQ(segment->base(peer)[0], static_cast<std::byte>(peer + 1));
+    }
+    exchange(of(groups, rank), 1);  // before anybody lets go
+  });
+}
+
+// A rendezvous that a rank does not come to ends for those that wait, and for the late one as soon
+// as it comes; collectives are not concerned, and the next rendezvous works.
+TEST(LocalGroup, ARankThatDoesNotComeIsNamedAndTheNextRendezvousWorks) {
+  const Groups groups = connect_all(3);
+  for (int again = 0; again < 3; ++again) {
+    const auto start = Clock::now();
+    const auto errors = errors_of_ranks(3, [&](int rank) {
+      if (rank != 2) share(of(groups, rank), 200ms);
+    });
+    EXPECT_LT(Clock::now() - start, 5s);
+    // The second rank to give up may see that the first has.
+    for (const int rank : {0, 1}) {
+      const auto& error = errors[static_cast<std::size_t>(rank)];
+      ASSERT_TRUE(error.has_value());
+      if (error->code() == ErrorCode::kTimeout) {
+        expect_error(error, ErrorCode::kTimeout, {"rank 2 (global rank 12)", "200 ms"});
+      } else {
+        expect_error(error, ErrorCode::kPeerLost, {"has given up"});
+      }
+    }
+    const auto late = Clock::now();
+    expect_error(test::error_of([&] { share(of(groups, 2)); }), ErrorCode::kPeerLost,
+                 {"has given up"});
+    EXPECT_LT(Clock::now() - late, 5s);
+    for (const auto& group : groups) EXPECT_FALSE(group->failed());
+    expect_sharing_works(groups);
+  }
+}
+
+// The ranks that try again meet one that still tries for the first time.
+TEST(LocalGroup, ALateRankMeetsOthersThatHaveTriedMoreOften) {
+  const Groups groups = connect_all(2);
+  for (int tries = 0; tries < 3; ++tries) {
+    expect_error(test::error_of([&] { share(of(groups, 0), 20ms); }), ErrorCode::kTimeout,
+                 {"rank 1"});
+  }
+  expect_error(test::error_of([&] { share(of(groups, 1)); }), ErrorCode::kPeerLost,
+               {"rank 0 (global rank 10) has given up"});
+  expect_sharing_works(groups);
+}
+
+TEST(LocalGroup, RefusalsThatAllRanksShareLeaveTheGroupUsable) {
+  const Groups groups = connect_all(2);
+  const auto errors = errors_of_ranks(2, [&](int rank) {
+    of(groups, rank)
+        .share(LocalSegment::allocate(host_runtime(), rank == 0 ? 100 : 100'000), kTimeout);
+  });
+  for (const auto& error : errors) expect_error(error, ErrorCode::kMismatch, {"same size"});
+  expect_sharing_works(groups);
+}
+
+TEST(LocalGroup, ARankThatLeavesEndsTheWaitOfTheOthers) {
+  const Groups groups = connect_all(3);
+  const auto start = Clock::now();
+  const auto errors = errors_of_ranks(3, [&](int rank) {
+    if (rank == 1) {
+      of(groups, 1).leave();
+    } else {
+      exchange(of(groups, rank), 1, Purpose::kRendezvous);
+    }
+  });
+  EXPECT_LT(Clock::now() - start, 5s);
+  for (const int rank : {0, 2}) {
+    expect_error(errors[static_cast<std::size_t>(rank)], ErrorCode::kPeerLost, {"rendezvous"});
+  }
+  expect_error(test::error_of([&] { exchange(of(groups, 1), 2); }), ErrorCode::kAborted,
+               {"was destroyed on this rank"});
+  Error reason(ErrorCode::kAborted, "");
+  EXPECT_TRUE(of(groups, 0).is_gone(1, &reason));
+  EXPECT_EQ(reason.code(), ErrorCode::kPeerLeft);
+}
+
+TEST(LocalGroup, AFailureEndsMetadataExchangesAndIsHeardByThePeers) {
+  const Groups groups = connect_all(2);
+  std::uint32_t abort_word = 0;
+  of(groups, 0).set_abort_word(&abort_word);
+  const auto errors = errors_of_ranks(2, [&](int rank) {
+    if (rank == 0) exchange(of(groups, 0), 1);
+    if (rank == 1) of(groups, 0).fail(Error(ErrorCode::kTimeout, "of a collective"));
+  });
+  expect_error(errors[0], ErrorCode::kTimeout, {"of a collective"});
+  EXPECT_EQ(abort_word, 1u);
+  EXPECT_FALSE(of(groups, 1).poll("all_reduce"));
+  expect_error(of(groups, 1).failure(), ErrorCode::kTimeout,
+               {"all_reduce", "rank 0 (global rank 10) gave up", "of a collective"});
+}
+
+class CountingTask final : public WatchdogTask {
+ public:
+  void look(bool at_connections) override {
+    looks += 1;
+    connections += at_connections ? 1 : 0;
+  }
+  std::atomic<int> looks{0};
+  std::atomic<int> connections{0};
+};
+
+TEST(LocalGroup, TheWatchdogLooksUntilATaskIsRemoved) {
+  const Groups groups = connect_all(1);
+  CountingTask first;
+  CountingTask second;
+  Watchdog& watchdog = of(groups, 0).watchdog();
+  watchdog.add(first);
+  watchdog.add(second);
+  const auto start = Clock::now();
+  while (second.connections < 2 && Clock::now() - start < 10s) std::this_thread::yield();
+  EXPECT_GE(second.connections, 2);
+  EXPECT_GT(second.looks, second.connections);
+  watchdog.remove(first);
+  const int looks = first.looks;
+  const int others = second.looks;
+  while (second.looks < others + 3 && Clock::now() - start < 20s) std::this_thread::yield();
+  EXPECT_EQ(first.looks, looks);
+  EXPECT_GE(second.looks, others + 3);
+  watchdog.remove(second);
+  watchdog.remove(second);
+}
+
+// What an earlier try left in the store must not disturb the next one, whoever tries again first.
+TEST(LocalGroup, CanBeTriedAgainOverTheSameStore) {
+  MemoryStore store;
+  constexpr int kWorld = 3;
+  const auto first = errors_of_ranks(kWorld, [&](int rank) {
+    if (rank != 2) LocalGroup::connect(store, config_of(rank, kWorld, 150ms));
+  });
+  for (const int rank : {0, 1}) {
+    expect_error(first[static_cast<std::size_t>(rank)], ErrorCode::kTimeout, {"rank 2"});
+  }
+  for (int again = 0; again < 5; ++again) {
+    Groups groups(kWorld);
+    run_ranks(kWorld, [&](int rank) {
+      groups[static_cast<std::size_t>(rank)] = LocalGroup::connect(store, config_of(rank, kWorld));
+    });
+    run_ranks(kWorld, [&](int rank) {
+      EXPECT_EQ(exchange(of(groups, rank), again).messages[2], message_of(2, again));
+    });
+  }
+}
+
+class Signals : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kPadBytes = 9216;
+
+  void make(int world_size) {
+    groups_ = connect_all(world_size);
+    segments_.resize(groups_.size());
+    signals_.resize(groups_.size());
+    run_ranks(world_size, [&](int rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      segments_[index] =
+          groups_[index]->share(LocalSegment::allocate(host_runtime(), kPadBytes), kTimeout);
+      std::vector<SignalSlot*> pads;
+      for (int peer = 0; peer < world_size; ++peer) {
+        pads.push_back(reinterpret_cast<SignalSlot*>(segments_[index]->base(peer)));
+      }
+      signals_[index] = std::make_unique<HostSignals>(*groups_[index], std::move(pads), kPadBytes);
+    });
+  }
+  HostSignals& at(int rank) { return *signals_[static_cast<std::size_t>(rank)]; }
+  void expect_pads_at_rest() {
+    for (const auto& segment : segments_) {
+      for (std::size_t i = 0; i < kPadBytes; ++i) {
+        ASSERT_EQ(segment->base(segment->rank())[i], std::byte{0}) << "byte " << i;
+      }
+    }
+  }
+  static std::chrono::milliseconds long_time() { return kTimeout; }
+
+  Groups groups_;
+  std::vector<std::shared_ptr<Segment>> segments_;
+  std::vector<std::unique_ptr<HostSignals>> signals_;
+};
+
+TEST_F(Signals, ABarrierHoldsEverybodyUntilAllHaveCome) {
+  constexpr int kWorld = 4;
+  make(kWorld);
+  std::atomic<int> arrived{0};
+  run_ranks(kWorld, [&](int rank) {
+    for (int round = 1; round <= 200; ++round) {
+      arrived.fetch_add(1);
+      at(rank).barrier(round % 3, long_time);
+      ASSERT_GE(arrived.load(), kWorld * round);
+      at(rank).barrier(5, long_time);
+    }
+  });
+  expect_pads_at_rest();
+}
+
+TEST_F(Signals, ASecondPutWaitsUntilTheFirstIsTaken) {
+  make(2);
+  constexpr int kSignals = 500;
+  // Handed over by the signals alone. Relaxed, since ThreadSanitizer does not see the order that
+  // two mappings of one page make.
+  std::atomic<int> data{0};
+  run_ranks(2, [&](int rank) {
+    for (int i = 1; i <= kSignals; ++i) {
+      if (rank == 0) {
+        data.store(i, std::memory_order_relaxed);
+        at(0).put(1, 7, long_time);
+        at(0).wait(1, 7, long_time);
+      } else {
+        at(1).wait(0, 7, long_time);
+        ASSERT_EQ(data.load(std::memory_order_relaxed), i);
+        at(1).put(0, 7, long_time);
+      }
+    }
+  });
+  expect_pads_at_rest();
+  at(0).put(1, 0, long_time);
+  expect_error(test::error_of([&] { at(0).put(1, 0, [] { return 50ms; }); }), ErrorCode::kTimeout,
+               {"put_signal on channel 0", "50 ms", "rank 1"});
+}
+
+TEST_F(Signals, ChannelsAndSourcesAreApart) {
+  make(3);
+  at(1).put(0, 4, long_time);
+  expect_error(test::error_of([&] { at(0).wait(2, 4, [] { return 20ms; }); }), ErrorCode::kTimeout,
+               {"wait_signal on channel 4", "rank 2 (global rank 12)"});
+  expect_error(test::error_of([&] { at(0).wait(1, 3, [] { return 20ms; }); }), ErrorCode::kTimeout,
+               {"channel 3", "rank 1"});
+  at(0).wait(1, 4, long_time);
+  at(0).put(0, 4, long_time);  // a rank may signal itself
+  at(0).wait(0, 4, long_time);
+  expect_pads_at_rest();
+}
+
+TEST_F(Signals, ABarrierNamesWhoDidNotCome) {
+  make(4);
+  const auto errors = errors_of_ranks(4, [&](int rank) {
+    if (rank == 0) at(0).barrier(1, [] { return 100ms; });
+    if (rank == 2) at(2).put(0, 1, long_time);
+  });
+  expect_error(errors[0], ErrorCode::kTimeout, {"barrier on channel 1", "rank 1 (", "rank 3 ("});
+  EXPECT_EQ(std::string(errors[0]->what()).find("rank 2 ("), std::string::npos);
+}
+
+TEST_F(Signals, WhoeverLeavesEndsTheWait) {
+  make(3);
+  const auto start = Clock::now();
+  const auto errors = errors_of_ranks(3, [&](int rank) {
+    if (rank == 2) {
+      groups_[2]->leave();
+    } else if (rank == 0) {
+      at(0).barrier(0, long_time);
+    } else {
+      at(1).wait(2, 1, long_time);
+    }
+  });
+  EXPECT_LT(Clock::now() - start, 5s);
+  expect_error(errors[0], ErrorCode::kPeerLost, {"barrier", "rank 2 (global rank 12)"});
+  expect_error(errors[1], ErrorCode::kPeerLost, {"wait_signal", "rank 2 (global rank 12)"});
+}
+
+TEST_F(Signals, WhatIsOutOfRangeIsRefused) {
+  make(2);
+  const int channels = static_cast<int>(signal_channels(kPadBytes, 2));
+  for (const int channel : {-1, channels}) {
+    expect_error(test::error_of([&] { at(0).barrier(channel, long_time); }),
+                 ErrorCode::kInvalidArgument, {"channel", std::to_string(channel)});
+  }
+  for (const int rank : {-1, 2}) {
+    expect_error(test::error_of([&] { at(0).put(rank, 0, long_time); }),
+                 ErrorCode::kInvalidArgument, {"put_signal", std::to_string(rank)});
+    expect_error(test::error_of([&] { at(0).wait(rank, 0, long_time); }),
+                 ErrorCode::kInvalidArgument, {"wait_signal", std::to_string(rank)});
+  }
+  run_ranks(2, [&](int rank) { at(rank).barrier(channels - 1, long_time); });
+  expect_pads_at_rest();
+}
+
+}  // namespace
+}  // namespace symm
