@@ -1,6 +1,6 @@
 """Counts the driver calls of warm collectives on CUDA and says which of them should not be there.
 
-    python test/device/driver_calls.py [--world 2] [--calls 1000] [--json calls.json]
+    python test/machine/driver_calls.py [--world 2] [--calls 1000] [--json calls.json]
 
 Each collective is called a few times, then --calls times between two marks. In that time there may
 be no allocation, no synchronisation, no copy and no loading of code; asynchronous calls may record

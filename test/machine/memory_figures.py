@@ -1,6 +1,6 @@
 """Times what makes memory symmetric: allocation, rendezvous, contiguous_view; first and again.
 
-    python test/device/memory_figures.py [--device cuda] [--world 4] [--backends SYMM CUDA]
+    python test/machine/memory_figures.py [--device cuda] [--world 4] [--backends SYMM CUDA]
                                          [--mebibytes 1 64 1024] [--repeats 7] [--json figures.json]
 
 Each repetition allocates anew and frees at its end. A time is that of the slowest rank, the ranks
@@ -129,7 +129,7 @@ def keep(results: dict) -> None:
         return
     # Asked in a process of its own: this one forks ranks, and must not have used a GPU.
     machine = run_ranks(machine_of, 1)[0]
-    command = "test/device/memory_figures.py " + " ".join(sys.argv[1:])
+    command = "test/machine/memory_figures.py " + " ".join(sys.argv[1:])
     text = json.dumps({"command": command, "machine": machine, "results": results}, indent=1)
     arguments.json.write_text(text + "\n")
 

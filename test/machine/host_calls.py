@@ -1,6 +1,6 @@
 """By which calls a device library and its tests reach the GPU, and what the tests found with them.
 
-    python3 test/device/host_calls.py <result.json> <libsymm_cuda.so> <symm_gpu_tests>
+    python3 test/machine/host_calls.py <result.json> <libsymm_cuda.so> <symm_gpu_tests>
         [--expected "HIP on NVIDIA"] [--suite <folder of cuda_suite.sh's results>]
 
 Fails, and writes why, unless both programs say that they have the expected calls. With HIP's calls
@@ -65,7 +65,7 @@ def main() -> int:
     options = parser.parse_args()
 
     programs = [examined(path) for path in (options.library, options.tests)]
-    result = {"command": "test/device/hip_on_nvidia.sh", "programs": programs}
+    result = {"command": "test/machine/hip_on_nvidia.sh", "programs": programs}
     if options.suite:
         result["told_by_tests"] = told_by_tests(options.suite)
         summary = options.suite / "summary.json"

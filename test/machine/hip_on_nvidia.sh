@@ -4,7 +4,7 @@
 # ranks on one GPU. The kernels are CUDA's. Ends well if all steps do and both programs have HIP's
 # calls and know no multicast.
 #
-#   test/device/hip_on_nvidia.sh [step ...]   steps of cuda_suite.sh (default: gtest pytest faults)
+#   test/machine/hip_on_nvidia.sh [step ...]   steps of cuda_suite.sh (default: gtest pytest faults)
 #   DEVICE_LIBRARY=<path>  that libsymm_cuda.so (required)
 #   GPU_TESTS=<path>       symm_gpu_tests of the same build (required)
 #   OUT=<folder>           what comes back: hip_on_nvidia.json with cuda_suite.sh's summary in it,
@@ -35,10 +35,10 @@ steps=("$@")
 [ ${#steps[@]} -gt 0 ] || steps=(gtest pytest faults)
 
 mkdir -p "$out"
-python3 test/device/host_calls.py "$out/hip_on_nvidia.json" "$DEVICE_LIBRARY" "$GPU_TESTS" ||
+python3 test/machine/host_calls.py "$out/hip_on_nvidia.json" "$DEVICE_LIBRARY" "$GPU_TESTS" ||
   exit 2
-test/device/cuda_suite.sh "${steps[@]}"
+test/machine/cuda_suite.sh "${steps[@]}"
 status=$?
-python3 test/device/host_calls.py "$out/hip_on_nvidia.json" "$DEVICE_LIBRARY" "$GPU_TESTS" \
+python3 test/machine/host_calls.py "$out/hip_on_nvidia.json" "$DEVICE_LIBRARY" "$GPU_TESTS" \
   --suite "$out"
 exit $status

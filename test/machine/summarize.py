@@ -1,7 +1,7 @@
 """Writes what cuda_suite.sh (or hip_suite.sh) has found so far: the machine, and for each step its
 exit status, its seconds and its counts.
 
-    python3 test/device/summarize.py <summary.json> <steps> <logs folder> [--print]
+    python3 test/machine/summarize.py <summary.json> <steps> <logs folder> [--print]
 
 A line of <steps> is "name status seconds limit"; status 124 and 137 stand for a step that its time
 limit ended, "not_run" for one that there was no time (or no program) for.
@@ -83,7 +83,7 @@ def main() -> None:
     path, steps, logs = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     summary = json.loads(path.read_text()) if path.exists() else {}
     if "machine" not in summary:
-        command = os.environ.get("SUITE", "test/device/cuda_suite.sh")
+        command = os.environ.get("SUITE", "test/machine/cuda_suite.sh")
         summary = {"command": command, "machine": machine(), "steps": {}}
     for line in steps.read_text().splitlines():
         name, status, seconds, limit = line.split()

@@ -2,7 +2,7 @@
 # Builds the package for this machine's torch and runs the GPU side of the tests with it. For AMD
 # GPUs: hip_suite.sh, which is this script with VENDOR=hip.
 #
-#   test/device/cuda_suite.sh [step ...]      steps: gtest memcheck racecheck pytest faults probe
+#   test/machine/cuda_suite.sh [step ...]      steps: gtest memcheck racecheck pytest faults probe
 #                                             models conformance bench calls (default: all)
 #   VENDOR=cuda            or hip; without memcheck, racecheck and calls, which need CUDA's tools
 #   DEVICE_LIBRARY=<path>  libsymm_cuda.so (required), or libsymm_hip.so (built where unset)
@@ -85,13 +85,13 @@ run_step() {
   status=$?
   tail -n 12 "$logs/$name.log" | cut -c -300
   echo "$name $status $((SECONDS - started)) $seconds" >>"$work/steps"
-  python3 test/device/summarize.py "$out/summary.json" "$work/steps" "$logs"
+  python3 test/machine/summarize.py "$out/summary.json" "$work/steps" "$logs"
 }
 
 : >"$work/steps"
 [ -n "${DEVICE_LIBRARY:-}" ] || [ "$vendor" = hip ] ||
   { echo "$suite: DEVICE_LIBRARY is not set" >&2; exit 2; }
-export WORK=$work LOGS=$logs SUITE=test/device/$suite.sh
+export WORK=$work LOGS=$logs SUITE=test/machine/$suite.sh
 if [ -z "${DEVICE_LIBRARY:-}" ]; then
   build_library() {
     cmake -G Ninja -S . -B "$work/hip" -DCMAKE_BUILD_TYPE=Release -DSYMM_BUILD_TORCH=OFF \
@@ -104,7 +104,7 @@ if [ -z "${DEVICE_LIBRARY:-}" ]; then
   export DEVICE_LIBRARY=$work/hip/backend/libsymm_hip.so
   GPU_TESTS=$work/hip/test/symm_hip_tests
 fi
-run_step build 240 test/device/build_package.sh
+run_step build 240 test/machine/build_package.sh
 
 step_gtest() {
   run_step gtest 120 "$GPU_TESTS" --gtest_filter="${GTEST_FILTER:-*}" \
@@ -156,7 +156,7 @@ step_bench() {
 }
 step_calls() {
   # shellcheck disable=SC2086
-  run_step calls 150 python3 test/device/driver_calls.py --world "$ranks" \
+  run_step calls 150 python3 test/machine/driver_calls.py --world "$ranks" \
     --json "$out/calls.json" ${CALLS_ARGS:-}
 }
 
@@ -173,6 +173,6 @@ if grep -q '^build 0 ' "$work/steps"; then
     "step_$step"
   done
 fi
-python3 test/device/summarize.py "$out/summary.json" "$work/steps" "$logs" --print
+python3 test/machine/summarize.py "$out/summary.json" "$work/steps" "$logs" --print
 tar -C "$work" -czf "$out/logs.tar.gz" logs
 ! grep -qv '^[a-z]* 0 ' "$work/steps"

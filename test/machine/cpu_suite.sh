@@ -12,7 +12,7 @@ work=$(mktemp -d)
 mkdir -p "$out"
 export PYTHONPATH=$work/site
 start=$SECONDS
-SITE=$work/site WORK=$work LOGS=$out TESTS=1 test/device/build_package.sh
+SITE=$work/site WORK=$work LOGS=$out TESTS=1 test/machine/build_package.sh
 build=$?
 build_seconds=$((SECONDS - start))
 [ "$build" = 0 ] || exit 1
@@ -49,7 +49,7 @@ def cpu_model() -> str:
 
 
 summary = {
-    "command": "test/device/cpu_suite.sh",
+    "command": "test/machine/cpu_suite.sh",
     "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "kernel": platform.release()},
     "torch": torch.__version__,
     "python": sys.version.split()[0],
