@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds the library against the torch of this machine's python3, outside the tree and without a
 # network, and runs the C++ and Python tests of the CPU device with it.
-#   OUT=<folder>   where the reports and summary.json go (default: build/device)
+#   OUT=<folder>   where the reports and summary.json go (default: build/machine)
 #   WHEELS=<folder> Python packages to install beside torch's, where some are missing
 #   GTEST_SOURCE=<folder> GoogleTest's sources, where it is not installed
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
-out=${OUT:-build/device}
+out=${OUT:-build/machine}
 work=$(mktemp -d)
 mkdir -p "$out"
 export PYTHONPATH=$work/site
@@ -21,7 +21,7 @@ ctest --test-dir "$work/build" -j 8 --output-on-failure -E install_tree >"$out/c
 ctest=$?
 tail -n 5 "$out/ctest.log"
 CUDA_VISIBLE_DEVICES='' python3 -m pytest -q -p no:cacheprovider test/python test/fault \
-  --ignore test/python/test_demo.py >"$out/pytest.log" 2>&1
+  --ignore test/python/tools/test_demo.py >"$out/pytest.log" 2>&1
 pytest=$?
 tail -n 30 "$out/pytest.log"
 python3 - "$out/summary.json" "$build" "$build_seconds" "$ctest" "$pytest" <<'PYTHON_END'

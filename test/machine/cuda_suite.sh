@@ -3,7 +3,7 @@
 # GPUs: hip_suite.sh, which is this script with VENDOR=hip.
 #
 #   test/machine/cuda_suite.sh [step ...]      steps: gtest memcheck racecheck pytest faults probe
-#                                             models conformance bench calls (default: all)
+#                                              models conformance bench calls (default: all)
 #   VENDOR=cuda            or hip; without memcheck, racecheck and calls, which need CUDA's tools
 #   DEVICE_LIBRARY=<path>  libsymm_cuda.so (required), or libsymm_hip.so (built where unset)
 #   GPU_TESTS=<path>       the GoogleTest program symm_gpu_tests (for gtest, memcheck, racecheck), or
@@ -52,7 +52,7 @@ for step in "${steps[@]}"; do
   esac
 done
 
-out=$(realpath -m "${OUT:-build/device}")
+out=$(realpath -m "${OUT:-build/machine}")
 work=$(mktemp -d)
 logs=$work/logs
 mkdir -p "$out" "$logs"
@@ -124,8 +124,8 @@ step_racecheck() { sanitize racecheck; }
 step_pytest() {
   # shellcheck disable=SC2086
   run_step pytest 300 python3 -m pytest -q -p no:cacheprovider ${PYTEST_FILES:-test/python} \
-    --ignore test/python/test_models.py --ignore test/python/test_demo.py \
-    --ignore test/python/test_bench.py --ignore test/python/test_doc_snippets.py \
+    --ignore test/python/collectives/test_models.py --ignore test/python/tools/test_demo.py \
+    --ignore test/python/tools/test_bench.py --ignore test/python/tools/test_doc_snippets.py \
     --durations 15 --junitxml "$logs/pytest.xml" ${PYTEST_ARGS:-}
 }
 step_faults() {
@@ -140,8 +140,8 @@ step_probe() {
 }
 step_models() {
   # shellcheck disable=SC2086
-  run_step models 200 python3 -m pytest -q -p no:cacheprovider test/python/test_models.py \
-    --junitxml "$logs/models.xml" ${PYTEST_ARGS:-}
+  run_step models 200 python3 -m pytest -q -p no:cacheprovider \
+    test/python/collectives/test_models.py --junitxml "$logs/models.xml" ${PYTEST_ARGS:-}
 }
 step_conformance() {
   # shellcheck disable=SC2086

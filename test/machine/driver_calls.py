@@ -18,7 +18,7 @@ from pathlib import Path
 
 os.environ["SYMM_TEST_DEVICE"] = "cuda"
 _here = Path(__file__).resolve().parent
-sys.path.insert(0, str(_here.parent / "python"))
+sys.path.insert(0, str(_here.parent / "python" / "support"))
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402

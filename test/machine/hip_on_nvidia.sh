@@ -14,7 +14,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
-out=$(realpath -m "${OUT:-build/device}")
+out=$(realpath -m "${OUT:-build/machine}")
 for setting in DEVICE_LIBRARY GPU_TESTS; do
   if [ ! -r "${!setting:-}" ]; then
     echo "hip_on_nvidia: $setting must name a file, but is '${!setting:-}'" >&2
@@ -28,7 +28,8 @@ export DEVICE_LIBRARY GPU_TESTS LD_LIBRARY_PATH
 export CUDA_DEVICE_MAX_CONNECTIONS=32 SYMM_TEST_WORLD_SIZE=${SYMM_TEST_WORLD_SIZE:-2}
 export OUT=$out SECONDS_LIMIT=${SECONDS_LIMIT:-240}
 export LIMIT_gtest=${LIMIT_gtest:-85} LIMIT_pytest=${LIMIT_pytest:-100}
-files=(test_cuda_capture test_collectives test_contiguous_view test_cuda_expandable)
+files=(cuda/test_cuda_capture collectives/test_collectives symm_mem/test_contiguous_view
+  cuda/test_cuda_expandable)
 export PYTEST_FILES=${PYTEST_FILES:-$(printf 'test/python/%s.py ' "${files[@]}")}
 export FAULT_ARGS=${FAULT_ARGS:---only F1,F2,F9 --trials 2}
 steps=("$@")

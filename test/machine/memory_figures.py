@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 _here = Path(__file__).resolve().parent
-sys.path.insert(0, str(_here.parent / "python"))
+sys.path.insert(0, str(_here.parent / "python" / "support"))
 _parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 _parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
 _parser.add_argument("--world", type=int, default=4)

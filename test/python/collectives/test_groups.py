@@ -22,6 +22,7 @@ from harness import (
     describe,
     expect_no_mismatch,
     new_group_in_order,
+    resources,
     run_processes,
     run_ranks,
     synchronize,
@@ -107,15 +108,6 @@ def test_device_mesh_of_two_dimensions():
         return problems + check_sum(mesh._flatten().get_group(), [0, 1, 2, 3])
 
     expect_no_mismatch(run_ranks(body, 4))
-
-
-def resources():
-    """What a process holds. A GPU's driver maps areas and opens files of its own accord."""
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
-        "mappings": sum(1 for _ in open("/proc/self/maps")),
-    }
 
 
 def test_new_group_and_destroy_fifty_times():

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(60)
 
-DEMO = Path(__file__).resolve().parents[2] / "docs" / "examples" / "demo.py"
+DEMO = Path(__file__).resolve().parents[3] / "docs" / "examples" / "demo.py"
 
 
 @pytest.fixture(scope="module")

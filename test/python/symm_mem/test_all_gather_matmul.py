@@ -16,7 +16,7 @@ from harness import DEVICE, IS_SYMM, run_ranks
 
 pytestmark = pytest.mark.timeout(120)
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "all_gather_matmul.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "all_gather_matmul.py"
 
 
 def load_example() -> ModuleType:

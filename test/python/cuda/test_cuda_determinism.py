@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 import model
 from graph_operations import captured
-from harness import WORLD_SIZE, crowded, expect_no_mismatch, few, run_ranks
-from test_determinism import digest, options_with
+from harness import WORLD_SIZE, crowded, expect_no_mismatch, few, options_with, run_ranks
 
 pytestmark = pytest.mark.cuda
 
@@ -95,15 +94,15 @@ def eager_and_replayed(rank, dtype, op):
             dist.all_reduce(tensor, op=model.reduce_op(op, rank))
 
         call()
-        seen = {digest(tensor)}
+        seen = {model.digest(tensor)}
         graph = captured(call)
         for _ in range(5):
             tensor.copy_(mine)
             graph.replay()
-            seen.add(digest(tensor))
+            seen.add(model.digest(tensor))
         tensor.copy_(mine)
         call()
-        seen.add(digest(tensor))
+        seen.add(model.digest(tensor))
         every = [model.make_input(dtype, count, r, 5, op) for r in range(WORLD_SIZE)]
         problems += model.mismatch(f"{dtype} {op} {count}", tensor, model.reduced(every, op))
         if len(seen) != 1:
@@ -142,7 +141,7 @@ def alone_and_in_company(rank):
             works = [dist.all_reduce(noise, group=other, async_op=True) for _ in range(3)]
         tensor = mine.cuda()
         dist.all_reduce(tensor)
-        seen.add(digest(tensor))
+        seen.add(model.digest(tensor))
         for work in works:
             work.wait()
     torch.cuda.synchronize()

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 import model
-from harness import BACKEND, GPUS, WORLD_SIZE, expect_no_mismatch, run_ranks
-from test_bad_input import refusal
+from harness import BACKEND, GPUS, WORLD_SIZE, expect_no_mismatch, refusal, run_ranks
 
 pytestmark = pytest.mark.cuda
 

@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 
 import model
-from harness import GPUS, WORLD_SIZE, crowded, expect_no_mismatch, run_ranks
-from test_groups import resources
+from harness import GPUS, WORLD_SIZE, crowded, expect_no_mismatch, resources, run_ranks
 
 pytestmark = pytest.mark.cuda
 

@@ -21,19 +21,11 @@ from harness import (
     run_ranks,
     synchronize,
 )
-from symmetric import allocate, pads_not_zero, use_symm
-from test_symmetric_groups import destroy, member_of_each
+from operators import GROUPS, ops, total, whole_numbers
+from symmetric import allocate, destroy, member_of_each, pads_not_zero, use_symm
 
 pytestmark = pytest.mark.timeout(90)
 
-ops = torch.ops.symm_mem
-
-# By world size, the ranks of every group that calls the operators, one after the other.
-GROUPS = {
-    2: [[0, 1], [1]],
-    3: [[0, 1, 2], [0, 2]],
-    4: [[0, 1, 2, 3], [0, 2], [1, 3], [0, 1, 3]],
-}
 DTYPES = [torch.float32, torch.bfloat16]
 # Elements; multiples of 4 bytes in both dtypes. Shares of 3 ranks are uneven, some are empty.
 COUNTS = [2, 8, 26, 1_030, 70_002]
@@ -43,18 +35,6 @@ POISON = -77.0
 
 def check(body, world_size, *args, **options):
     expect_no_mismatch(run_ranks(body, world_size, *args, reuse=True, **options))
-
-
-def whole_numbers(count: int, rank: int, salt: int, dtype=torch.float32) -> torch.Tensor:
-    """In [-12, 12], distinct by rank and position: sums of up to 8 ranks are exact in bfloat16."""
-    mixed = torch.arange(count) * 7 + torch.arange(count) // 25 * 3 + rank * 11 + salt * 5
-    return (mixed % 25 - 12).to(dtype)
-
-
-def total(count: int, ranks, salt: int, dtype=torch.float32) -> torch.Tensor:
-    return (
-        torch.stack([whole_numbers(count, r, salt, dtype).long() for r in ranks]).sum(0).to(dtype)
-    )
 
 
 class Surrounded:

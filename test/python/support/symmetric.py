@@ -9,7 +9,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch._C._distributed_c10d import _SymmetricMemory
 
 import model
-from harness import DEVICE, device_of_rank, synchronize
+from harness import DEVICE, device_of_rank, new_group_in_order, synchronize
 
 WORLD_SIZES = [2, 3, 4, 8]
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -120,3 +120,23 @@ def wrong_slices(view, ranks, shape, dtype=torch.float32, salt=0, what="", part=
         label = f"{what} slice {peer} of rank {dist.get_rank()}'s view"
         problems += model.mismatch(label, view[peer].flatten(), expected)
     return problems
+
+
+def member_of_each(lists, backend=None):
+    """(group, its ranks by group rank) of those lists that this rank is in."""
+    rank, mine = dist.get_rank(), []
+    for ranks in lists:
+        if backend is None:
+            group, ordered = new_group_in_order(ranks)
+        else:
+            group, ordered = dist.new_group(ranks, backend=backend), sorted(ranks)
+        if rank in ranks:
+            mine.append((group, ordered))
+    return mine
+
+
+def destroy(groups):
+    """The groups of member_of_each, when every rank is done with them. Collective."""
+    meet()
+    for group, _ in groups:
+        dist.destroy_process_group(group)

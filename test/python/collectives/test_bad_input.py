@@ -15,8 +15,15 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 import model
-from harness import DEVICE, IS_SYMM, RankFailure, expect_no_mismatch, run_ranks
-from test_determinism import options_with
+from harness import (
+    DEVICE,
+    IS_SYMM,
+    RankFailure,
+    expect_no_mismatch,
+    options_with,
+    refusal,
+    run_ranks,
+)
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="the texts are symm's")
 
@@ -215,15 +222,6 @@ def shared():
 
 def shifted(first, last):
     return shared()[first:last]
-
-
-def refusal(call):
-    """The text of the exception that `call` raises; None where it raises none."""
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def refuse_then_reduce(call, patterns, rank, alone):

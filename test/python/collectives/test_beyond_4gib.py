@@ -1,7 +1,7 @@
 """Tensors of more than 2^31 elements and of more than 4 GiB, on two ranks.
 
-Needs about 16 GiB of memory: run with `pytest -m huge test/python/test_beyond_4gib.py`. Values are
-compared piece by piece, on the device, so that the test itself needs no further copy.
+Needs about 16 GiB of memory: run with `make huge`. Values are compared piece by piece, on
+the device, so that the test itself needs no further copy.
 """
 
 import functools

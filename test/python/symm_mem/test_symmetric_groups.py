@@ -14,13 +14,14 @@ from harness import (
     ON_CUDA,
     WORLD_SIZE,
     expect_no_mismatch,
-    new_group_in_order,
     run_ranks,
     synchronize,
 )
 from symmetric import (
     WORLD_SIZES,
     allocate,
+    destroy,
+    member_of_each,
     message_of,
     pads_not_zero,
     pattern,
@@ -40,30 +41,6 @@ CHOICES_OF_RANKS = [
     [[0], [1], [2], [3]],
     [[0, 1], [1, 2], [2, 3], [0, 3]],
 ]
-
-
-def member_of_each(lists, backend=None):
-    """(group, its ranks by group rank) of those lists that this rank is in."""
-    rank, mine = dist.get_rank(), []
-    for ranks in lists:
-        group, ordered = (
-            new_group_in_order(ranks)
-            if backend is None
-            else (
-                dist.new_group(ranks, backend=backend),
-                sorted(ranks),
-            )
-        )
-        if rank in ranks:
-            mine.append((group, ordered))
-    return mine
-
-
-def destroy(groups):
-    synchronize()
-    dist.barrier()
-    for group, _ in groups:
-        dist.destroy_process_group(group)
 
 
 def one_allocation_in_many_groups(rank, lists):

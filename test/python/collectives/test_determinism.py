@@ -4,14 +4,12 @@ Each case also compares with the sequential model, so "all alike and all wrong" 
 is compared across set-ups is a digest of the results.
 """
 
-import hashlib
-
 import pytest
 import torch
 import torch.distributed as dist
 
 import model
-from harness import DEVICE, IS_SYMM, ON_CUDA, WORLD_SIZE, crowded, few, run_ranks
+from harness import DEVICE, IS_SYMM, ON_CUDA, WORLD_SIZE, crowded, few, options_with, run_ranks
 
 pytestmark = pytest.mark.skipif(
     not IS_SYMM, reason="promises of symm: gloo's bits depend on the size and the world"
@@ -31,11 +29,6 @@ REDUCTIONS = [
 COUNTS = [1, 1027, 70001, 1200003]
 
 
-def digest(tensor: torch.Tensor) -> str:
-    on_cpu = tensor.detach().cpu().contiguous()
-    return hashlib.sha256(on_cpu.view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
 def copy_here(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the device under test."""
     return tensor.to(DEVICE, copy=True)
@@ -52,7 +45,7 @@ def reduce_everything(counts, async_op=False):
 
     def note(what, count, dtype, op, got, expected):
         label = f"{what} {model.name(dtype)} {op} {count}"
-        digests[label] = digest(got)
+        digests[label] = model.digest(got)
         problems.extend(model.mismatch(label, got, expected))
 
     for dtype, op in REDUCTIONS:
@@ -88,18 +81,6 @@ def run_set_up(world_size, async_op=False, counts=COUNTS, **set_up):
     problems = [line for _, rank_problems in results for line in rank_problems]
     assert not problems, "\n".join(problems[:20])
     return [digests for digests, _ in results]
-
-
-def options_with(**fields):
-    def make():
-        import torch_symm
-
-        options = torch_symm.Options()
-        for name, value in fields.items():
-            setattr(options, name, value)
-        return options
-
-    return make
 
 
 def only_all_reduce(digests):
@@ -190,7 +171,7 @@ def test_a_hundred_repeats():
         for _ in range(100):
             copy = tensor.clone()
             dist.all_reduce(copy)
-            seen.add(digest(copy))
+            seen.add(model.digest(copy))
         return seen
 
     results = run_ranks(body, WORLD_SIZE)

@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 import model
 from graph_operations import captured
-from harness import WORLD_SIZE, expect_no_mismatch, run_ranks
-from test_determinism import options_with
+from harness import WORLD_SIZE, expect_no_mismatch, options_with, run_ranks
 
 pytestmark = pytest.mark.cuda
 

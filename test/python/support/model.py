@@ -5,6 +5,8 @@ accumulate in float32 and are rounded once, AVG divides before that rounding. Re
 bit by bit, except that any NaN equals any NaN.
 """
 
+import hashlib
+
 import torch
 import torch.distributed as dist
 
@@ -199,3 +201,9 @@ def mismatch(what: str, got: torch.Tensor, expected: torch.Tensor, exact: bool =
     first = int(wrong[0])
     at = f"element {first} is {a[first].item()!r}, expected {b[first].item()!r}"
     return [f"{what}: {len(wrong)} of {a.numel()} wrong, {at}"]
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Of the bits; equal digests are equal tensors."""
+    on_cpu = tensor.detach().cpu().contiguous()
+    return hashlib.sha256(on_cpu.view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -192,6 +192,20 @@ def run_ranks(
     return [r.value for r in reports]
 
 
+def options_with(**fields):
+    """For run_ranks(options=...): a torch_symm.Options with these fields."""
+
+    def make():
+        import torch_symm
+
+        options = torch_symm.Options()
+        for name, value in fields.items():
+            setattr(options, name, value)
+        return options
+
+    return make
+
+
 def new_group_in_order(ranks):
     """(group, ranks by group rank). The order is that of `ranks`; torch 2.11 can only sort."""
     if "sort_ranks" in inspect.signature(dist.new_group).parameters:
@@ -205,3 +219,21 @@ def expect_no_mismatch(results) -> None:
         f"rank {rank}: {line}" for rank, mismatches in enumerate(results) for line in mismatches
     ]
     assert not lines, f"{len(lines)} mismatches:\n" + "\n".join(lines[:40])
+
+
+def refusal(call):
+    """The text of the exception that `call` raises; None where it raises none."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def resources():
+    """What a process holds. A GPU's driver maps areas and opens files of its own accord."""
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "mappings": sum(1 for _ in open("/proc/self/maps")),
+    }

@@ -11,9 +11,8 @@ import torch.distributed._symmetric_memory as symm_mem
 
 import model
 from harness import DEVICE, ON_CUDA, expect_no_mismatch, run_ranks, synchronize
-from symmetric import allocate, message_of, shared, use_symm
-from test_symm_mem_ops import GROUPS, ops, whole_numbers
-from test_symmetric_groups import destroy, member_of_each
+from operators import GROUPS, ops, whole_numbers
+from symmetric import allocate, destroy, member_of_each, message_of, shared, use_symm
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 import model
 from harness import DEVICE, run_ranks, synchronize
+from operators import ops, total, whole_numbers
 from symmetric import allocate, message_of, use_symm
-from test_symm_mem_ops import ops, total, whole_numbers
 
 pytestmark = pytest.mark.timeout(90)
 
