@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_symm.bench.bandwidth import bandwidths, bus_factor
-from torch_symm.bench.collectives import CLASSES, Collective, Place
-from torch_symm.bench.config import (
+from torch_symm.tools.bench.bandwidth import bandwidths, bus_factor
+from torch_symm.tools.bench.collectives import CLASSES, Collective, Place
+from torch_symm.tools.bench.config import (
     BITWISE_OPS,
     COLLECTIVES,
     DTYPES,
@@ -27,9 +27,9 @@ from torch_symm.bench.config import (
     format_size,
     parse_size,
 )
-from torch_symm.bench.pattern import PERIOD, Pattern, count_wrong, first_wrong, poison
-from torch_symm.bench.report import cells, errors, header
-from torch_symm.bench.results import BackendResult, Row, Timing
+from torch_symm.tools.bench.pattern import PERIOD, Pattern, count_wrong, first_wrong, poison
+from torch_symm.tools.bench.report import cells, errors, header
+from torch_symm.tools.bench.results import BackendResult, Row, Timing
 
 pytestmark = pytest.mark.timeout(120)
 

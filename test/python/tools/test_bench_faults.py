@@ -15,15 +15,15 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from torch_symm.bench import collectives
-from torch_symm.bench.collectives import AllReduce, Barrier
-from torch_symm.bench.config import OPS, BenchConfig
-from torch_symm.bench.launch import BenchJob
-from torch_symm.bench.results import Row
-from torch_symm.bench.session import Session
-from torch_symm.bench.worker import Start, bench_rank, run_worker
-from torch_symm.ranks.process import Messenger, RankPlace
-from torch_symm.ranks.supervisor import supervise
+from torch_symm.tools.bench import collectives
+from torch_symm.tools.bench.collectives import AllReduce, Barrier
+from torch_symm.tools.bench.config import OPS, BenchConfig
+from torch_symm.tools.bench.launch import BenchJob
+from torch_symm.tools.bench.results import Row
+from torch_symm.tools.bench.session import Session
+from torch_symm.tools.bench.worker import Start, bench_rank, run_worker
+from torch_symm.tools.ranks.process import Messenger, RankPlace
+from torch_symm.tools.ranks.supervisor import supervise
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -16,15 +16,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from torch_symm.bench.config import ConfigError
-from torch_symm.bench.pattern import poison
-from torch_symm.probe.config import ProbeConfig, is_symm
-from torch_symm.probe.examine import wrong_value
-from torch_symm.probe.launch import ProbeJob
-from torch_symm.probe.operations import OPERATIONS
-from torch_symm.probe.report import Report
-from torch_symm.probe.verdict import Finding, Result, Verdict, worst
-from torch_symm.ranks.supervisor import Gravity, Trouble
+from torch_symm.tools.bench.config import ConfigError
+from torch_symm.tools.bench.pattern import poison
+from torch_symm.tools.probe.config import ProbeConfig, is_symm
+from torch_symm.tools.probe.examine import wrong_value
+from torch_symm.tools.probe.launch import ProbeJob
+from torch_symm.tools.probe.operations import OPERATIONS
+from torch_symm.tools.probe.report import Report
+from torch_symm.tools.probe.verdict import Finding, Result, Verdict, worst
+from torch_symm.tools.ranks.supervisor import Gravity, Trouble
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from torch_symm.probe.config import ProbeConfig
-from torch_symm.probe.examine import Surroundings, examine, examine_cold
-from torch_symm.probe.operations import OPERATIONS, AllReduce
-from torch_symm.probe.verdict import Result, Verdict, worst
-from torch_symm.ranks.graph import CaptureError
+from torch_symm.tools.probe.config import ProbeConfig
+from torch_symm.tools.probe.examine import Surroundings, examine, examine_cold
+from torch_symm.tools.probe.operations import OPERATIONS, AllReduce
+from torch_symm.tools.probe.verdict import Result, Verdict, worst
+from torch_symm.tools.ranks.graph import CaptureError
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from torch_symm.ranks.graph import CaptureError, capture
-from torch_symm.ranks.launched import rank_count
-from torch_symm.ranks.process import Messenger, RankPlace
-from torch_symm.ranks.supervisor import Gravity, Trouble, supervise
+from torch_symm.tools.ranks.graph import CaptureError, capture
+from torch_symm.tools.ranks.launched import rank_count
+from torch_symm.tools.ranks.process import Messenger, RankPlace
+from torch_symm.tools.ranks.supervisor import Gravity, Trouble, supervise
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from torch_symm.bench.config import OPS
-from torch_symm.bench.pattern import Pattern, count_wrong, poison
-from torch_symm.ranks.device import group_barrier
+from torch_symm.tools.bench.config import OPS
+from torch_symm.tools.bench.pattern import Pattern, count_wrong, poison
+from torch_symm.tools.ranks.device import group_barrier
 
 # torch 2.13 renamed these two; the old names warn there and are the only ones before.
 all_gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

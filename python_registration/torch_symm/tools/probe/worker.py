@@ -8,12 +8,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torch_symm.probe.config import ProbeConfig
-from torch_symm.probe.examine import Recorder, Surroundings, examine, examine_cold, record
-from torch_symm.probe.operations import OPERATIONS
-from torch_symm.probe.verdict import Finding, Result, Verdict, worst
-from torch_symm.ranks.device import open_device
-from torch_symm.ranks.process import Messenger, RankPlace
+from torch_symm.tools.probe.config import ProbeConfig
+from torch_symm.tools.probe.examine import Recorder, Surroundings, examine, examine_cold, record
+from torch_symm.tools.probe.operations import OPERATIONS
+from torch_symm.tools.probe.verdict import Finding, Result, Verdict, worst
+from torch_symm.tools.ranks.device import open_device
+from torch_symm.tools.ranks.process import Messenger, RankPlace
 
 _SET_UP_S = 120.0
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from statistics import median
 
-from torch_symm.bench.bandwidth import bandwidths
-from torch_symm.bench.barrier import times_left_early
-from torch_symm.bench.collectives import CLASSES, Collective, Place
-from torch_symm.bench.config import BenchConfig, format_size
-from torch_symm.bench.pattern import Pattern
-from torch_symm.bench.results import VARIANTS, BackendResult, Row, Timing
-from torch_symm.bench.session import Session
-from torch_symm.bench.timing import Runner, Sample, runner_for
-from torch_symm.ranks.device import synchronize
+from torch_symm.tools.bench.bandwidth import bandwidths
+from torch_symm.tools.bench.barrier import times_left_early
+from torch_symm.tools.bench.collectives import CLASSES, Collective, Place
+from torch_symm.tools.bench.config import BenchConfig, format_size
+from torch_symm.tools.bench.pattern import Pattern
+from torch_symm.tools.bench.results import VARIANTS, BackendResult, Row, Timing
+from torch_symm.tools.bench.session import Session
+from torch_symm.tools.bench.timing import Runner, Sample, runner_for
+from torch_symm.tools.ranks.device import synchronize
 
 _MOST_ITERS = 2000
 _ESTIMATE_CALLS = 3

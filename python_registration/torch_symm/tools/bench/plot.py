@@ -11,7 +11,7 @@ matplotlib.use("Agg")  # A picture file needs no display.
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from torch_symm.bench.results import VARIANTS, Row
+from torch_symm.tools.bench.results import VARIANTS, Row
 
 _COLOURS = ("tab:blue", "tab:orange")
 _STYLES = {"out_of_place": "-", "in_place": "--"}

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from torch_symm.bench.config import BenchConfig
-from torch_symm.ranks.graph import CaptureError, first_line
-from torch_symm.ranks.process import Messenger
+from torch_symm.tools.bench.config import BenchConfig
+from torch_symm.tools.ranks.graph import CaptureError, first_line
+from torch_symm.tools.ranks.process import Messenger
 
 
 @dataclass(frozen=True)

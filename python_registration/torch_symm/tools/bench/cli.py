@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from torch_symm.bench.config import (
+from torch_symm.tools import require
+from torch_symm.tools.bench.config import (
     COLLECTIVES,
     DEFAULTS,
     DEVICES,
@@ -19,13 +20,13 @@ from torch_symm.bench.config import (
     ConfigError,
     parse_size,
 )
-from torch_symm.bench.launch import run
-from torch_symm.bench.machine import describe_machine
-from torch_symm.bench.report import Report
-from torch_symm.bench.worker import row_total
-from torch_symm.ranks.device import default_ranks, device_problem
-from torch_symm.ranks.launched import launched_rank, rank_count
-from torch_symm.ranks.supervisor import RunFailed
+from torch_symm.tools.bench.launch import run
+from torch_symm.tools.bench.machine import describe_machine
+from torch_symm.tools.bench.report import Report
+from torch_symm.tools.bench.worker import row_total
+from torch_symm.tools.ranks.device import default_ranks, device_problem
+from torch_symm.tools.ranks.launched import launched_rank, rank_count
+from torch_symm.tools.ranks.supervisor import RunFailed
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -136,6 +137,8 @@ def bench(
     if launched_rank() != 0:
         run(config, lambda row: None)
         return
+    if plot is not None:
+        require("python -m torch_symm.bench --plot", "matplotlib")
     _lead(config, json_file, plot)
 
 
@@ -153,7 +156,7 @@ def _lead(config: BenchConfig, json_file: Path | None, plot: Path | None) -> Non
     if json_file is not None:
         report.write_json(json_file, complete)
     if plot is not None:
-        from torch_symm.bench.plot import write_plot  # matplotlib is slow to import
+        from torch_symm.tools.bench.plot import write_plot  # matplotlib is slow to import
 
         write_plot(report.rows, plot)
     if failure is not None:

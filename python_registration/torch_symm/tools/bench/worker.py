@@ -9,12 +9,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torch_symm.bench.collectives import CLASSES
-from torch_symm.bench.config import BenchConfig
-from torch_symm.bench.measure import measure_row
-from torch_symm.bench.session import FreshRanksNeeded, Session
-from torch_symm.ranks.device import open_device
-from torch_symm.ranks.process import Messenger, RankPlace
+from torch_symm.tools.bench.collectives import CLASSES
+from torch_symm.tools.bench.config import BenchConfig
+from torch_symm.tools.bench.measure import measure_row
+from torch_symm.tools.bench.session import FreshRanksNeeded, Session
+from torch_symm.tools.ranks.device import open_device
+from torch_symm.tools.ranks.process import Messenger, RankPlace
 
 _SET_UP_S = 120.0
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_symm.bench.config import DTYPES, ConfigError, format_size
-from torch_symm.probe.operations import OPERATIONS
+from torch_symm.tools.bench.config import DTYPES, ConfigError, format_size
+from torch_symm.tools.probe.operations import OPERATIONS
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from torch_symm._environment import MULTICAST_SWITCHES
-from torch_symm._gpu import driver_version, nccl_version, visible_gpus
+from torch_symm.tools.gpus import driver_version, nccl_version, visible_gpus
 
 
 def _cpu_model() -> str:

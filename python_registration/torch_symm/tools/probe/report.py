@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from torch_symm.probe.config import ProbeConfig
-from torch_symm.probe.verdict import Result
+from torch_symm.tools.probe.config import ProbeConfig
+from torch_symm.tools.probe.verdict import Result
 
 _NOT_EXAMINED = "-"
 

@@ -22,15 +22,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_symm.bench.barrier import BARRIER_ENDS_S, times_left_early
-from torch_symm.bench.collectives import Collective
-from torch_symm.bench.config import format_size
-from torch_symm.bench.pattern import first_wrong
-from torch_symm.probe.config import ProbeConfig
-from torch_symm.probe.operations import Operation
-from torch_symm.probe.verdict import Finding, Verdict
-from torch_symm.ranks.device import synchronize
-from torch_symm.ranks.graph import CaptureError, Recording, first_line
+from torch_symm.tools.bench.barrier import BARRIER_ENDS_S, times_left_early
+from torch_symm.tools.bench.collectives import Collective
+from torch_symm.tools.bench.config import format_size
+from torch_symm.tools.bench.pattern import first_wrong
+from torch_symm.tools.probe.config import ProbeConfig
+from torch_symm.tools.probe.operations import Operation
+from torch_symm.tools.probe.verdict import Finding, Verdict
+from torch_symm.tools.ranks.device import synchronize
+from torch_symm.tools.ranks.graph import CaptureError, Recording, first_line
 
 _COLD_REFUSAL = re.compile(r"call (it )?once before capture")
 _EAGER_CALLS = 2

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from torch_symm.bench.config import BenchConfig
-from torch_symm.bench.results import VARIANTS, Row, Timing
+from torch_symm.tools.bench.config import BenchConfig
+from torch_symm.tools.bench.results import VARIANTS, Row, Timing
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from torch_symm.bench.config import ConfigError, parse_size
-from torch_symm.bench.machine import describe_machine
-from torch_symm.probe.config import ProbeConfig
-from torch_symm.probe.launch import run
-from torch_symm.probe.operations import OPERATIONS
-from torch_symm.probe.report import Report
-from torch_symm.ranks.device import default_ranks, device_problem
-from torch_symm.ranks.launched import launched_rank, rank_count
-from torch_symm.ranks.supervisor import RunFailed
+from torch_symm.tools.bench.config import ConfigError, parse_size
+from torch_symm.tools.bench.machine import describe_machine
+from torch_symm.tools.probe.config import ProbeConfig
+from torch_symm.tools.probe.launch import run
+from torch_symm.tools.probe.operations import OPERATIONS
+from torch_symm.tools.probe.report import Report
+from torch_symm.tools.ranks.device import default_ranks, device_problem
+from torch_symm.tools.ranks.launched import launched_rank, rank_count
+from torch_symm.tools.ranks.supervisor import RunFailed
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

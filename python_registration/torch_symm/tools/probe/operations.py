@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from torch_symm.bench.collectives import (
+from torch_symm.tools.bench.collectives import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -26,8 +26,8 @@ from torch_symm.bench.collectives import (
     SendRecv,
     all_gather_tensor,
 )
-from torch_symm.bench.config import OPS
-from torch_symm.bench.pattern import Pattern
+from torch_symm.tools.bench.config import OPS
+from torch_symm.tools.bench.pattern import Pattern
 
 
 class AllGatherList(AllGather):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_symm.probe.config import ProbeConfig
-from torch_symm.probe.verdict import Result, Verdict
-from torch_symm.probe.worker import probe_rank
-from torch_symm.ranks.supervisor import Gravity, RunFailed, Trouble, supervise
+from torch_symm.tools.probe.config import ProbeConfig
+from torch_symm.tools.probe.verdict import Result, Verdict
+from torch_symm.tools.probe.worker import probe_rank
+from torch_symm.tools.ranks.supervisor import Gravity, RunFailed, Trouble, supervise
 
 _VERDICTS = {
     Gravity.DIED: Verdict.DIED,

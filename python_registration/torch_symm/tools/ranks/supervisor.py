@@ -34,8 +34,16 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from torch_symm.ranks.launched import launched_world_size
-from torch_symm.ranks.process import Begin, Complaint, Failed, Finished, RankPlace, Work, run_rank
+from torch_symm.tools.ranks.launched import launched_world_size
+from torch_symm.tools.ranks.process import (
+    Begin,
+    Complaint,
+    Failed,
+    Finished,
+    RankPlace,
+    Work,
+    run_rank,
+)
 
 _POLL_S = 0.05
 # Time for the other ranks of a broken set to show their own trouble, which may be the graver one.
@@ -45,7 +53,7 @@ _LEAVE_S = 10.0
 _START_S = 120.0
 _LEADER_TIMEOUT = timedelta(minutes=10)
 _LOOPBACK = "127.0.0.1"
-_PRELOADED = ["torch", "torch.distributed", "torch_symm.ranks.process"]
+_PRELOADED = ["torch", "torch.distributed", "torch_symm.tools.ranks.process"]
 
 
 class RunFailed(RuntimeError):

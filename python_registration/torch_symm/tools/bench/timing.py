@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from torch_symm.bench.barrier import BARRIER_ENDS_S
-from torch_symm.bench.collectives import Collective
-from torch_symm.ranks.device import group_barrier
-from torch_symm.ranks.graph import Recording
+from torch_symm.tools.bench.barrier import BARRIER_ENDS_S
+from torch_symm.tools.bench.collectives import Collective
+from torch_symm.tools.ranks.device import group_barrier
+from torch_symm.tools.ranks.graph import Recording
 
 _CALLS_IN_GRAPH = 10
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from torch_symm.bench.config import BenchConfig
-from torch_symm.bench.results import Row
-from torch_symm.bench.session import Excluded
-from torch_symm.bench.worker import CaseBegins, OutOfTime, Start, bench_rank
-from torch_symm.ranks.supervisor import RunFailed, Trouble, supervise
+from torch_symm.tools.bench.config import BenchConfig
+from torch_symm.tools.bench.results import Row
+from torch_symm.tools.bench.session import Excluded
+from torch_symm.tools.bench.worker import CaseBegins, OutOfTime, Start, bench_rank
+from torch_symm.tools.ranks.supervisor import RunFailed, Trouble, supervise
 
 
 class BenchJob:

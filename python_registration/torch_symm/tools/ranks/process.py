@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torch_symm.ranks.graph import first_line
+from torch_symm.tools.ranks.graph import first_line
 
 _PR_SET_PDEATHSIG = 1
 
