@@ -24,13 +24,13 @@ app = typer.Typer(add_completion=False)
 # Each variable with what it means; docs describe them.
 VARIABLES = {
     "SYMM_ALGO": "algorithm forced for every collective that has it",
-    "SYMM_DEFAULT": "1: programs that name no backend get symm",
+    "SYMM_DEFAULT_BACKEND": "1: programs that name no backend get symm",
     "SYMM_DETERMINISTIC": "0: methods may be named whose sums have other bits",
     "SYMM_DISABLE_MULTICAST": "1: no multicast objects on GPUs",
     "SYMM_HANDLE_TYPE": "how GPU memory is handed to other processes",
     "SYMM_ISA": "instruction set of the host kernels",
     "SYMM_MEMORY_PROVIDER": "who makes the symmetric memory of torch_symm's functions",
-    "SYMM_REPLACE": "the backend whose name stands for symm",
+    "SYMM_REPLACE_BACKEND": "the backend whose name stands for symm",
     "SYMM_TUNING_FILE": "path of a tuning table",
 }
 

@@ -4,8 +4,8 @@
     python -m torch_symm.run --replace nccl -m package.module --its --arguments
     torchrun --nproc-per-node 4 -m torch_symm.run --replace gloo script.py
 
-Processes that the script starts inherit the replacement through SYMM_REPLACE, which has the same
-effect on its own: ``SYMM_REPLACE=gloo torchrun ... script.py``.
+Processes that the script starts inherit the replacement through SYMM_REPLACE_BACKEND, which has
+the same effect on its own: ``SYMM_REPLACE_BACKEND=gloo torchrun ... script.py``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run(
 
 
 def _install(replace: str) -> None:
-    os.environ["SYMM_REPLACE"] = replace
+    os.environ["SYMM_REPLACE_BACKEND"] = replace
     from torch_symm import _environment
 
     try:

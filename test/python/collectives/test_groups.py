@@ -297,7 +297,7 @@ def test_backend_named_for_the_device():
 @pytest.mark.cpu("which backend is chosen does not depend on the device")
 @pytest.mark.skipif(not IS_SYMM, reason="about the plugin's own switch")
 def test_symm_default(run_script):
-    """SYMM_DEFAULT=1: a program that names no backend gets symm, without any import."""
+    """SYMM_DEFAULT_BACKEND=1: a program that names no backend gets symm, without any import."""
     result = run_script(
         """
         import os, sys, torch, torch.distributed as dist
@@ -311,7 +311,7 @@ def test_symm_default(run_script):
         dist.destroy_process_group()
         """,
         world_size=2,
-        env={"SYMM_DEFAULT": "1"},
+        env={"SYMM_DEFAULT_BACKEND": "1"},
     )
     assert [r.exit_code for r in result] == [0, 0], result
     assert all(r.stdout.strip().lower() == "symm [3.0, 3.0, 3.0]" for r in result), result
