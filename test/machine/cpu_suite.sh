@@ -25,13 +25,15 @@ CUDA_VISIBLE_DEVICES='' python3 -m pytest -q -p no:cacheprovider test/python tes
 pytest=$?
 tail -n 30 "$out/pytest.log"
 python3 - "$out/summary.json" "$build" "$build_seconds" "$ctest" "$pytest" <<'PYTHON_END'
-import json
 import os
 import platform
 import sys
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, "test/python/support")
+from record_file import to_text, write_records
 
 path, build, seconds, ctest, pytest = sys.argv[1:]
 folder = Path(path).parent
@@ -57,7 +59,7 @@ summary = {
     "ctest": {"exit": int(ctest), "summary": last_line("ctest.log", "tests passed")},
     "pytest": {"exit": int(pytest), "summary": last_line("pytest.log", "passed")},
 }
-Path(path).write_text(json.dumps(summary, indent=1) + "\n")
-print(json.dumps(summary, indent=1))
+write_records(Path(path), summary)
+print(to_text(summary))
 PYTHON_END
 exit $((build + ctest + pytest))

@@ -9,7 +9,6 @@ and await events; and there must be as many kernel launches as calls (two for a 
 
 import argparse
 import ctypes
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from harness import GPUS, crowded, run_ranks  # noqa: E402
+from record_file import write_records  # noqa: E402
 
 WARM_CALLS = 5
 # Parts of names of what a warm call may not do.
@@ -164,7 +164,7 @@ def main() -> int:
         )
     report = {"world": arguments.world, "gpus": GPUS, "calls": arguments.calls, "ranks": results}
     if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_records(arguments.json, report)
     bad = 0
     for rank, rows in enumerate(results):
         for row in rows:

@@ -15,6 +15,10 @@ import sys
 import tarfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "support"))
+
+from record_file import write_records
+
 _MARK = rb"symm host calls: ([\w ]+)"
 
 
@@ -77,7 +81,7 @@ def main() -> int:
             }
     faults = [fault for program in programs for fault in faults_of(program, options.expected)]
     result["faults_of_programs"] = faults
-    options.result.write_text(json.dumps(result, indent=1) + "\n")
+    write_records(options.result, result)
     for fault in faults:
         print(f"host_calls: {fault}", file=sys.stderr)
     return 1 if faults else 0

@@ -9,7 +9,6 @@ makes what lasts as long as the group.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -34,6 +33,7 @@ import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
 
 import torch_symm  # noqa: E402
 from harness import DEVICE, device_of_rank, run_ranks, synchronize  # noqa: E402
+from record_file import write_records  # noqa: E402
 from torch_symm.tools.bench.machine import describe_machine  # noqa: E402
 
 
@@ -130,8 +130,8 @@ def keep(results: dict) -> None:
     # Asked in a process of its own: this one forks ranks, and must not have used a GPU.
     machine = run_ranks(machine_of, 1)[0]
     command = "test/machine/memory_figures.py " + " ".join(sys.argv[1:])
-    text = json.dumps({"command": command, "machine": machine, "results": results}, indent=1)
-    arguments.json.write_text(text + "\n")
+    report = {"command": command, "machine": machine, "results": results}
+    write_records(arguments.json, report)
 
 
 def main() -> int:

@@ -16,6 +16,10 @@ import sys
 import xml.etree.ElementTree as tree
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "support"))
+
+from record_file import write_records
+
 _MACHINE = """
 import json, torch
 gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -90,7 +94,7 @@ def main() -> None:
         row = {"status": int(status) if status.lstrip("-").isdigit() else status}
         row |= {"seconds": int(seconds), "limit": int(limit), **counts_of(name, logs)}
         summary["steps"][name] = row
-    path.write_text(json.dumps(summary, indent=1) + "\n")
+    write_records(path, summary)
     if "--print" in sys.argv:
         print(path.read_text())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from torch_symm.tools.bench.config import BenchConfig
 from torch_symm.tools.bench.results import VARIANTS, Row, Timing
+from torch_symm.tools.record_file import write_records
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,7 @@ class Report(AbstractContextManager):
             "complete": complete,
             "rows": [row.to_json() for row in self.rows],
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        write_records(path, document)
 
     def _begin_table(self, title: str) -> None:
         self._table = Table(title=title, caption="in: marks the figures in place")

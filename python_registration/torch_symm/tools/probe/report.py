@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from rich.table import Table
 
 from torch_symm.tools.probe.config import ProbeConfig
 from torch_symm.tools.probe.verdict import Result
+from torch_symm.tools.record_file import write_records
 
 _NOT_EXAMINED = "-"
 
@@ -73,8 +73,7 @@ class Report:
             "complete": len(self.results) == len(self._config.cases),
             "results": [result.to_json() for result in self.results],
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        write_records(path, document)
 
     def _text(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
