@@ -6,10 +6,11 @@ import torch.distributed as dist
 
 import model
 from call import Call
-from ccl_calls import PAIRS, check, expected
+from ccl_calls import PAIRS, expected
 from harness import (
     DEVICE,
     WORLD_SIZE,
+    check,
     device_of_rank,
     expect_no_mismatch,
     run_ranks,

@@ -11,10 +11,9 @@ from harness import (
     DEVICE,
     IS_SYMM,
     WORLD_SIZE,
+    check,
     crowded,
     device_of_rank,
-    expect_no_mismatch,
-    run_ranks,
 )
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="gloo has no messages to oneself")
@@ -32,7 +31,7 @@ def poisoned(count: int, dtype=torch.uint8) -> torch.Tensor:
 
 
 def run(body, *args, world_size=WORLD_SIZE):
-    expect_no_mismatch(run_ranks(body, world_size, *args, reuse=True))
+    check(body, world_size, *args)
 
 
 def send(tensor, peer, tag=0):
@@ -48,7 +47,7 @@ def exchange(operations):
         work.wait()
 
 
-def check(what, got, expected):
+def mismatches(what, got, expected):
     """`got` and `expected`: lists of tensors."""
     return [
         line
@@ -64,7 +63,7 @@ def alone(rank, count, send_first):
     received = poisoned(count)
     operations = [recv(received, 0), send(message(0, 0, 1, count).to(DEVICE), 0)]
     exchange(operations[::-1] if send_first else operations)
-    return check("alone", [received], [message(0, 0, 1, count)])
+    return mismatches("alone", [received], [message(0, 0, 1, count)])
 
 
 @pytest.mark.parametrize("send_first", [True, False])
@@ -85,7 +84,7 @@ def one_tag(rank, sizes):
     sends = [send(tensor.to(DEVICE), rank, 5) for tensor in sent]
     recvs = [recv(tensor, rank, 5) for tensor in received]
     exchange([recvs[0], recvs[1], *sends, *recvs[2:]])
-    return check("message", received, sent)
+    return mismatches("message", received, sent)
 
 
 def test_messages_of_one_tag_keep_their_order():
@@ -100,7 +99,7 @@ def many_tags(rank, sizes):
     sends = [send(tensor.to(DEVICE), rank, tag) for tensor, tag in zip(sent, tags, strict=True)]
     recvs = [recv(tensor, rank, tag) for tensor, tag in zip(received, tags, strict=True)]
     exchange([*sends[:2], *recvs[::-1], *sends[2:]])
-    return check("tags", received, sent)
+    return mismatches("tags", received, sent)
 
 
 def test_tags_in_another_order():
@@ -121,7 +120,7 @@ def everybody(rank, count, rounds):
                 operations.append(recv(received[peer, part], peer, part % 2))
         exchange(operations[number % 5 :] + operations[: number % 5])
         expected = [message(peer, rank, part, count + part % 2) for peer, part in received]
-        problems += check(f"round {number}", received.values(), expected)
+        problems += mismatches(f"round {number}", received.values(), expected)
     return problems
 
 
@@ -148,7 +147,7 @@ def odd_tensors(rank):
     )
     whole = torch.arange(600.0).reshape(20, 30).add_(rank)
     expected = [whole[:, ::3].reshape(-1), whole, whole.view(-1)[:150]]
-    return check("odd", [columns, same, numbers.view(torch.float32)], expected)
+    return mismatches("odd", [columns, same, numbers.view(torch.float32)], expected)
 
 
 def test_views_and_dtypes():
@@ -174,7 +173,7 @@ def results_of_a_batch(rank):
     manager.wait()
     receiving.wait()
     sending.wait()
-    return problems + check("block", [received], [message(rank, rank, 1, 1000)])
+    return problems + mismatches("block", [received], [message(rank, rank, 1, 1000)])
 
 
 def test_works_of_a_block():
@@ -203,7 +202,7 @@ def refused_then_right(rank, world_size):
             ]
         )
         expected = [message(left, rank, number, 64), message(rank, rank, number, 64)]
-        problems += check("after a refusal", [received, own], expected)
+        problems += mismatches("after a refusal", [received, own], expected)
     return problems
 
 

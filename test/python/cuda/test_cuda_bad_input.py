@@ -2,7 +2,6 @@
 group works on every rank, on the GPU and on the CPU."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,98 +12,25 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import model
-from harness import BACKEND, GPUS, WORLD_SIZE, expect_no_mismatch, refusal, run_ranks
+from harness import BACKEND, WORLD_SIZE, check
+from refused_calls import CUDA_CASES, another_gpu, cuda, refused
 
 pytestmark = pytest.mark.cuda
 
 
-def still_works(rank, what):
-    problems = []
-    for device in ("cuda", "cpu"):
-        tensor = model.make_input(torch.float32, 1000, rank, 1).to(device, copy=True)
-        dist.all_reduce(tensor)
-        every = [model.make_input(torch.float32, 1000, r, 1) for r in range(WORLD_SIZE)]
-        problems += model.mismatch(
-            f"{what}: {device} after it", tensor, model.reduced(every, "SUM")
-        )
-    return problems
-
-
-def is_refused(rank, call, patterns, what):
-    """On every rank at once, then on rank 1 alone."""
+def is_refused(rank, call, patterns):
+    """By a group that has used its GPUs, and works on either device afterwards."""
     dist.all_reduce(torch.ones(3, device="cuda"))
-    problems = []
-    for alone in (False, True):
-        if not alone or rank == 1:
-            text = refusal(call)
-            if text is None:
-                problems.append(f"{what}: did not raise")
-            else:
-                missing = [p for p in patterns if not re.search(p, text)]
-                problems += [f"{what}: {p!r} is not in the message: {text}" for p in missing]
-        problems += still_works(rank, what)
-    return problems
-
-
-def cuda(*values):
-    return torch.tensor(values or (1.0, 2.0), device="cuda")
-
-
-def another_gpu():
-    return torch.device("cuda", (torch.cuda.current_device() + 1) % GPUS)
-
-
-# name: (call, patterns that the message must contain)
-CASES = {
-    "all_gather into a list with a CPU tensor": (
-        lambda: dist.all_gather([cuda() for _ in range(WORLD_SIZE - 1)] + [torch.zeros(2)], cuda()),
-        ["all_gather", "cpu", "cuda"],
-    ),
-    "all_gather of a CPU tensor into CUDA": (
-        lambda: dist.all_gather_into_tensor(
-            torch.zeros(2 * WORLD_SIZE, device="cuda"), torch.zeros(2)
-        ),
-        ["cpu", "cuda"],
-    ),
-    "reduce_scatter from a mixed list": (
-        lambda: dist.reduce_scatter(
-            cuda(), [torch.zeros(2)] + [cuda() for _ in range(WORLD_SIZE - 1)]
-        ),
-        ["reduce_scatter", "cpu", "cuda"],
-    ),
-    "all_to_all between devices": (
-        lambda: dist.all_to_all_single(
-            torch.zeros(2 * WORLD_SIZE, device="cuda"), torch.zeros(2 * WORLD_SIZE)
-        ),
-        ["cpu", "cuda"],
-    ),
-    "sparse": (
-        lambda: dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (4,), device="cuda")),
-        ["[Ss]parse"],
-    ),
-    "not contiguous": (
-        lambda: dist.broadcast(torch.ones(4, 6, device="cuda")[:, ::2], 0),
-        ["contiguous"],
-    ),
-    "recv from any source": (
-        lambda: dist.recv(cuda(), src=None),
-        ["any|source", "cuda|CUDA|GPU"],
-    ),
-    "BAND of float": (
-        lambda: dist.reduce(cuda(), 0, op=dist.ReduceOp.BAND),
-        ["BAND", "float32|Float"],
-    ),
-}
+    return refused(rank, call, patterns, devices=("cuda", "cpu"))
 
 
 def run_case(rank, name):
-    return is_refused(rank, *CASES[name], name)
+    return is_refused(rank, *CUDA_CASES[name])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CUDA_CASES)
 def test_is_refused(name):
-    expect_no_mismatch(run_ranks(run_case, WORLD_SIZE, name, reuse=True))
+    check(run_case, WORLD_SIZE, name)
 
 
 def tensor_on_another_gpu(rank):
@@ -113,12 +39,12 @@ def tensor_on_another_gpu(rank):
     def call():
         dist.all_reduce(torch.ones(4, device=there))
 
-    return is_refused(rank, call, [str(here), str(there)], "another GPU")
+    return is_refused(rank, call, [str(here), str(there)])
 
 
 @pytest.mark.gpus(2)
 def test_tensor_on_another_gpu_than_the_group():
-    expect_no_mismatch(run_ranks(tensor_on_another_gpu, WORLD_SIZE, reuse=True))
+    check(tensor_on_another_gpu, WORLD_SIZE)
 
 
 def list_over_two_gpus(rank):
@@ -128,12 +54,12 @@ def list_over_two_gpus(rank):
         parts = [torch.zeros(2, device="cuda") for _ in range(WORLD_SIZE)]
         dist.all_gather([*parts[1:], torch.zeros(2, device=there)], cuda())
 
-    return is_refused(rank, call, ["all_gather", str(there)], "a list over two GPUs")
+    return is_refused(rank, call, ["all_gather", str(there)])
 
 
 @pytest.mark.gpus(2)
 def test_a_list_over_two_gpus():
-    expect_no_mismatch(run_ranks(list_over_two_gpus, WORLD_SIZE, reuse=True))
+    check(list_over_two_gpus, WORLD_SIZE)
 
 
 CPU_PROGRAM = f"""

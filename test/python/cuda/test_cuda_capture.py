@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import model
 from graph_operations import NAMES, Operations, buffer, captured, content
-from harness import WORLD_SIZE, crowded, expect_no_mismatch, run_ranks
+from harness import WORLD_SIZE, check, crowded
 
 pytestmark = pytest.mark.cuda
 
@@ -46,7 +46,7 @@ def replays(rank, name, count):
 
 
 def run(body, *args, **settings):
-    expect_no_mismatch(run_ranks(body, WORLD_SIZE, *args, reuse=True, **settings))
+    check(body, WORLD_SIZE, *args, **settings)
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -14,6 +14,7 @@ from harness import (
     BACKEND,
     GPUS,
     WORLD_SIZE,
+    check,
     describe,
     expect_no_mismatch,
     run_processes,
@@ -149,7 +150,7 @@ def cpu_and_cuda(rank):
 
 
 def test_cpu_and_cuda_tensors_in_one_group():
-    expect_no_mismatch(run_ranks(cpu_and_cuda, WORLD_SIZE, reuse=True))
+    check(cpu_and_cuda, WORLD_SIZE)
 
 
 def beside_gloo(rank):

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 
 import model
+from errors import ERRORS, message_of
 from harness import WORLD_SIZE, expect_no_mismatch, run_ranks
-from symmetric import meet, message_of, pattern
+from symmetric import meet, pattern
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(120)]
 
@@ -17,7 +18,6 @@ EXPANDABLE = "expandable_segments:True"
 ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": EXPANDABLE, "PYTORCH_ALLOC_CONF": EXPANDABLE}
 # float32 elements: in a small piece of 2 MiB, in a large one of 20 MiB, in several of these.
 COUNTS = [300, 700_001, 11_000_003]
-ERRORS = (RuntimeError, ValueError, NotImplementedError)
 
 
 def set_allocator(settings: str) -> None:

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 import model
-from harness import GPUS, WORLD_SIZE, crowded, expect_no_mismatch, run_ranks
+from harness import GPUS, WORLD_SIZE, check, crowded
 
 pytestmark = pytest.mark.cuda
 
@@ -23,7 +23,7 @@ def poisoned(count: int) -> torch.Tensor:
 
 
 def run(body, *args, **settings):
-    expect_no_mismatch(run_ranks(body, WORLD_SIZE, *args, reuse=True, **settings))
+    check(body, WORLD_SIZE, *args, **settings)
 
 
 def neighbours(rank):
@@ -191,7 +191,7 @@ def test_messages_beside_collectives(cold):
 @pytest.mark.skipif(GPUS == 1 and WORLD_SIZE > 2, reason="a ring of many ranks on one GPU")
 def test_sub_groups():
     """Ranks of a group are not global ranks."""
-    expect_no_mismatch(run_ranks(in_sub_groups, WORLD_SIZE, reuse=True))
+    check(in_sub_groups, WORLD_SIZE)
 
 
 def in_sub_groups(rank):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import model
-from harness import WORLD_SIZE, crowded, expect_no_mismatch, run_ranks
+from harness import WORLD_SIZE, check, crowded
 
 pytestmark = pytest.mark.cuda
 
@@ -18,7 +18,7 @@ REPEATS = 5 if crowded(WORLD_SIZE) else 30
 
 
 def run(body, *args):
-    expect_no_mismatch(run_ranks(body, WORLD_SIZE, *args, reuse=True))
+    check(body, WORLD_SIZE, *args)
 
 
 def every_input(count, salt, dtype=torch.float32):

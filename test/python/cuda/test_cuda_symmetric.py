@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import model
 from graph_operations import captured
-from harness import WORLD_SIZE, expect_no_mismatch, options_with, run_ranks
+from harness import WORLD_SIZE, check, expect_no_mismatch, options_with, run_ranks
 
 pytestmark = pytest.mark.cuda
 
@@ -85,7 +85,7 @@ def compare_in_place(rank, promise):
 
 @pytest.mark.parametrize("promise", [False, True], ids=["no promise", "promise"])
 def test_results_are_those_of_plain_tensors(promise):
-    expect_no_mismatch(run_ranks(compare_in_place, WORLD_SIZE, promise, reuse=True))
+    check(compare_in_place, WORLD_SIZE, promise)
 
 
 def on_some_ranks_only(rank):
@@ -107,7 +107,7 @@ def on_some_ranks_only(rank):
 
 
 def test_symmetric_on_some_ranks_only():
-    expect_no_mismatch(run_ranks(on_some_ranks_only, WORLD_SIZE, reuse=True))
+    check(on_some_ranks_only, WORLD_SIZE)
 
 
 def replayed_in_place(rank):
@@ -125,7 +125,7 @@ def replayed_in_place(rank):
 
 
 def test_replayed_in_place():
-    expect_no_mismatch(run_ranks(replayed_in_place, WORLD_SIZE, reuse=True))
+    check(replayed_in_place, WORLD_SIZE)
 
 
 def by_copy_engines(rank):
@@ -204,7 +204,7 @@ def test_a_broken_promise_raises_on_every_rank():
 
 def test_memory_that_the_group_does_not_know():
     """rendezvous() of a plain tensor is refused; the group goes on."""
-    expect_no_mismatch(run_ranks(foreign_memory, WORLD_SIZE, reuse=True))
+    check(foreign_memory, WORLD_SIZE)
 
 
 def foreign_memory(rank):

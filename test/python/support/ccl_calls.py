@@ -3,9 +3,8 @@
 import torch
 
 from call import Call
-from harness import DEVICE, expect_no_mismatch, run_ranks, synchronize
+from harness import DEVICE, synchronize
 
-ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError)
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 # What peers read and write, and what must be symmetric, independently of what the library says.
@@ -54,10 +53,6 @@ PAIRS = [
     for algorithm in row
     if algorithm != "multimem"
 ]
-
-
-def check(body, world_size, *args, **options):
-    expect_no_mismatch(run_ranks(body, world_size, *args, reuse=True, **options))
 
 
 class Tensors(Call):

@@ -221,13 +221,9 @@ def expect_no_mismatch(results) -> None:
     assert not lines, f"{len(lines)} mismatches:\n" + "\n".join(lines[:40])
 
 
-def refusal(call):
-    """The text of the exception that `call` raises; None where it raises none."""
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+def check(function, world_size, *args, **options) -> None:
+    """run_ranks() in ranks that may have been in use; each returns what it found wrong, a list."""
+    expect_no_mismatch(run_ranks(function, world_size, *args, reuse=True, **options))
 
 
 def resources():

@@ -63,16 +63,6 @@ def pads_not_zero(handle, what: str = "") -> list[str]:
     return [f"{what}: the pad of rank {handle.rank} is not zero at {at[:8]}"] if at else []
 
 
-def message_of(kinds, call, *args, **kwargs) -> str:
-    """What `call` raises, which must be of `kinds`."""
-    try:
-        call(*args, **kwargs)
-        synchronize()
-    except kinds as error:
-        return f"{type(error).__name__}: {error}"
-    raise AssertionError(f"{call} raised nothing")
-
-
 def mapped_areas() -> int:
     return sum(1 for _ in open("/proc/self/maps"))
 

@@ -7,16 +7,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import model
+from errors import CALL_ERRORS, message_of
 from harness import (
     DEVICE,
     expect_no_mismatch,
     run_ranks,
 )
-from symmetric import filled, meet, message_of, pattern, wrong_slices
+from symmetric import filled, meet, pattern, wrong_slices
 
 pytestmark = pytest.mark.timeout(90)
-
-ERRORS = (RuntimeError, ValueError, TypeError)
 
 
 def sharded(local, mesh, *placements, shape=None):
@@ -77,7 +76,7 @@ def over_one_of_two_dimensions(rank):
             problems += wrong_slices(view, ranks, (20,), what=name)
     other = mesh.get_group("outer")
     dtensor = sharded(local, mesh, Replicate(), Shard(0))
-    text = message_of(ERRORS, torch_symm.contiguous_view, dtensor, other)
+    text = message_of(CALL_ERRORS, torch_symm.contiguous_view, dtensor, other)
     problems += [] if other.group_name in text and "mesh" in text else [text]
     meet()
     return problems
@@ -103,7 +102,8 @@ def bad_dtensors(rank):
         "contiguous": sharded(local.t(), mesh, Shard(0)),
     }
     texts = {
-        words: message_of(ERRORS, torch_symm.contiguous_view, case) for words, case in cases.items()
+        words: message_of(CALL_ERRORS, torch_symm.contiguous_view, case)
+        for words, case in cases.items()
     }
     view = torch_symm.contiguous_view(sharded(local, mesh, Shard(0)))
     meet()

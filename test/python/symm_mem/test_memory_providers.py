@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 
 import model
+from errors import ERRORS, message_of
 from harness import DEVICE, GPUS, ON_CUDA, crowded, expect_no_mismatch, run_ranks
-from symmetric import meet, message_of, pattern
+from symmetric import meet, pattern
 
 pytestmark = pytest.mark.timeout(90)
 
-ERRORS = (RuntimeError, ValueError, NotImplementedError)
 NAMES = ["native", "cuda", "nccl", "nvshmem"]
 TORCH_NAMES = {"native": "SYMM", "cuda": "CUDA", "nccl": "NCCL", "nvshmem": "NVSHMEM"}
 WITH_SIGNALS = {"native", "cuda"}
@@ -34,7 +34,7 @@ def reason_of(rank, name):
     return torch_symm.providers()[name]
 
 
-def check(body, world_size, name, *args):
+def check_provider(body, world_size, name, *args):
     """`body(rank, name, *args)` on ranks of their own: a provider is for the whole process."""
     if reason := absent(name):
         pytest.skip(reason)
@@ -80,7 +80,7 @@ def selected_for_good(rank, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_choice_is_real_and_stands(name):
-    check(selected_for_good, 2, name)
+    check_provider(selected_for_good, 2, name)
 
 
 def peers(rank, name):
@@ -111,7 +111,7 @@ def peers(rank, name):
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_peers_read_and_write(name, world_size):
-    check(peers, world_size, name)
+    check_provider(peers, world_size, name)
 
 
 def odd_shapes(rank, name):
@@ -134,7 +134,7 @@ def odd_shapes(rank, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_without_elements_or_dimensions(name):
-    check(odd_shapes, 2, name)
+    check_provider(odd_shapes, 2, name)
 
 
 def part_of_an_allocation(rank, name):
@@ -158,7 +158,7 @@ def part_of_an_allocation(rank, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_part_of_an_allocation(name):
-    check(part_of_an_allocation, 2, name)
+    check_provider(part_of_an_allocation, 2, name)
 
 
 def in_strided_groups(rank, name):
@@ -185,7 +185,7 @@ def in_strided_groups(rank, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_strided_groups(name):
-    check(in_strided_groups, 4, name)
+    check_provider(in_strided_groups, 4, name)
 
 
 # -- What some do, and the others refuse ---------------------------------------------------------
@@ -227,7 +227,7 @@ def synchronisation(rank, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_signals_and_barriers(name):
-    check(synchronisation, 2, name)
+    check_provider(synchronisation, 2, name)
 
 
 def one_tensor_of_all(rank, name):
@@ -247,7 +247,7 @@ def one_tensor_of_all(rank, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_contiguous_views(name):
-    check(one_tensor_of_all, 2, name)
+    check_provider(one_tensor_of_all, 2, name)
 
 
 def where_multicast_is(rank, name):
@@ -265,7 +265,7 @@ def where_multicast_is(rank, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_multicast_pointer_is_never_null(name):
-    check(where_multicast_is, 2, name)
+    check_provider(where_multicast_is, 2, name)
 
 
 def test_a_multicast_pointer_is_that_of_the_tensor():
@@ -295,4 +295,4 @@ def on_the_cpu(rank, name):
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_memory_of_the_cpu_is_native_only(name):
-    check(on_the_cpu, 1, name)
+    check_provider(on_the_cpu, 1, name)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from errors import message_of
 from harness import DEVICE, run_ranks
-from symmetric import message_of
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -16,6 +16,7 @@ from harness import (
     GPUS,
     IS_SYMM,
     ON_CUDA,
+    check,
     crowded,
     expect_no_mismatch,
     run_ranks,
@@ -31,10 +32,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 COUNTS = [2, 8, 26, 1_030, 70_002]
 MARGIN = 24  # elements before and after the tensor, in the same allocation
 POISON = -77.0
-
-
-def check(body, world_size, *args, **options):
-    expect_no_mismatch(run_ranks(body, world_size, *args, reuse=True, **options))
 
 
 class Surrounded:

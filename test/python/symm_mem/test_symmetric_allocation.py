@@ -7,12 +7,13 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 import model
+from errors import message_of
 from harness import (
     DEVICE,
     ON_CUDA,
+    check,
     crowded,
     device_of_rank,
-    expect_no_mismatch,
     run_ranks,
     synchronize,
 )
@@ -20,7 +21,6 @@ from symmetric import (
     allocate,
     descriptors,
     mapped_areas,
-    message_of,
     pads_not_zero,
     pattern,
     persistent,
@@ -33,10 +33,6 @@ pytestmark = pytest.mark.timeout(90)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex64]
 HAS_CHECK = hasattr(symm_mem, "is_symm_mem_tensor")
-
-
-def check(body, world_size, *args, **options):
-    expect_no_mismatch(run_ranks(body, world_size, *args, reuse=True, **options))
 
 
 # -- Allocation: local, so two ranks are enough --------------------------------------------------

@@ -8,11 +8,13 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch.distributed.device_mesh import init_device_mesh
 
+from errors import ERRORS, message_of
 from harness import (
     DEVICE,
     IS_SYMM,
     ON_CUDA,
     WORLD_SIZE,
+    check,
     expect_no_mismatch,
     run_ranks,
     synchronize,
@@ -22,7 +24,6 @@ from symmetric import (
     allocate,
     destroy,
     member_of_each,
-    message_of,
     pads_not_zero,
     pattern,
     shared,
@@ -32,7 +33,6 @@ from symmetric import (
 
 pytestmark = pytest.mark.timeout(90)
 
-ERRORS = (RuntimeError, ValueError)
 CHOICES_OF_RANKS = [
     [[0, 1], [2, 3]],
     [[0, 2], [1, 3]],
@@ -75,7 +75,7 @@ def one_allocation_in_many_groups(rank, lists):
 
 @pytest.mark.parametrize("lists", CHOICES_OF_RANKS, ids=str)
 def test_one_allocation_in_many_groups(lists):
-    expect_no_mismatch(run_ranks(one_allocation_in_many_groups, 4, lists, reuse=True))
+    check(one_allocation_in_many_groups, 4, lists)
 
 
 def an_allocation_for_each_group(rank, lists):
@@ -96,7 +96,7 @@ def an_allocation_for_each_group(rank, lists):
 
 @pytest.mark.parametrize("lists", [[[0, 1, 2]], [[0, 1], [1, 2]], [[0, 2], [1, 3]]], ids=str)
 def test_groups_do_not_disturb_each_other(lists):
-    expect_no_mismatch(run_ranks(an_allocation_for_each_group, 4, lists, reuse=True))
+    check(an_allocation_for_each_group, 4, lists)
 
 
 def of_a_mesh(rank):

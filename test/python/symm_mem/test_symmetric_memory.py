@@ -9,13 +9,13 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch._C._distributed_c10d import _SymmetricMemory
 
 import model
+from errors import message_of
 from harness import (
     DEVICE,
     ON_CUDA,
     WORLD_SIZE,
+    check,
     device_of_rank,
-    expect_no_mismatch,
-    run_ranks,
 )
 from symmetric import (
     TORCH,
@@ -23,7 +23,6 @@ from symmetric import (
     allocate,
     descriptors,
     mapped_areas,
-    message_of,
     pads_not_zero,
     pattern,
     shared,
@@ -32,10 +31,6 @@ from symmetric import (
 )
 
 pytestmark = pytest.mark.timeout(90)
-
-
-def check(body, world_size, *args, **options):
-    expect_no_mismatch(run_ranks(body, world_size, *args, reuse=True, **options))
 
 
 def handle_facts(rank):

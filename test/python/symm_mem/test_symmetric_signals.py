@@ -10,10 +10,12 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 import model
+from errors import ERRORS, message_of
 from graph_operations import captured
 from harness import (
     DEVICE,
     Setup,
+    check,
     crowded,
     describe,
     expect_no_mismatch,
@@ -25,7 +27,6 @@ from harness import (
 from symmetric import (
     WORLD_SIZES,
     allocate,
-    message_of,
     pads_not_zero,
     pattern,
     shared,
@@ -35,13 +36,8 @@ from symmetric import (
 
 pytestmark = pytest.mark.timeout(90)
 
-ERRORS = (RuntimeError, ValueError)  # DistBackendError is a RuntimeError
 # A wait that a time-out or a hang-up ends; nothing else may end it, so it is far away.
 LONG_MS = 60_000
-
-
-def check(body, world_size, *args, **options):
-    expect_no_mismatch(run_ranks(body, world_size, *args, reuse=True, **options))
 
 
 def rounds_of(world_size: int) -> int:
