@@ -56,7 +56,8 @@ hip: setup  ## builds libsymm_hip for AMD GPUs and tests that it loads
 
 huge: build  ## tensors beyond 2^31 elements and 4 GiB on two ranks; needs 16 GiB of memory
 	@mkdir -p $(REPORTS)
-	$(PY) -m pytest -q -m huge test/python/test_beyond_4gib.py --junitxml=$(REPORTS)/huge.xml
+	$(PY) -m pytest -q -m huge test/python/collectives/test_beyond_4gib.py \
+	  --junitxml=$(REPORTS)/huge.xml
 
 demo: build  ## trains small models with symm and shows what it does
 	$(PY) docs/examples/demo.py
@@ -68,7 +69,7 @@ lint: setup  ## formatting, static checks and the structure test
 	@.ci/lint.sh
 
 docs: build  ## checks the documentation: links, described variables, programs that run
-	$(PY) -m pytest -q test/structure/test_docs.py test/python/test_doc_snippets.py
+	$(PY) -m pytest -q test/structure/test_docs.py test/python/tools/test_doc_snippets.py
 
 clean:  ## removes what the build made; the environment stays
 	rm -rf build dist demo_out compile_commands.json

@@ -13,7 +13,7 @@ import sys
 
 def autoload() -> None:
     """Registers the backend, prepares symmetric memory, and installs the replacement that
-    SYMM_REPLACE asks for."""
+    SYMM_REPLACE_BACKEND asks for."""
     try:
         _autoload()
     except Exception as error:
@@ -41,7 +41,7 @@ def _autoload() -> None:
     from torch_symm import _registration
 
     _registration.register()
-    if replaced := _environment.backend_name("SYMM_REPLACE"):
+    if replaced := _environment.backend_name("SYMM_REPLACE_BACKEND"):
         from torch_symm import _replace
 
         _replace.install(replaced)

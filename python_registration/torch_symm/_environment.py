@@ -61,11 +61,11 @@ def handle_type(name: str) -> str:
 
 CHECKS = {
     "SYMM_DETERMINISTIC": deterministic,
-    "SYMM_DEFAULT": flag,
+    "SYMM_DEFAULT_BACKEND": flag,
     "SYMM_DISABLE_MULTICAST": flag,
     "SYMM_HANDLE_TYPE": handle_type,
     "SYMM_MEMORY_PROVIDER": memory_provider,
-    "SYMM_REPLACE": backend_name,
+    "SYMM_REPLACE_BACKEND": backend_name,
 }
 
 # Any of them at 1 keeps symm from making multicast objects. The last two belong to torch and to

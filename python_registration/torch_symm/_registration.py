@@ -27,15 +27,15 @@ DEVICES = ["cpu", "cuda"]
 def register() -> None:
     """Registers the backend with torch.distributed. Local, idempotent, cheap.
 
-    The devices keep the default backend that they have, unless SYMM_DEFAULT=1 puts symm there; a
-    GPU keeps it in any case where no device library was installed with this package.
+    The devices keep the default backend that they have, unless SYMM_DEFAULT_BACKEND=1 puts symm
+    there; a GPU keeps it in any case where no device library was installed with this package.
     This is also the registrar of the entry point group ``torch.distributed.backends``.
     """
     from torch.distributed.distributed_c10d import Backend
 
     if BACKEND.upper() not in Backend._plugins:
         Backend.register_backend(BACKEND, create, extended_api=True, devices=list(DEVICES))
-    if _environment.flag("SYMM_DEFAULT"):
+    if _environment.flag("SYMM_DEFAULT_BACKEND"):
         for device in DEVICES if _has_device_library() else ["cpu"]:
             Backend.default_device_backend_map[device] = BACKEND
 
@@ -83,7 +83,7 @@ def _options(options_type: type, given: Any | None, timeout: datetime.timedelta)
         options = copy.copy(given)
         if timeout == default_pg_timeout:
             return options
-    elif _environment.backend_name("SYMM_REPLACE") and hasattr(given, "_timeout"):
+    elif _environment.backend_name("SYMM_REPLACE_BACKEND") and hasattr(given, "_timeout"):
         # The program asked for another backend with that backend's options.
         options = options_type()
         high_priority = getattr(given, "is_high_priority_stream", False)

@@ -54,6 +54,10 @@ if ON_CUDA:
     ):
         import torch.testing._internal.common_device_type
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "support"))
+
+from record_file import write_records  # noqa: E402
+
 # Tests that no backend of another name can pass, or that ask for what symm does not do by design;
 # docs/conformance.md names the lines.
 _BY_NAME = "torch.distributed refuses monitored_barrier to every backend but the one named gloo"
@@ -304,7 +308,7 @@ def main() -> int:
 
     def keep(found: dict) -> None:
         if arguments.json:
-            arguments.json.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+            write_records(arguments.json, json.loads(json.dumps(found, sort_keys=True)))
 
     start = time.monotonic()
     end = start + (arguments.time_limit or float("inf"))

@@ -11,7 +11,6 @@ the length of the trial.
 
 import argparse
 import dataclasses
-import json
 import math
 import os
 import platform
@@ -24,7 +23,7 @@ from pathlib import Path
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 _here = Path(__file__).resolve().parent
-sys.path[:0] = [str(_here), str(_here.parent / "python")]
+sys.path[:0] = [str(_here), str(_here.parent / "python" / "support")]
 
 import torch  # noqa: E402
 
@@ -32,6 +31,7 @@ import graph_faults  # noqa: E402
 import misuse_faults  # noqa: E402
 import process_faults  # noqa: E402
 from harness import BACKEND, DEVICE, GPUS, ON_CUDA, WORLD_SIZE  # noqa: E402
+from record_file import write_records  # noqa: E402
 from trials import Trial  # noqa: E402
 
 
@@ -134,7 +134,7 @@ def main() -> int:
             "command": command,
             "faults": rows,
         }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_records(arguments.json, report)
     return 0 if all(row["ok"] for row in rows) else 1
 
 

@@ -6,7 +6,6 @@ python test/model/survey.py --json docs/evidence/model_check.json
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,10 @@ from checker import Checker, missing_tools
 from families import Family, families
 from program import Mutation, Program
 from sites import NOT_NEEDED
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "support"))
+
+from record_file import write_records
 
 
 @dataclass
@@ -94,7 +97,7 @@ def main() -> None:
             "seconds": round(sum(found.seconds for found in surveys), 1),
             "protocols": [asdict(found) for found in surveys],
         }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_records(arguments.json, report)
     sys.exit(any(found.problems for found in surveys))
 
 

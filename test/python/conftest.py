@@ -1,14 +1,10 @@
-"""The pytest process is the zygote of the ranks (see harness.py), so it must stay free of threads
-and of libraries that start them."""
+"""The pytest process is the zygote of the ranks (see support/harness.py), so it must stay free of
+threads and of libraries that start them."""
 
 import os
-import sys
-from pathlib import Path
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 # torch must not initialise CUDA here, only to see whether it is there.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +51,9 @@ VENDOR_MACRO_FILES = {
     *["kernels/core/platform.hpp", "kernels/core/atomics.hpp", "kernels/gpu/vendor/gpu_api.hpp"],
     *["kernels/gpu/vendor/gpu_driver_api.hpp", "kernels/gpu/vendor/gpu_driver_hip.hpp"],
 }
+COMMANDS = [
+    ROOT / f"python_registration/torch_symm/{name}.py" for name in ("bench", "info", "probe", "run")
+]
 INCLUDE = re.compile(r'^\s*#\s*include\s+(<|")([^>"]+)[>"]')
 
 SOURCES = sorted(
@@ -131,6 +135,26 @@ def test_size_of_folder(folder):
     assert len(names) <= MOST_NAMES_IN_A_FOLDER, sorted(names)
 
 
+@pytest.mark.parametrize("root", ["python_registration/torch_symm", "test/python"])
+def test_size_of_python_folders(root):
+    names = defaultdict(set)
+    for path in (ROOT / root).rglob("*.py"):
+        names[path.parent].add(path.stem)
+    assert len(names) > 5
+    assert [str(path) for path in names if len(names[path]) > MOST_NAMES_IN_A_FOLDER] == []
+
+
+def test_the_core_imports_no_tool():
+    """The core needs torch alone; the tools, and the commands that start them, are over it."""
+    package, faults = ROOT / "python_registration/torch_symm", []
+    of_a_tool = re.compile(r"\s*(from|import) (torch_symm\.tools|rich|typer|numpy|matplotlib)\b")
+    for path in package.rglob("*.py"):
+        if not path.is_relative_to(package / "tools") and path not in COMMANDS:
+            lines = path.read_text().splitlines()
+            faults += [f"{path.name}: {line}" for line in lines if of_a_tool.match(line)]
+    assert not faults, "\n" + "\n".join(faults)
+
+
 def vendor_conditions(path: Path) -> list[str]:
     found = []
     for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
@@ -194,7 +218,7 @@ def test_top_level_names():
 @pytest.mark.parametrize(
     ("path", "text", "fault"),
     [
-        ("kernels/core/x.hpp", '#include "symm_mem/segment/segment.hpp"', "to the right of kernels"),
+        ("kernels/core/x.hpp", '#include "symm_mem/segment/segment.hpp"', "the right of kernels"),
         ("kernels/core/x.hpp", '#include "kernels/plan/plan.hpp"', "after kernels/core in FOLDERS"),
         ("symm_mem/device/x.hpp", '#include "symm_mem/segment/segment.hpp"', "in FOLDERS"),
         ("symm_mem/process/x.hpp", "#include <torch/types.h>", "a header of torch"),

@@ -1,0 +1,158 @@
+"""How one operation is called and timed: on the host, eagerly on a GPU, and from a graph.
+
+    host   wall time of synchronous calls
+    eager  two events around the calls of a block, and the wall time that issuing them took
+    graph  the same around replays of a graph that holds ten calls
+
+A GPU block begins with a barrier of the timed group and one step that is not timed: the ranks
+leave the barrier some microseconds apart, and the untimed step takes that difference in.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from torch_symm.tools.bench.barrier import BARRIER_ENDS_S
+from torch_symm.tools.bench.collectives import Collective
+from torch_symm.tools.ranks.device import group_barrier
+from torch_symm.tools.ranks.graph import Recording
+
+_CALLS_IN_GRAPH = 10
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One block on this rank: seconds a call, and of these the launching thread's, if apart."""
+
+    time_s: float
+    launch_s: float | None
+
+
+class Runner(ABC):
+    """Calls ``operation`` on ``group``. Everything here is collective over the group.
+
+    A step is what is issued at once: ``calls_per_step`` calls.
+    """
+
+    calls_per_step = 1
+
+    def __init__(self, operation: Collective, group: dist.ProcessGroup) -> None:
+        self.operation = operation
+        self.group = group
+
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to make ready
+        """Make ready what the first step needs. The operation has been called before."""
+
+    @abstractmethod
+    def run_once(self) -> None:
+        """Run the operation as it is timed, leave the result of one call, and wait for it."""
+
+    @abstractmethod
+    def block(self, steps: int) -> Sample:
+        """Time ``steps`` steps."""
+
+    def enter(self, announce: Callable[[], None]) -> bool:
+        """Run a barrier whose last rank waits for ``announce``; tell whether it ended before."""
+        announce()
+        self.run_once()
+        return False
+
+    def close(self) -> None:  # noqa: B027 - and then nothing to give back
+        """Give back what ``prepare`` made."""
+
+
+class HostRunner(Runner):
+    """Synchronous calls on the CPU."""
+
+    def run_once(self) -> None:
+        self.operation.call(self.group)
+
+    def block(self, steps: int) -> Sample:
+        dist.barrier(group=self.group)
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.operation.call(self.group)
+        return Sample((time.perf_counter() - start) / steps, None)
+
+
+class EagerRunner(Runner):
+    """Eager calls on the current stream of a GPU."""
+
+    def step(self) -> None:
+        """Issue one step."""
+        self.operation.call(self.group)
+
+    def run_once(self) -> None:
+        self.operation.call(self.group)
+        torch.cuda.synchronize()
+
+    def block(self, steps: int) -> Sample:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        group_barrier(self.group, self.operation.context.device)
+        self.step()
+        first.record()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        issued_s = time.perf_counter() - start
+        last.record()
+        last.synchronize()
+        calls = steps * self.calls_per_step
+        return Sample(first.elapsed_time(last) * 1e-3 / calls, issued_s / calls)
+
+
+class GraphRunner(EagerRunner):
+    """Replays on the current stream of graphs captured on another one."""
+
+    calls_per_step = _CALLS_IN_GRAPH
+
+    def __init__(self, operation: Collective, group: dist.ProcessGroup) -> None:
+        super().__init__(operation, group)
+        self._timed: Recording | None = None
+        self._checked: Recording | None = None
+
+    def prepare(self) -> None:
+        stream = torch.cuda.Stream()
+
+        def calls() -> None:
+            for _ in range(_CALLS_IN_GRAPH):
+                self.operation.call(self.group)
+
+        self._timed = Recording(calls, stream)
+        # Ten reductions into the same buffer are not one; then a graph of one call is checked.
+        self._checked = self._timed
+        if not self.operation.repeatable or self.operation.count == 0:
+            self._checked = Recording(lambda: self.operation.call(self.group), stream)
+
+    def step(self) -> None:
+        self._timed.replay()
+
+    def run_once(self) -> None:
+        self._checked.replay()
+        torch.cuda.synchronize()
+
+    def enter(self, announce: Callable[[], None]) -> bool:
+        self._checked.replay()
+        early = self._checked.ends_within(BARRIER_ENDS_S)
+        announce()
+        self._checked.wait()
+        return early
+
+    def close(self) -> None:
+        for recording in (self._timed, self._checked):
+            if recording is not None:
+                recording.close()
+        self._timed = self._checked = None
+
+
+def runner_for(mode: str, operation: Collective, group: dist.ProcessGroup) -> Runner:
+    """Return what calls and times ``operation`` in ``mode``."""
+    if operation.context.device.type == "cpu":
+        return HostRunner(operation, group)
+    return (GraphRunner if mode == "graph" else EagerRunner)(operation, group)

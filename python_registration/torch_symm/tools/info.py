@@ -1,0 +1,172 @@
+"""What this installation is, and what it can do on this machine.
+
+    python -m torch_symm.info           # a table
+    python -m torch_symm.info --json    # the same for programs
+
+The exit status is 1 where torch_symm cannot be used, and the output says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(add_completion=False)
+
+# Each variable with what it means; docs describe them.
+VARIABLES = {
+    "SYMM_ALGO": "algorithm forced for every collective that has it",
+    "SYMM_DEFAULT_BACKEND": "1: programs that name no backend get symm",
+    "SYMM_DETERMINISTIC": "0: methods may be named whose sums have other bits",
+    "SYMM_DISABLE_MULTICAST": "1: no multicast objects on GPUs",
+    "SYMM_HANDLE_TYPE": "how GPU memory is handed to other processes",
+    "SYMM_ISA": "instruction set of the host kernels",
+    "SYMM_MEMORY_PROVIDER": "who makes the symmetric memory of torch_symm's functions",
+    "SYMM_REPLACE_BACKEND": "the backend whose name stands for symm",
+    "SYMM_TUNING_FILE": "path of a tuning table",
+}
+
+
+def collect() -> dict[str, Any]:
+    """All facts as plain values. Loads torch and the compiled module; raises nothing."""
+    import torch
+
+    from torch_symm import _build_info, _environment, _registration
+    from torch_symm.tools.gpus import driver_version, visible_gpus
+
+    facts: dict[str, Any] = {
+        "version": _build_info.VERSION,
+        "built_for_torch": _build_info.TORCH_VERSION,
+        "running_torch": torch.__version__,
+        "build": {
+            "compiler": _build_info.COMPILER,
+            "type": _build_info.BUILD_TYPE,
+            "sanitizers": _build_info.SANITIZE,
+        },
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "usable": True,
+        "problem": "",
+    }
+    parsed: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    checks = dict(_environment.CHECKS)
+    try:
+        compiled = _registration.load()
+    except ImportError as error:
+        facts |= {"usable": False, "problem": str(error)}
+    else:
+        checks |= _compiled_checks(compiled)
+        facts["devices"] = {"cpu": ""} | {
+            device: compiled.device_library_problem(device) for device in ("cuda", "hip")
+        }
+    disabled_by = _environment.multicast_disabled_by()
+    facts["gpu"] = {
+        "driver": driver_version(),
+        "torch_cuda": torch.version.cuda,
+        "visible": visible_gpus(),
+        "multicast": {
+            "allowed": not disabled_by,
+            "disabled_by": disabled_by,
+            "variables": {name: os.environ.get(name) for name in _environment.MULTICAST_SWITCHES},
+        },
+    }
+    for name, check in checks.items():
+        try:
+            parsed[name] = check(name)
+        except ValueError as error:
+            problems[name] = str(error)
+    facts["isa"] = parsed.get("SYMM_ISA")
+    facts["environment"] = {
+        name: {
+            "set_to": os.environ.get(name),
+            "value": parsed.get(name),
+            "problem": problems.get(name, ""),
+            "meaning": meaning,
+        }
+        for name, meaning in VARIABLES.items()
+    }
+    if problems:
+        facts["usable"] = False
+        facts["problem"] = facts["problem"] or "; ".join(problems.values())
+    return facts
+
+
+def _compiled_checks(compiled: ModuleType) -> dict[str, Callable[[str], Any]]:
+    """For each variable that the compiled part reads: what gives its value or raises ValueError."""
+
+    def algorithm(name: str) -> str:
+        options = compiled.ProcessGroupSymm.Options()
+        options.algorithm = os.environ.get(name) or "auto"
+        return options.algorithm
+
+    def tuning_file(name: str) -> str | None:
+        path = os.environ.get(name)
+        if path and not os.access(path, os.R_OK):
+            raise ValueError(f"{name} must be the path of a readable file, but is {path!r}")
+        return path or None
+
+    return {
+        "SYMM_ISA": lambda _: compiled.isa(),
+        "SYMM_ALGO": algorithm,
+        "SYMM_TUNING_FILE": tuning_file,
+    }
+
+
+def show(facts: dict[str, Any]) -> None:
+    """Prints the facts for people."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("torch_symm", facts["version"])
+    table.add_row("torch", f"{facts['running_torch']}, built for {facts['built_for_torch']}")
+    table.add_row("compiler", f"{facts['build']['compiler']}, {facts['build']['type']}")
+    table.add_row("machine", f"{facts['machine']}, {facts['cpus']} usable processors")
+    if facts["isa"]:
+        table.add_row("host kernels", facts["isa"])
+    for device, problem in facts.get("devices", {}).items():
+        table.add_row(device, problem or "available")
+    _show_gpu(table, facts["gpu"])
+    for name, variable in facts["environment"].items():
+        value = "not set" if variable["set_to"] is None else repr(variable["set_to"])
+        if variable["value"] not in (None, "", variable["set_to"]):
+            value += f", so {variable['value']}"
+        table.add_row(name, f"{value} ({variable['meaning']})")
+    table.add_row("usable", "yes" if facts["usable"] else f"no: {facts['problem']}")
+    Console(highlight=False, soft_wrap=True).print(table, markup=False)
+
+
+def _show_gpu(table: Table, gpu: dict[str, Any]) -> None:
+    table.add_row("GPU driver", gpu["driver"] or "none found")
+    for index, device in enumerate(gpu["visible"]):
+        memory = f"{device['memory_bytes'] / 2**30:.0f} GiB"
+        text = f"{device['name']}, {memory}, compute capability {device['capability']}"
+        table.add_row(f"GPU {index}", text)
+    if not gpu["visible"]:
+        table.add_row("GPUs", "torch sees none")
+    multicast = gpu["multicast"]
+    names = " and ".join(f"{name}=1" for name in multicast["disabled_by"])
+    table.add_row("GPU multicast", "allowed" if multicast["allowed"] else f"off, by {names}")
+
+
+@app.command()
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Prints versions, instruction sets, devices and environment; exits with 1 if unusable."""
+    facts = collect()
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        show(facts)
+    if not facts["usable"]:
+        raise typer.Exit(1)

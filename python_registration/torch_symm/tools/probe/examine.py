@@ -1,0 +1,280 @@
+"""The examination of one operation on one backend, as one rank.
+
+NOTE [What a replay is compared with]
+Call number i has the inputs of salt i, different for every call. Before a replay the outputs are
+poisoned with a value that no right result has, and the inputs of that salt are written to the
+captured tensors; in-place operations have their inputs in place of the poison. Then come the
+replay, the wait for it and a copy to the host, where every element is compared with the expected
+one. A graph that replays stale inputs, does nothing, or writes to memory that was the output only
+at capture therefore leaves a wrong value.
+
+The ranks agree after every stage, because a rank that went on alone would wait for the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_symm.tools.bench.barrier import BARRIER_ENDS_S, times_left_early
+from torch_symm.tools.bench.collectives import Collective
+from torch_symm.tools.bench.config import format_size
+from torch_symm.tools.bench.pattern import first_wrong
+from torch_symm.tools.probe.config import ProbeConfig
+from torch_symm.tools.probe.operations import Operation
+from torch_symm.tools.probe.verdict import Finding, Verdict
+from torch_symm.tools.ranks.device import synchronize
+from torch_symm.tools.ranks.graph import CaptureError, Recording, first_line
+
+_COLD_REFUSAL = re.compile(r"call (it )?once before capture")
+_EAGER_CALLS = 2
+_GOOD = Finding(Verdict.CAPTURES)
+
+# Captures what a function puts on a stream; a test may put something else in its place.
+Recorder = Callable[[Callable[[], Any]], Recording]
+
+
+def record(function: Callable[[], Any]) -> Recording:
+    """Capture ``function`` on a side stream."""
+    return Recording(function, torch.cuda.Stream())
+
+
+@dataclass
+class Surroundings:
+    """What an examination needs besides the operation.
+
+    ``progress`` is told every stage, and ``complain`` what went wrong in it on this rank.
+    """
+
+    config: ProbeConfig
+    rank: int
+    device: torch.device
+    control: dist.ProcessGroup
+    store: dist.Store
+    recorder: Recorder
+    progress: Callable[[str], None]
+    complain: Callable[[str], None]
+    serials: Iterator[int] = field(default_factory=itertools.count)
+
+    def agree(self, finding: Finding) -> list[Finding]:
+        """Return every rank's finding. Collective."""
+        if not finding.verdict.good:
+            self.complain(finding.reason)
+        findings: list[Any] = [None] * self.config.ranks
+        dist.all_gather_object(findings, finding, group=self.control)
+        return findings
+
+
+def examine(
+    around: Surroundings, operation: Operation, size: int, group: dist.ProcessGroup
+) -> list[Finding]:
+    """Examine ``operation`` with about ``size`` bytes; return every rank's finding. Collective."""
+    return _Examination(around, operation, size, group).run()
+
+
+def examine_cold(
+    around: Surroundings, operation: Operation, size: int, group: dist.ProcessGroup
+) -> list[Finding]:
+    """Examine the refusal of the first call of a fresh ``group`` under capture. Collective.
+
+    The refusal must ask for a call before capture, leave the capture usable and the group as
+    usable as if nothing had been called.
+    """
+    examination = _Examination(around, operation, size, group)
+    around.progress("cold call under capture")
+    findings = around.agree(_cold_finding(around, examination.call))
+    if not _all_good(findings):
+        return findings
+    findings = examination.run()
+    return [Finding(Verdict.COLD_REFUSED)] * len(findings) if _all_good(findings) else findings
+
+
+def _all_good(findings: list[Finding]) -> bool:
+    return all(finding.verdict.good for finding in findings)
+
+
+def _cold_finding(around: Surroundings, call: Callable[[], None]) -> Finding:
+    marks = torch.zeros(16, device=around.device)
+    refusal: list[Exception] = []
+
+    def cold() -> None:
+        try:
+            call()
+        except Exception as error:
+            refusal.append(error)
+        # Captured after the refusal, if the capture has survived it.
+        marks.add_(1)
+
+    try:
+        recording = around.recorder(cold)
+    except CaptureError as error:
+        said = f" after {first_line(refusal[0])!r}" if refusal else ""
+        return Finding(Verdict.COLD_NOT_REFUSED, f"the capture was lost{said}: {error}")
+    if not refusal:
+        return Finding(Verdict.COLD_NOT_REFUSED, "the first call of a group was captured")
+    if not _COLD_REFUSAL.search(str(refusal[0])):
+        reason = f"it does not ask for a call before capture: {first_line(refusal[0])}"
+        return Finding(Verdict.COLD_NOT_REFUSED, reason)
+    marks.fill_(41)
+    recording.replay()
+    recording.wait()
+    seen = marks.tolist()
+    recording.close()
+    if seen != [42] * len(seen):
+        reason = f"what was captured after the refusal gives {seen[0]} at replay, expected 42"
+        return Finding(Verdict.COLD_NOT_REFUSED, reason)
+    return Finding(Verdict.COLD_REFUSED)
+
+
+class _Examination:
+    """One operation with buffers of its own."""
+
+    def __init__(
+        self, around: Surroundings, operation: Operation, size: int, group: dist.ProcessGroup
+    ) -> None:
+        self._around = around
+        self._operation = operation
+        self._size = size
+        self._group = group
+        self._salts = itertools.count()
+        config = around.config
+        self._buffers: Collective = operation.make(
+            around.rank, config.ranks, config.torch_dtype, around.device, size
+        )
+
+    def call(self) -> None:
+        """Run the operation once."""
+        self._buffers.call(self._group)
+
+    def run(self) -> list[Finding]:
+        """Call eagerly, capture, replay, call eagerly again; the first failing stage decides."""
+        recordings: list[Recording] = []
+        stages: list[Callable[[], Finding]] = [
+            *[lambda: self._eager("call")] * _EAGER_CALLS,
+            lambda: self._capture(recordings),
+            lambda: self._replays(recordings[0]),
+            lambda: self._eager("call after the replays"),
+        ]
+        for stage in stages:
+            findings = self._around.agree(stage())
+            if not _all_good(findings):
+                return findings
+        recordings[0].close()
+        return findings
+
+    def _progress(self, what: str) -> None:
+        self._around.progress(f"{what}, {format_size(self._size)}")
+
+    def _eager(self, what: str) -> Finding:
+        self._progress(f"eager {what}")
+        call = _EagerCall(self.call, self._around.device)
+        try:
+            wrong = self._wrong_value(call)
+        except Exception as error:
+            return Finding(Verdict.NO_CALL, f"{type(error).__name__}: {first_line(error)}")
+        if wrong is None:
+            return _GOOD
+        return Finding(Verdict.WRONG_EAGERLY, self._reason(f"eager {what}", wrong))
+
+    def _capture(self, recordings: list[Recording]) -> Finding:
+        self._progress("capture")
+        try:
+            recordings.append(self._around.recorder(self.call))
+        except CaptureError as error:
+            return Finding(Verdict.NO_CAPTURE, str(error))
+        return _GOOD
+
+    def _replays(self, recording: Recording) -> Finding:
+        """Replay and compare; every rank does all replays, also after a wrong value."""
+        finding = _GOOD
+        call = _ReplayCall(recording)
+        for number in range(1, self._around.config.replays + 1):
+            self._progress(f"replay {number}")
+            try:
+                wrong = self._wrong_value(call)
+            except Exception as error:
+                wrong = f"raised {type(error).__name__}: {first_line(error)}"
+            if wrong is not None and finding is _GOOD:
+                reason = self._reason(f"replay {number}", wrong)
+                finding = Finding(Verdict.WRONG_AT_REPLAY, reason)
+        return finding
+
+    def _reason(self, what: str, wrong: str) -> str:
+        return f"{what}, {format_size(self._size)}: {wrong}"
+
+    def _wrong_value(self, call: _EagerCall | _ReplayCall) -> str | None:
+        """Run ``call`` once on fresh inputs; return what is wrong with what it left."""
+        around = self._around
+        if self._buffers.count == 0:
+            early = times_left_early(
+                call, around.rank, around.config.ranks, around.store, around.serials
+            )
+            return (
+                f"left the barrier before all ranks had entered, {early} times" if early else None
+            )
+        salt = next(self._salts)
+        config = around.config
+        pattern = self._operation.pattern(config.torch_dtype, config.ranks, salt)
+        self._buffers.prepare_check(pattern)
+        synchronize(around.device)
+        call.run_once()
+        return wrong_value(self._buffers, pattern)
+
+
+def wrong_value(buffers: Collective, pattern: Any) -> str | None:
+    """Return the first wrong element after a call with the inputs of ``pattern``, None if none.
+
+    Outside of in-place operations a changed input is wrong as well. Local; changes nothing.
+    """
+    expected = buffers.expected_output(pattern)
+    if expected is not None:
+        wrong = first_wrong(buffers.output.cpu(), expected.cpu())
+        if wrong is not None:
+            return f"output {wrong}"
+    if buffers.in_place or not buffers.input.numel():
+        return None
+    seen = buffers.input.to("cpu", copy=True)
+    buffers.fill_input(pattern)
+    wrong = first_wrong(seen, buffers.input.cpu())
+    return None if wrong is None else f"input was changed: {wrong}"
+
+
+class _EagerCall:
+    """Runs the operation as a program does; see bench.barrier.BarrierCall."""
+
+    def __init__(self, call: Callable[[], None], device: torch.device) -> None:
+        self._call = call
+        self._device = device
+
+    def run_once(self) -> None:
+        self._call()
+        synchronize(self._device)
+
+    def enter(self, announce: Callable[[], None]) -> bool:
+        announce()
+        self.run_once()
+        return False
+
+
+class _ReplayCall:
+    """Runs the operation by replay; see bench.barrier.BarrierCall."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def run_once(self) -> None:
+        self._recording.replay()
+        self._recording.wait()
+
+    def enter(self, announce: Callable[[], None]) -> bool:
+        self._recording.replay()
+        early = self._recording.ends_within(BARRIER_ENDS_S)
+        announce()
+        self._recording.wait()
+        return early

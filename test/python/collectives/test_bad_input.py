@@ -1,0 +1,137 @@
+"""Wrong arguments: an exception before anything is sent, that names the argument, what was
+expected and what came. Afterwards the group still works on every rank."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import model
+from harness import (
+    DEVICE,
+    IS_SYMM,
+    RankFailure,
+    check,
+    expect_no_mismatch,
+    options_with,
+    run_ranks,
+)
+from refused_calls import CASES, WORLD_SIZE, ones, refused
+
+pytestmark = pytest.mark.skipif(not IS_SYMM, reason="the texts are symm's")
+
+
+def refuse_case(rank, case):
+    return refused(rank, *CASES[case])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_is_refused(case):
+    check(refuse_case, WORLD_SIZE, case, timeout=10)
+
+
+def test_list_of_tensors_of_different_dtypes():
+    def body(rank):
+        def call():
+            dist.all_reduce_coalesced([ones(3), ones(3, dtype=torch.int32)])
+
+        return refused(rank, call, ["dtype|type"])
+
+    expect_no_mismatch(run_ranks(body, WORLD_SIZE))
+
+
+def test_destroyed_group():
+    def body(rank):
+        group = dist.new_group([0, 1, 2])
+        dist.all_reduce(ones(3), group=group)
+        backend = group._get_backend(torch.device(DEVICE))
+        dist.destroy_process_group(group)
+
+        def through_torch():
+            dist.all_reduce(ones(3), group=group)
+
+        def below_torch():
+            backend.allreduce([ones(3)], dist.AllreduceOptions()).wait()
+
+        problems = refused(rank, through_torch, ["not initialized|[Ii]nvalid|destroyed"])
+        return problems + refused(rank, below_torch, ["destroyed|shut"])
+
+    expect_no_mismatch(run_ranks(body, WORLD_SIZE))
+
+
+def test_group_that_the_rank_is_not_in():
+    def body(rank):
+        group = dist.new_group([0, 2])
+        tensor = torch.full((4,), 5.0, device=DEVICE)
+        if rank == 1:
+            with pytest.warns(UserWarning, match="does not belong|not in the group|not part"):
+                dist.all_reduce(tensor, group=group)
+            return model.mismatch("outsider's tensor", tensor, torch.full((4,), 5.0))
+        dist.all_reduce(tensor, group=group)
+        return model.mismatch("member's tensor", tensor, torch.full((4,), 10.0))
+
+    expect_no_mismatch(run_ranks(body, WORLD_SIZE))
+
+
+WRONG_ENVIRONMENT = {
+    "SYMM_ALGO": ("foo", ["foo", "one_shot", "two_shot", "ring", "pipelined"]),
+    "SYMM_DETERMINISTIC": ("yes", ["yes", "0 or 1"]),
+    "SYMM_ISA": ("foo", ["foo", "baseline", "avx2", "avx512"]),
+    "SYMM_TUNING_FILE": ("no/such/file.json", ["no/such/file.json"]),
+}
+
+
+def message_of_failed_start(**set_up):
+    def body(rank):
+        dist.all_reduce(ones(4))
+
+    with pytest.raises(RankFailure) as failure:
+        run_ranks(body, 2, time_limit=20, timeout=10, **set_up)
+    return str(failure.value)
+
+
+@pytest.mark.cpu("the environment is read before the device is known")
+@pytest.mark.parametrize("variable", WRONG_ENVIRONMENT)
+def test_wrong_environment(variable):
+    value, patterns = WRONG_ENVIRONMENT[variable]
+    text = message_of_failed_start(env={variable: value})
+    for pattern in [variable, *patterns]:
+        assert pattern in text, text
+
+
+@pytest.mark.cpu("the environment is read before the device is known")
+def test_invalid_tuning_file(tmp_path):
+    path = tmp_path / "tuning.json"
+    for content in ("{", "[]", '{"version": "seven"}', ""):
+        path.write_text(content)
+        text = message_of_failed_start(env={"SYMM_TUNING_FILE": os.fspath(path)})
+        assert os.fspath(path) in text, text
+        assert "SYMM_TUNING_FILE" in text, text
+
+
+@pytest.mark.parametrize(
+    ("fields", "patterns"),
+    [
+        ({"algorithm": "foo"}, ["foo", "one_shot", "two_shot", "ring", "pipelined"]),
+        ({"workspace_bytes": 12345}, ["workspace_bytes", "12345"]),
+        ({"workspace_bytes": 1 << 40}, ["workspace_bytes", str(1 << 40)]),
+    ],
+    ids=str,
+)
+def test_wrong_option(fields, patterns):
+    text = message_of_failed_start(options=options_with(**fields))
+    for pattern in patterns:
+        assert pattern in text, text
+
+
+def test_unknown_option():
+    assert "no_such_option" in message_of_failed_start(options=options_with(no_such_option=1))
+
+
+def test_options_of_another_backend():
+    def gloo_options():
+        return dist.ProcessGroupGloo._Options()
+
+    text = message_of_failed_start(options=gloo_options)
+    assert "Options" in text, text

@@ -1,0 +1,178 @@
+"""The same bits, whatever carries them: every algorithm, chunking, world size, sync and async.
+
+Each case also compares with the sequential model, so "all alike and all wrong" cannot pass. What
+is compared across set-ups is a digest of the results.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import model
+from harness import DEVICE, IS_SYMM, ON_CUDA, WORLD_SIZE, crowded, few, options_with, run_ranks
+
+pytestmark = pytest.mark.skipif(
+    not IS_SYMM, reason="guarantees of symm: gloo's bits depend on the size and the world"
+)
+
+REDUCTIONS = [
+    (torch.float16, "SUM"),
+    (torch.bfloat16, "AVG"),
+    (torch.float32, "SUM"),
+    (torch.float32, "PREMUL_SUM"),
+    (torch.float64, "AVG"),
+    (torch.float8_e4m3fn, "SUM"),
+    (torch.float8_e5m2fnuz, "AVG"),
+    (torch.int8, "AVG"),
+    (torch.complex64, "SUM"),
+]
+COUNTS = [1, 1027, 70001, 1200003]
+
+
+def copy_here(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the device under test."""
+    return tensor.to(DEVICE, copy=True)
+
+
+def reduce_everything(counts, async_op=False):
+    """({(dtype, op, count, collective): digest}, mismatches with the model) of this rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    digests, problems = {}, []
+
+    def finish(work):
+        if async_op:
+            work.wait()
+
+    def note(what, count, dtype, op, got, expected):
+        label = f"{what} {model.name(dtype)} {op} {count}"
+        digests[label] = model.digest(got)
+        problems.extend(model.mismatch(label, got, expected))
+
+    for dtype, op in REDUCTIONS:
+        for count in counts:
+            every = [model.make_input(dtype, count, r, 5, op) for r in range(world)]
+            expected = model.reduced(every, op)
+            tensor = copy_here(every[rank])
+            finish(dist.all_reduce(tensor, op=model.reduce_op(op, rank), async_op=async_op))
+            note("all_reduce", count, dtype, op, tensor, expected)
+
+            tensor = copy_here(every[rank])
+            finish(dist.reduce(tensor, 0, op=model.reduce_op(op, rank), async_op=async_op))
+            if rank == 0:
+                note("reduce", count, dtype, op, tensor, expected)
+
+            share = count // world
+            mine = torch.empty(share, dtype=dtype, device=DEVICE)
+            whole = copy_here(every[rank])[: share * world]
+            finish(
+                dist.reduce_scatter_tensor(
+                    mine, whole, op=model.reduce_op(op, rank), async_op=async_op
+                )
+            )
+            part = expected[rank * share : (rank + 1) * share]
+            note("reduce_scatter", count, dtype, op, mine, part)
+    return digests, problems
+
+
+def run_set_up(world_size, async_op=False, counts=COUNTS, **set_up):
+    results = run_ranks(
+        lambda rank: reduce_everything(counts, async_op), world_size, time_limit=100, **set_up
+    )
+    problems = [line for _, rank_problems in results for line in rank_problems]
+    assert not problems, "\n".join(problems[:20])
+    return [digests for digests, _ in results]
+
+
+def only_all_reduce(digests):
+    return [{k: v for k, v in d.items() if k.startswith("all_reduce ")} for d in digests]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return run_set_up(WORLD_SIZE)
+
+
+def test_every_rank_has_the_same_bits(reference):
+    first, *others = only_all_reduce(reference)
+    assert len(first) == len(REDUCTIONS) * len(COUNTS)
+    assert all(other == first for other in others)
+
+
+ALGORITHMS = ["one_shot", "two_shot", "ring", "pipelined"]
+ALGORITHMS += ["ll", "ll_two_shot"] if ON_CUDA else []
+
+
+@pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
+def test_algorithms_by_environment(reference, algorithm):
+    assert run_set_up(WORLD_SIZE, env={"SYMM_ALGO": algorithm}) == reference
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithms_by_option(reference, algorithm):
+    assert run_set_up(WORLD_SIZE, options=options_with(algorithm=algorithm)) == reference
+
+
+@pytest.mark.parametrize(
+    "workspace_kib", [4096, 8192, 131072] if ON_CUDA else [512, 1024, 4096, 32768]
+)
+def test_workspace_sizes(reference, workspace_kib):
+    options = options_with(workspace_bytes=workspace_kib * 1024)
+    assert run_set_up(WORLD_SIZE, options=options) == reference
+
+
+@pytest.mark.cpu("about the instruction sets of a CPU")
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_instruction_sets(reference, isa):
+    with open("/proc/cpuinfo") as file:
+        flags = file.read()
+    needs = {"baseline": "", "avx2": " avx2 ", "avx512": " avx512bw "}[isa]
+    if needs not in flags:
+        pytest.skip(f"this processor has no {isa}")
+    assert run_set_up(WORLD_SIZE, env={"SYMM_ISA": isa}) == reference
+
+
+def test_async(reference):
+    assert run_set_up(WORLD_SIZE, async_op=True) == reference
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 6, 7, 8])
+def test_world_sizes(world_size):
+    """Each world against the model, by two algorithms that share no code path."""
+    if world_size > 4 and crowded(world_size):
+        pytest.skip("takes minutes where more than four ranks take turns on a GPU")
+    counts = [1, 1027, 400003]
+    small = run_set_up(world_size, env={"SYMM_ALGO": "ring"}, counts=counts)
+    assert run_set_up(world_size, env={"SYMM_ALGO": "two_shot"}, counts=counts) == small
+
+
+def test_a_prefix_has_the_bits_of_the_whole():
+    """Element i does not depend on how many elements come after it or where the view starts."""
+
+    def body(rank):
+        problems = []
+        for dtype, op in few(REDUCTIONS, 4):
+            whole = copy_here(model.make_input(dtype, 900001, rank, 3, op))
+            reduced = whole.clone()
+            dist.all_reduce(reduced, op=model.reduce_op(op, rank))
+            for first, count in ((0, 1), (0, 513), (1, 4096), (7, 65537), (3, 700000)):
+                part = whole[first : first + count].clone()
+                dist.all_reduce(part, op=model.reduce_op(op, rank))
+                label = f"{model.name(dtype)} {op} [{first}:{first + count}]"
+                problems += model.mismatch(label, part, reduced[first : first + count])
+        return problems
+
+    assert run_ranks(body, WORLD_SIZE) == [[]] * WORLD_SIZE
+
+
+def test_a_hundred_repeats():
+    def body(rank):
+        tensor = copy_here(model.make_input(torch.bfloat16, 33333, rank, 1))
+        seen = set()
+        for _ in range(100):
+            copy = tensor.clone()
+            dist.all_reduce(copy)
+            seen.add(model.digest(copy))
+        return seen
+
+    results = run_ranks(body, WORLD_SIZE)
+    assert len(set.union(*results)) == 1

@@ -1,0 +1,235 @@
+"""Runs a function on N ranks, each a process of its own, through torch.distributed.
+
+The pytest process is the zygote: it has imported torch, but never joins a group and never runs a
+tensor operation. A rank is therefore an os.fork() away (about 10 ms, where a fresh interpreter
+would spend 2 s on `import torch`), closures need no pickling, and every test starts from
+processes that no earlier test has touched.
+
+The backend is named by SYMM_TEST_BACKEND (default "symm") and is selected through
+torch.distributed alone. SYMM_TEST_DEVICE (default "cpu") says where tensors are made: DEVICE names
+it, and rank r's current device is GPU r modulo their number, so `device=DEVICE` is right on every
+rank. The pytest process never initialises CUDA; what a test expects is computed on the CPU.
+
+Making a context and a group on a GPU takes long beside a test's work. So on CUDA (elsewhere with
+SYMM_TEST_REUSE=1) tests that ask for it (reuse=True) are carried out one after another by the same
+ranks, in one default group; a failure ends those ranks, and the next test gets new ones.
+"""
+
+import dataclasses
+import datetime
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+
+import torch
+import torch.distributed as dist
+
+from rank_pool import RankPool
+from rank_processes import LIBC, RankFailure, RankReport, Ranks, describe, run_processes
+
+__all__ = [
+    "RankFailure",
+    "RankReport",
+    "Ranks",
+    "describe",
+    "expect_no_mismatch",
+    "new_group_in_order",
+    "run_processes",
+    "run_ranks",
+]
+
+# Both names of a collective are tested; newer torch warns at the older one.
+warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+
+BACKEND = os.environ.get("SYMM_TEST_BACKEND", "symm")
+IS_SYMM = BACKEND.split(":")[-1] == "symm"
+DEVICE = os.environ.get("SYMM_TEST_DEVICE", "cpu")
+ON_CUDA = DEVICE == "cuda"
+REUSES_RANKS = ON_CUDA or os.environ.get("SYMM_TEST_REUSE") == "1"
+
+# In a process of its own: the driver must not be initialised in one that forks.
+_COUNT_GPUS = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+print(count.value)
+"""
+
+
+def _count_gpus() -> int:
+    command = [sys.executable, "-c", _COUNT_GPUS]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return int(result.stdout) if result.returncode == 0 else 0
+
+
+GPUS = _count_gpus() if ON_CUDA else 0
+# Of tests that let the machine choose; 4 wherever every rank can have what it needs for itself.
+WORLD_SIZE = int(os.environ.get("SYMM_TEST_WORLD_SIZE", 2 if ON_CUDA and GPUS < 4 else 4))
+
+
+def crowded(world_size: int) -> bool:
+    """Whether ranks take turns on a GPU, which costs milliseconds whenever one waits for another:
+    tests then do fewer rounds."""
+    return ON_CUDA and world_size > GPUS
+
+
+def few(items, most: int, world_size: int = WORLD_SIZE) -> list:
+    """All of `items`; where ranks take turns, at most `most` of them, evenly spread."""
+    items = list(items)
+    if not crowded(world_size) or len(items) <= most:
+        return items
+    return [items[i * len(items) // most] for i in range(most)]
+
+
+def use_device(rank: int) -> None:
+    """Makes the GPU of `rank` the current one; nothing on the CPU."""
+    if ON_CUDA:
+        torch.cuda.set_device(rank % GPUS)
+
+
+def synchronize() -> None:
+    """Waits for all that this rank has put on its GPU; nothing on the CPU."""
+    if ON_CUDA:
+        torch.cuda.synchronize()
+
+
+def device_of_rank() -> torch.device:
+    """DEVICE with its index, as torch functions that compare devices want it."""
+    return torch.device(DEVICE, torch.cuda.current_device()) if ON_CUDA else torch.device(DEVICE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """How a rank joins the default group."""
+
+    store_path: str
+    world_size: int
+    backend: str = BACKEND
+    timeout: float = 30.0
+    env: tuple[tuple[str, str], ...] = ()
+    options: object = None  # called in the rank; gives pg_options
+    before_init: object = None  # called in the rank
+
+    def join(self, rank: int) -> None:
+        os.environ.update(self.env)
+        use_device(rank)
+        if self.before_init:
+            self.before_init()
+        self.init(rank)
+
+    def init(self, rank: int) -> None:
+        """join() without what it prepares."""
+        dist.init_process_group(
+            self.backend,
+            store=dist.FileStore(self.store_path, self.world_size),
+            rank=rank,
+            world_size=self.world_size,
+            timeout=datetime.timedelta(seconds=self.timeout),
+            pg_options=self.options() if self.options else None,
+        )
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+
+
+def _prepare_process():
+    torch.set_num_threads(1)
+    # Large tensors come from the heap and stay there: page faults would be most of a test's time.
+    LIBC.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    LIBC.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def _in_group(rank, setup, function, args):
+    _prepare_process()
+    setup.join(rank)
+    value = function(rank, *args)
+    if not IS_SYMM:
+        dist.barrier()  # gloo's set-up fails where a rank has come and gone
+    dist.destroy_process_group()
+    return value
+
+
+def _join_to_stay(rank, world_size, folder):
+    _prepare_process()
+    Setup(os.path.join(folder, "store"), world_size).join(rank)
+
+
+def run_ranks(
+    function,
+    world_size=4,
+    *args,
+    time_limit=60.0,
+    backend=None,
+    timeout=30.0,
+    env=None,
+    options=None,
+    before_init=None,
+    reuse=False,
+):
+    """Runs `function(rank, *args)` on `world_size` ranks inside a fresh default group and returns
+    the results by rank. Any failed or hung rank fails the test with every rank's traceback.
+    `reuse`: on CUDA the group may be one that earlier tests have used; `function` and `args` then
+    must be picklable, and the default group must be left as it was found. Its time-out is 30 s."""
+    if reuse and REUSES_RANKS and not (backend or env or options or before_init):
+        return RankPool.of(world_size, _join_to_stay).run(function, args, time_limit)
+    with tempfile.TemporaryDirectory(prefix="symm_test_") as folder:
+        setup = Setup(
+            store_path=os.path.join(folder, "store"),
+            world_size=world_size,
+            backend=backend or BACKEND,
+            timeout=timeout,
+            env=tuple((env or {}).items()),
+            options=options,
+            before_init=before_init,
+        )
+        ranks = Ranks(_in_group, world_size, (setup, function, args))
+        reports = ranks.finish(time_limit, grace=2.0)
+    if not all(r.returned for r in reports):
+        raise RankFailure(f"{world_size} ranks on {setup.backend}:\n" + describe(reports))
+    return [r.value for r in reports]
+
+
+def options_with(**fields):
+    """For run_ranks(options=...): a torch_symm.Options with these fields."""
+
+    def make():
+        import torch_symm
+
+        options = torch_symm.Options()
+        for name, value in fields.items():
+            setattr(options, name, value)
+        return options
+
+    return make
+
+
+def new_group_in_order(ranks):
+    """(group, ranks by group rank). The order is that of `ranks`; torch 2.11 can only sort."""
+    if "sort_ranks" in inspect.signature(dist.new_group).parameters:
+        return dist.new_group(ranks, sort_ranks=False), ranks
+    return dist.new_group(ranks), sorted(ranks)
+
+
+def expect_no_mismatch(results) -> None:
+    """`results`: a list of mismatch descriptions from every rank."""
+    lines = [
+        f"rank {rank}: {line}" for rank, mismatches in enumerate(results) for line in mismatches
+    ]
+    assert not lines, f"{len(lines)} mismatches:\n" + "\n".join(lines[:40])
+
+
+def check(function, world_size, *args, **options) -> None:
+    """run_ranks() in ranks that may have been in use; each returns what it found wrong, a list."""
+    expect_no_mismatch(run_ranks(function, world_size, *args, reuse=True, **options))
+
+
+def resources():
+    """What a process holds. A GPU's driver maps areas and opens files of its own accord."""
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "mappings": sum(1 for _ in open("/proc/self/maps")),
+    }

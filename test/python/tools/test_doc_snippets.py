@@ -1,0 +1,58 @@
+"""The documentation's programs run, and its tuning file is accepted."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list:
+    found = []
+    for page in PAGES:
+        for number, (name, text) in enumerate(BLOCK.findall(page.read_text())):
+            if name == language:
+                found.append(pytest.param(text, id=f"{page.name}-{number}"))
+    return found
+
+
+def torchrun(script: Path, ranks: int, env: dict | None = None) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), str(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("program", blocks("python"))
+def test_python_programs_run(program, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    result = torchrun(script, 2)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("table", blocks("json"))
+def test_tuning_files_are_accepted(table, tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(table)
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('symm')\n"
+        "x = torch.full((100_000,), float(dist.get_rank() + 1))\n"
+        "dist.broadcast(x, 1)\n"
+        "assert (x == 2).all()\n"
+    )
+    result = torchrun(script, 2, {**os.environ, "SYMM_TUNING_FILE": str(path)})
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_readme_has_a_first_program():
+    assert any(param.id.startswith("README") for param in blocks("python"))
