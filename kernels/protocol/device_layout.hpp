@@ -88,9 +88,8 @@ struct alignas(kCacheLine) LocalState {
   std::uint64_t sequence;        // collectives that have ended
   alignas(kCacheLine) std::uint32_t channel_epoch[kMaxChannels];  // steps of all calls so far
   alignas(kCacheLine) P2pCounter p2p_channels[kMaxDeviceRanks][kP2pChannels];
-  std::uint32_t tag_channel_tickets[kMaxDeviceRanks][kTagChannels]
-                                   [2];                      // [..][0] send, [..][1] recv
-  std::uint64_t messages[kMaxDeviceRanks][kTagChannels][2];  // that have ended
+  std::uint32_t tag_tickets[kMaxDeviceRanks][kTagChannels][2];  // [..][0] send, [..][1] recv
+  std::uint64_t messages[kMaxDeviceRanks][kTagChannels][2];     // that have ended
 };
 
 // Offsets in bytes from the start of a rank's segment; the same on every rank.

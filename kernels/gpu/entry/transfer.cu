@@ -159,8 +159,7 @@ class P2pChannel {
 __device__ void end_messages(const GroupParams& group, const TransferGroup& messages) {
   LocalState& local = local_state(group);
   const int direction = messages.is_send ? 0 : 1;
-  std::uint32_t* ticket =
-      &local.tag_channel_tickets[messages.peer][messages.tag_channel][direction];
+  std::uint32_t* ticket = &local.tag_tickets[messages.peer][messages.tag_channel][direction];
   device_fence();
   if (device_fetch_add(ticket, 1u) + 1 != kP2pChannelsPerTag) return;
   store_data(ticket, 0);
