@@ -1,7 +1,7 @@
-// The part of symmetric memory through which the ranks of a group on one host keep in step.
+// The part of symmetric memory that synchronises the ranks of a group on one host.
 //
-// Each rank owns one ControlRegion, written by it alone and read by all; it starts out zero. The
-// region is followed in memory by the point-to-point mailboxes (kernels/protocol/mailbox.hpp).
+// Each rank owns one ControlRegion, zero at the start, written by it alone and read by all. The
+// point-to-point mailboxes (kernels/protocol/mailbox.hpp) follow it in memory.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@
 
 namespace symm {
 
-// What one rank brings to the collective with number `sequence`. Peers compare the first block
-// with their own before they touch each other's data, so that different calls become an error that
-// names both sides; the second block tells readers where this rank's data stands.
+// The call of one rank to the collective with number `sequence`. Peers compare the first block with
+// their own before they read or write each other's data, so that different calls become an error
+// that names both sides; the second block locates this rank's data.
 struct alignas(kCacheLine) CallRecord {
   std::uint64_t sequence;
   std::uint64_t count;        // elements, as in CollectiveArgs
@@ -35,7 +35,8 @@ struct alignas(kCacheLine) CallRecord {
 };
 static_assert(sizeof(CallRecord) == kCacheLine);
 
-// Calls that a rank may be ahead of another: at most kSlots, since each takes a step or more.
+// Number of calls that a rank may be ahead of another: at most kSlots, since each takes a step or
+// more.
 inline constexpr std::uint64_t kCallRing = 32;
 static_assert(kCallRing >= 2 * kSlots);
 
@@ -50,7 +51,7 @@ struct DeviceCalls {
   CallRecord calls[kDeviceCallRing];
 };
 
-// Why a rank gave up. Written once, `state` last, before anything else that peers could read.
+// The failure of a rank. Written once, `state` last, before anything else that peers could read.
 struct alignas(kCacheLine) FailureRecord {
   static constexpr std::size_t kTextBytes = 1000;
   std::uint32_t state;    // 0: none; 1: the rest is valid
@@ -61,7 +62,7 @@ struct alignas(kCacheLine) FailureRecord {
 enum class Lifecycle : std::uint32_t {
   kJoining = 0,
   kMember = 1,
-  kLeft = 2,  // destroyed its group in good order
+  kLeft = 2,  // destroyed its group without a failure
 };
 
 struct alignas(kCacheLine) ProgressLine {
