@@ -263,7 +263,7 @@ void Communicator::Impl::run_call(const CallRecord& record, milliseconds timeout
   store_release(&memory_->control(config_.rank).progress.completed, record.sequence);
 }
 
-// A group of one has the methods of two ranks, without a peer.
+// A group of one has the algorithms of two ranks, without a peer.
 Plan Communicator::Impl::plan(const CollectiveArgs& args, const PlanRequest& request,
                               PlanTarget target) const {
   validate_request(args.kind, request, target, agreement_, config_.world_size);
