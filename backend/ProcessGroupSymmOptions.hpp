@@ -44,7 +44,7 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   std::size_t device_workspace_bytes() const { return device_workspace_bytes_; }
   void set_device_workspace_bytes(std::int64_t bytes);
 
-  // Reductions give the same bits by every method; false lets methods be named that cannot
+  // Reductions give the same bits by every algorithm; false lets algorithms be named that cannot
   // (multimem). Must be the same on every rank.
   bool deterministic = true;
 

@@ -89,7 +89,7 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
           [](Options& o, const std::string& name) {
             with_torch_errors([&] { o.set_algorithm(name); });
           },
-          "The method of every collective that has it; \"auto\" lets a table decide.")
+          "The algorithm of every collective that has it; \"auto\" lets a table decide.")
       .def_property(
           "workspace_bytes", &Options::workspace_bytes,
           [](Options& o, std::int64_t bytes) {
@@ -106,9 +106,10 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
           "4 MiB to 4 GiB. Must be the same on every rank.")
       .def_readwrite("is_high_priority_stream", &Options::is_high_priority_stream,
                      "Asynchronous operations on a GPU run on streams of high priority.")
-      .def_readwrite("deterministic", &Options::deterministic,
-                     "Reductions give the same bits by every method. False lets methods be named\n"
-                     "that cannot (\"multimem\"). Must be the same on every rank.")
+      .def_readwrite(
+          "deterministic", &Options::deterministic,
+          "Reductions give the same bits by every algorithm. False lets algorithms be named\n"
+          "that cannot (\"multimem\"). Must be the same on every rank.")
       .def("__copy__", [](const Options& o) { return c10::make_intrusive<Options>(o); })
       .def("__deepcopy__",
            [](const Options& o, const py::dict&) { return c10::make_intrusive<Options>(o); })

@@ -37,7 +37,7 @@ PlanRequest request_of(const std::string& algorithm, int channels, std::int64_t 
   });
 }
 
-// (collective, algorithm, "cpu" or "cuda", access) of every method.
+// (collective, algorithm, "cpu" or "cuda", access) of every algorithm.
 std::vector<std::tuple<std::string, std::string, std::string, std::string>> placements() {
   std::vector<std::tuple<std::string, std::string, std::string, std::string>> table;
   for (int k = 0; k < kCollectiveKindCount; ++k) {
@@ -113,7 +113,7 @@ void bind_configured_calls(py::module_& module) {
       py::call_guard<py::gil_scoped_release>(),
       "Makes memory of allocate() known to a group; forgotten once it is freed. Collective.");
   module.def("placements", &placements,
-             "(collective, algorithm, device, what peers touch) of every method.");
+             "(collective, algorithm, device, what peers touch) of every algorithm.");
 }
 
 }  // namespace symm

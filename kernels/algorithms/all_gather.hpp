@@ -1,4 +1,4 @@
-// all_gather: each rank stages its share piece by piece, every other rank reads it.
+// all_gather: each rank stages its share in pieces, every other rank reads them.
 //
 // Steps: ceil(largest share / chunk). Memory traffic a rank: its share written once (not at all
 // when read in place), every share read once. Shares may differ in size; ranks agree on the list.

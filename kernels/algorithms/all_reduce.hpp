@@ -1,8 +1,8 @@
 // all_reduce: combines every rank's input, in group-rank order, on every rank.
 //
-//   one_shot  every rank stages its input and combines everybody's. Steps: ceil(bytes / chunk).
-//             One hop; reads N messages a rank. Best for small ones.
-//   two_shot  shares (two_shot.hpp). Reads 2 messages a rank. Best for large ones.
+//   one_shot  every rank stages its input and combines all inputs. Steps: ceil(bytes / chunk).
+//             One hop; reads N messages a rank. Best for small messages.
+//   two_shot  shares (two_shot.hpp). Reads 2 messages a rank. Best for large messages.
 //   ring      all_reduce_ring.hpp.
 //
 // All three combine in the order 0..N-1 and so give the same bits.

@@ -1,17 +1,16 @@
-// all_reduce over an ordered ring: partial sums travel 0, 1, ... N-1 in the accumulate type, chunk
-// by chunk; results travel on from N-1 to 0, 1, ... N-2.
+// all_reduce over an ordered ring: partial sums pass through ranks 0, 1, ... N-1 in the accumulate
+// type, chunk by chunk; results pass from rank N-1 on through ranks 0, 1, ... N-2.
 //
 // NOTE [Ring steps]
 // Iteration t of chunks + kLag handles the partial sum of chunk t in step 2t and the result of
 // chunk t - kLag in step 2t + 1; each rank reads only its predecessor's slots. The last partial sum
-// is the result, so rank 0 takes the result of chunk c from step 2c of rank N-1, kLag iterations
-// after it was made: that is what lets kLag chunks travel at once, and why rank 0 reports its
-// reading done 2 kLag steps late. kSlots >= 2 kLag + 2 keeps that from holding up anybody.
-// Partial t of rank r needs partial t of rank r-1, and result c of rank r needs that of rank r-1:
-// every wait is for an earlier iteration, or for the same one and an earlier rank, so nothing can
-// wait in a circle.
-// Memory traffic a rank: one partial and one result written, one of each read, all to and from one
-// neighbour. The order of combination, and so the bits, are those of every other algorithm.
+// is the result, so rank 0 reads the result of chunk c from step 2c of rank N-1, kLag iterations
+// after that step: this lets kLag chunks be under way at once, and is why rank 0 calls read_done 2
+// kLag steps late. With kSlots >= 2 kLag + 2 that delays no rank. Partial t of rank r needs partial
+// t of rank r-1, and result c of rank r needs that of rank r-1: every wait is for an earlier
+// iteration, or for the same one and an earlier rank, so no cycle of waits exists. Memory traffic a
+// rank: one partial and one result written, one of each read, all to and from one neighbour. The
+// order of combination, and so the bits, are those of every other algorithm.
 #pragma once
 
 #include "kernels/algorithms/executor.hpp"
@@ -48,7 +47,7 @@ SYMM_HOST_DEVICE bool pass_partial(X& x, const std::byte* input, std::byte* outp
   return true;
 }
 
-// Takes the result of chunk t - kLag from the predecessor and hands it on. Not for rank N-1.
+// Copies the result of chunk t - kLag from the predecessor and publishes it. Not for rank N-1.
 template <Executor X>
 SYMM_HOST_DEVICE bool pass_result(X& x, std::byte* output, std::size_t bytes, std::uint32_t t) {
   const int me = x.rank();
@@ -57,7 +56,7 @@ SYMM_HOST_DEVICE bool pass_result(X& x, std::byte* output, std::size_t bytes, st
   const std::uint32_t step = me == 0 ? partial_step(t - kLag) : result_step(t);
   if (!x.await(previous, step)) return false;
   x.copy(output, x.slot(previous, step), bytes);
-  if (me + 1 == last) return true;  // the next one made the result
+  if (me + 1 == last) return true;  // the next rank is the one that made the result
   std::byte* slot = x.open_slot(result_step(t));
   if (slot == nullptr) return false;
   x.copy(slot, output, bytes);

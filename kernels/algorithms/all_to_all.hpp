@@ -1,11 +1,12 @@
 // all_to_all: every rank sends a share of its own size to every rank.
 //
 // NOTE [All-to-all rounds]
-// No rank knows the whole matrix of sizes, so step 0 carries, in the small slot, a rank's row of
-// counts and, where all of its data fits behind them, the data: small exchanges end there, and a
-// rank's data may come this way although another's does not. Having read all rows, every rank
-// knows the largest share that is still to be moved, hence how many rounds follow; in round i each
-// rank stages the i-th piece of every share in one slot and reads its pieces from all others.
+// No rank knows the whole matrix of sizes, so step 0 exchanges counts: each rank's small slot holds
+// its row of counts and, where all of its data fits behind them, the data. Small exchanges end
+// there; the data of one rank may be in step 0 although another's is not. From all rows every rank
+// knows the largest share that is still to be moved, hence the number of rounds that follow; in
+// round i each rank stages the i-th piece of every share in one slot and reads its pieces from all
+// others.
 // Steps: 1 + ceil(largest share / (chunk / world_size)).
 #pragma once
 
@@ -33,13 +34,13 @@ SYMM_INLINE bool is_inline(const std::uint64_t* counts, int world_size, std::siz
 
 }  // namespace all_to_all_header
 
-// What step 0 has told a rank.
+// What a rank knows after step 0.
 struct AllToAllState {
   std::size_t largest = 0;       // bytes of the largest share that is still to be moved
-  bool arrived[kMaxRanks] = {};  // by sender: its data came with its counts
+  bool arrived[kMaxRanks] = {};  // by sender: its data was in step 0
 };
 
-// Step 0: announces this rank's counts, with the data where it fits, and reads everybody's.
+// Step 0: publishes this rank's counts, with the data where it fits, and reads those of all ranks.
 template <Executor X>
 SYMM_HOST_DEVICE bool all_to_all_exchange_counts(X& x, const Part* inputs, const Part* outputs,
                                                  AllToAllState* state) {

@@ -1,4 +1,4 @@
-// barrier: every rank publishes one empty step and waits for everybody's.
+// barrier: every rank publishes one empty step and waits for that of every other rank.
 //
 // Steps: 1. Bytes moved: none. On return every rank has entered.
 #pragma once

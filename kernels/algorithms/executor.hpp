@@ -1,16 +1,17 @@
-// What an algorithm needs of whoever carries it out.
+// The operations that an algorithm needs of its executor.
 //
 // NOTE [Executors]
-// Algorithms are written once, over an executor: on the host one thread is one, on a GPU a block
-// of threads is one (its operations are then cooperative: all threads of the block make the same
-// call). Steps given to an executor count from 0 in each call; it adds the group's epoch. The
-// executor knows where each rank's data stands: staged in slots, or in place in a segment that
-// every rank maps. An operation that returns bool returns false when the call cannot go on (a dead
-// peer, an abort, a time-out, a different call on the other side): the algorithm then returns
-// false at once, and the executor knows why.
+// Algorithms are written once, over an executor: one thread on the host, a block of threads on a
+// GPU (its operations are then cooperative: all threads of the block make the same call). Steps
+// given to an executor count from 0 in each call; it adds the group's epoch. The executor knows the
+// location of each rank's data: in slots, or in place in a segment that every rank maps. An
+// operation that returns bool returns false when the call cannot go on (a dead peer, an abort, a
+// time-out, a different call on the other side): the algorithm then returns false at once, and the
+// executor keeps the reason.
 //
 // Where several executors of a rank share one call (the blocks of a GPU grid), each carries out its
-// own slice of every message, with slots and steps of its own; executors of one number meet.
+// own slice of every message, with slots and steps of its own; executors of the same number
+// synchronise.
 //
 //   slice(bytes)           the part of a message of `bytes` that this executor carries out, in
 //                          whole elements; a function of facts that all ranks share
@@ -22,12 +23,12 @@
 //   await(peer, step)      `peer` has published `step`
 //   await_all(step)        every other rank has
 //   source(peer, step, slot_offset, input_offset)
-//                          where the peer's input stands: staged at slot_offset, or in place at
-//                          input_offset, as the peer has announced; valid after await
+//                          address of the peer's input: staged at slot_offset, or in place at
+//                          input_offset, by the peer's buffer location; valid after await
 //   list_source(rank, pointer), sources()
-//                          where the inputs of a reduction stand: listed rank by rank, then read
-//   slot(owner, step)      a slot as such, for what is never in place; a peer's after await
-//   read_done(step)        this rank reads nothing of steps <= `step` any more
+//                          addresses of the inputs of a reduction: listed rank by rank, then read
+//   slot(owner, step)      the slot itself, for data that is never in place; a peer's after await
+//   read_done(step)        this rank has finished reading steps <= `step`
 //   copy(dst, src, bytes)  nothing where dst == src
 //   reduce(dst, srcs, count), accumulate(out, in, src, count), finish(dst, in, src, count)
 //                          as ReduceKernels, for the call's dtype and op; srcs by group rank
@@ -79,8 +80,8 @@ concept Executor = requires(X& x, int peer, std::uint32_t step, std::size_t n, s
   { x.count_mismatch(peer, n, n) } -> std::same_as<bool>;
 };
 
-// How a message of `total` bytes is cut into equal pieces; at least one, which may be empty, so
-// that every call takes a step and ranks that made different calls meet.
+// Divides a message of `total` bytes into equal pieces; at least one, which may be empty, so that
+// every call takes a step and ranks that made different calls meet.
 struct Pieces {
   std::size_t total;
   std::size_t piece;
@@ -104,14 +105,14 @@ SYMM_INLINE constexpr std::size_t whole_elements(std::size_t capacity, std::size
   return capacity / element_bytes * element_bytes;
 }
 
-// The peer to visit `i`-th (1 <= i < world_size): ranks start at different ones, so that they do
-// not all read the same memory at once.
+// The `i`-th peer to read from or write to (1 <= i < world_size): ranks start at different peers,
+// so that they do not all read the same memory at once.
 SYMM_INLINE constexpr int nth_peer(int rank, int i, int world_size) {
   return (rank + i) % world_size;
 }
 
-// Waits for every peer's `step` and lists, by rank, where the inputs to combine stand: the peers'
-// at the given offsets, this rank's at `own`. Null when the call cannot go on.
+// Waits for every peer's `step` and lists the inputs to combine by rank: the peers' at the given
+// offsets, this rank's at `own`. Null when the call cannot go on.
 template <Executor X>
 SYMM_HOST_DEVICE const void* const* await_inputs(X& x, std::uint32_t step, std::size_t slot_offset,
                                                  std::size_t input_offset, const std::byte* own) {

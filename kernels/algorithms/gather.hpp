@@ -1,4 +1,4 @@
-// gather: each rank stages its share piece by piece, the root reads them.
+// gather: each rank stages its share in pieces, the root reads them.
 //
 // Steps: ceil(share / chunk). The other ranks do not wait for the root, beyond the slots' depth.
 #pragma once

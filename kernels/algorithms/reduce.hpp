@@ -32,7 +32,7 @@ SYMM_HOST_DEVICE bool reduce_one_shot(X& x, const void* input, void* output, std
   return true;
 }
 
-// `output` as above. Shares always travel through slots: only the root has a place for results.
+// `output` as above. Shares always pass through slots: only the root has memory for results.
 template <Executor X>
 SYMM_HOST_DEVICE bool reduce_two_shot(X& x, const void* input, void* output, std::size_t bytes,
                                       int root) {

@@ -1,4 +1,4 @@
-// scatter: the root stages a piece for every rank in one slot a step, each rank reads its own.
+// scatter: the root stages a piece for every rank in one slot a step, each rank reads its piece.
 //
 // Steps: ceil(share / (chunk / world_size)). The root does not wait for the readers, beyond the
 // slots' depth.

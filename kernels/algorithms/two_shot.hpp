@@ -1,5 +1,5 @@
 // Two-shot reduction, shared by all_reduce and reduce: each rank combines its share of a chunk,
-// then the shares are collected by every rank or by the root.
+// then every rank, or the root, collects the shares.
 //
 // NOTE [Two-shot steps]
 // A chunk c of C is staged in step in(c) and its combined shares are published in step out(c). The
@@ -20,7 +20,7 @@ SYMM_INLINE constexpr std::uint32_t in_step(std::uint32_t chunk) {
 }
 SYMM_INLINE constexpr std::uint32_t out_step(std::uint32_t chunk) { return 2 * chunk + 2; }
 
-// Everything a rank must know to carry out one chunk. Bytes throughout.
+// The geometry of a call. Bytes throughout.
 struct Geometry {
   std::size_t begin;  // of the executor's slice
   Pieces chunks;
@@ -28,7 +28,7 @@ struct Geometry {
   int world_size;
   bool results_in_place;  // a rank whose input is read in place also leaves its results there
 
-  // Shares of a chunk of n bytes: all equal but the last ones, which may be short or empty.
+  // Shares of a chunk of n bytes: all equal but the last ones, which may be shorter or empty.
   SYMM_HOST_DEVICE std::size_t share(std::size_t n) const {
     const std::size_t elements = n / element_bytes;
     const std::size_t even = (elements + static_cast<std::size_t>(world_size) - 1) /
@@ -43,7 +43,7 @@ struct Geometry {
   }
 };
 
-// Stages this rank's part of chunk `c`, except the share that only it reads itself.
+// Stages this rank's part of chunk `c`, except the share that this rank combines itself.
 template <Executor X>
 SYMM_HOST_DEVICE bool stage_chunk(X& x, const Geometry& g, const std::byte* input,
                                   std::uint32_t c) {
@@ -98,7 +98,7 @@ SYMM_HOST_DEVICE bool collect_shares(X& x, const Geometry& g, std::byte* output,
 
 }  // namespace two_shot
 
-// `output` is null on a rank that wants no result. With results_in_place every rank wants one, and
+// `output` is null on a rank that needs no result. With results_in_place every rank needs one, and
 // a rank whose data is read in place has output == input. `bytes`: a multiple of the element size.
 template <Executor X>
 SYMM_HOST_DEVICE bool two_shot_reduction(X& x, const std::byte* input, std::byte* output,

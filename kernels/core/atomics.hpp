@@ -1,13 +1,12 @@
 // System-scope atomic accesses: ordered between every processor that maps the memory, other
 // processes and GPUs included. T is a 4- or 8-byte integer, naturally aligned.
 //
-// This header is where each compiler's way of saying so stands; nothing else names a memory-model
-// builtin.
+// This header alone uses the memory-model builtins of the compilers.
 //
 // NOTE [Publishing from a block]
-// On a GPU the threads of a block write data and a few of them store the flags that tell of it:
+// On a GPU the threads of a block write data, and a few of them store the flags that publish it:
 //   every thread: write data; release_before_barrier(); block barrier;
-//   a flag's thread: release_after_barrier(); store_relaxed(flag)
+//   each storing thread: release_after_barrier(); store_relaxed(flag)
 // On NVIDIA the fence after the barrier covers the whole block's writes (fences are cumulative). On
 // AMD a wave's fence covers its own stores only, so each writer fences before the barrier.
 #pragma once
@@ -67,7 +66,7 @@ namespace symm {
 #endif
 
 #if SYMM_AMDGCN
-// Memory of a GPU or of the host, so that an access need not find out which kind it is.
+// A pointer to memory of a GPU or of the host: an access then needs no test of the address space.
 template <class T>
 using AmdGlobal = __attribute__((address_space(1))) T;
 template <class T>
@@ -82,7 +81,7 @@ __device__ inline bool amd_compare_exchange(T* address, T expected, T desired) {
                                               __HIP_MEMORY_SCOPE_SYSTEM);
 }
 
-// Orders what follows behind the relaxed load, or exchange, that found a flag.
+// Orders later accesses behind a relaxed load, or exchange, that found a flag.
 __device__ inline void acquire_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, ""); }
 #endif
 
@@ -101,9 +100,9 @@ __device__ inline void release_after_barrier() {
 #endif
 }
 
-// Around packets, which order nothing but themselves, in a kernel that is a barrier: the thread
-// that sends hands on what its stream did before the kernel, the one that has received takes over
-// what the sender's stream did before its own.
+// For LL packets, which are relaxed, in a kernel that is a barrier: the sending thread releases
+// what its stream did before the kernel; the receiving thread acquires what the sender's stream
+// released.
 __device__ inline void release_earlier_work() {
   release_before_barrier();
   release_after_barrier();
@@ -163,8 +162,8 @@ SYMM_INLINE void store_release(T* address, T value) {
 #endif
 }
 
-// Puts `desired` where `expected` stands; true where it did. Ordered as its name says when it did,
-// not at all when it did not.
+// Replaces `expected` by `desired`; true where the value was `expected`. Ordered as the name says
+// on success, relaxed on failure.
 template <class T>
 SYMM_INLINE bool compare_exchange_acquire(T* address, T expected, T desired) {
 #if SYMM_PTX
@@ -184,7 +183,7 @@ SYMM_INLINE bool compare_exchange_release(T* address, T expected, T desired) {
 #if SYMM_PTX
   SYMM_PTX_COMPARE_EXCHANGE(T, "atom.release.sys.cas", address, expected, desired)
 #elif SYMM_AMDGCN
-  // Who polls must not write the caches back each time.
+  // A thread that polls must not write the caches back each time.
   if (load_relaxed(address) != expected) return false;
   release_before_barrier();
   return amd_compare_exchange(address, expected, desired);
@@ -222,8 +221,8 @@ __device__ inline void store_relaxed_pair(std::uint64_t* address, std::uint64_t 
 #endif
 }
 
-// What load_acquire() finds passes `test`; for polling: on AMD a look that fails leaves the caches
-// alone.
+// True where the value that load_acquire() returns passes `test`. For polling: on AMD a failed test
+// leaves the caches alone.
 template <class T, class Test>
 __device__ inline bool acquire_if(const T* address, const Test& test) {
 #if SYMM_AMDGCN
@@ -245,8 +244,7 @@ __device__ inline void device_fence() {
 #endif
 }
 
-// Of memory that the blocks of one launch share, for this GPU alone, in no order with anything
-// else.
+// Relaxed, in the scope of this GPU: for memory that the blocks of one launch share.
 __device__ inline std::uint32_t device_fetch_add(std::uint32_t* address, std::uint32_t value) {
 #if SYMM_AMDGCN
   return __hip_atomic_fetch_add(amd_global(address), value, __ATOMIC_RELAXED,

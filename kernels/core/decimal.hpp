@@ -1,10 +1,10 @@
 // Numbers from text without iostreams.
 //
 // NOTE [Numbers and iostreams]
-// Text may come and go through iostreams, numbers may not. Where two copies of the C++ standard
-// library meet in one process (one linked statically, as some compilers and wheels do), their
-// locales number the facets differently: streams then read every number as 0, or crash writing it.
-// Use parse_decimal() and std::to_string().
+// Text may be read and written by iostreams, numbers may not. Two copies of the C++ standard
+// library in one process (one linked statically, as some compilers and wheels do) number the facets
+// of their locales differently: streams then read every number as 0, or crash on writing it. Use
+// parse_decimal() and std::to_string().
 #pragma once
 
 #include <charconv>

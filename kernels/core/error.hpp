@@ -1,7 +1,7 @@
 // The one error type below the torch seam. Host only.
 //
-// A message states the argument, what was expected, what came, and the rank. It is turned into
-// c10's exception once, in the backend.
+// A message states the argument, the expected value, the given value, and the rank. The backend
+// converts the error into c10's exception, once.
 #pragma once
 
 #include <stdexcept>
@@ -11,7 +11,7 @@ namespace symm {
 
 enum class ErrorCode {
   kInvalidArgument,  // the caller's input is wrong; nothing was sent
-  kUnsupported,      // a combination that has no meaning or is not there, named in the message
+  kUnsupported,      // a combination without meaning or implementation, named in the message
   kTimeout,          // a peer did not arrive within the operation's time-out
   kPeerLost,         // a peer's process ended while it was needed
   kPeerLeft,         // a peer destroyed its group while it was needed

@@ -30,8 +30,8 @@ enum class NonFinite {
   kUnsignedZero,  // "fnuz": the encoding of negative zero is the only NaN; overflow becomes NaN
 };
 
-// A sign bit, exponent bits biased by kBias, and kMantissaBits, stored in `bits`. The value is the
-// caller's to read and write as raw bits; size and alignment are those of Bits.
+// A sign bit, exponent bits biased by kBias, and kMantissaBits, stored in `bits`. Callers read and
+// write the value as raw bits; size and alignment are those of Bits.
 template <class Bits, int kMantissaBits, int kBias, NonFinite kNonFinite>
 struct NarrowFloat {
   Bits bits;
@@ -66,12 +66,12 @@ struct NarrowFloat {
     const std::uint32_t odd = (magnitude >> kShift) & 1u;
     const std::uint32_t normal =
         (magnitude - kRebias + odd + ((1u << (kShift - 1)) - 1u)) >> kShift;
-    // Adding a number whose last place is the smallest subnormal lets the adder do the rounding.
+    // Adding a number whose unit in the last place is the smallest subnormal makes the adder round.
     const std::uint32_t subnormal =
         as_bits(as_float(magnitude) + as_float(kSubnormalMagic)) - kSubnormalMagic;
     std::uint32_t result = magnitude < kRebias + (1u << 23) ? subnormal : normal;
     if constexpr (kNonFinite == NonFinite::kUnsignedZero) {
-      // A carry out of the largest finite value arrives at kSignMask, which is NaN, by itself.
+      // A carry out of the largest finite value ends in kSignMask, which is NaN.
       result = magnitude >= kOverflow ? kSignMask : result;
       const bool signless = (result == 0u) | (result == kSignMask);
       result |= signless ? 0u : sign;

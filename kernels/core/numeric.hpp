@@ -1,5 +1,5 @@
-// Element arithmetic: the storage and accumulate type of every Dtype, and the one statement of
-// what each ReduceOp does to two elements. Host and device; pure; torch-free.
+// Element arithmetic: the storage and accumulate type of every Dtype, and what each ReduceOp does
+// to two elements. Host and device; pure; torch-free.
 //
 // A reduction of x_0 .. x_{n-1} is
 //   acc = prepare(widen(x_0), factor_0)
@@ -190,8 +190,8 @@ struct Arithmetic {
     }
   }
 
-  // Which operand's sign and payload a NaN result carries depends on the instruction that the
-  // compiler chose, so every NaN result becomes the positive quiet NaN without payload.
+  // The sign and payload of a NaN result depend on the instruction that the compiler chose, so
+  // every NaN result becomes the positive quiet NaN without payload.
   SYMM_FORCE_INLINE static T canonical(T a) {
     if constexpr (kIsComplex<T>) {
       using Real = Arithmetic<typename RealOf<T>::Type>;

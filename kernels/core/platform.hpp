@@ -1,5 +1,5 @@
-// Compiler and vendor differences of the whole project live in this header, in atomics.hpp and in
-// the gpu_api headers; nothing else tests a vendor macro.
+// This header, atomics.hpp and the gpu_api headers hold all differences of compilers and vendors;
+// nothing else tests a vendor macro.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@
 
 #define SYMM_INLINE SYMM_HOST_DEVICE inline
 
-// For functions that are compiled in translation units of different instruction sets: no copy of
-// its own exists that the linker could take from the wrong one.
+// For functions that are compiled in translation units of different instruction sets: a copy out of
+// line could be linked from the wrong unit.
 #if defined(__CUDACC__)
 #define SYMM_FORCE_INLINE SYMM_HOST_DEVICE __forceinline__
 #else

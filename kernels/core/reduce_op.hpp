@@ -1,6 +1,6 @@
-// Reduction operators and which of them make sense for which element type.
+// Reduction operators, and the element types that each supports.
 //
-// Rules (DESIGN: determinism is a promise): contributions are combined in group-rank order
+// Rules that make reductions deterministic: contributions are combined in group-rank order
 // 0..N-1 in the accumulate type; 16-bit and 8-bit floats accumulate in float32 and are rounded
 // once; AVG divides the sum by N before that rounding (integers truncate toward zero).
 // bool: SUM and MAX are OR, PRODUCT and MIN are AND.
@@ -23,7 +23,7 @@ enum class ReduceOp : std::uint8_t {
   kBand,
   kBor,
   kBxor,
-  kPreMulSum,  // sum of factor[r] * input[r]; each rank brings its own factor
+  kPreMulSum,  // sum of factor[r] * input[r]; each rank has a factor of its own
 };
 inline constexpr int kReduceOpCount = 9;
 

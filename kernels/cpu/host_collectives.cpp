@@ -31,7 +31,7 @@ bool run_all_reduce(HostExecutor& x, const CollectiveArgs& args, Algorithm algor
 
 bool run_all_to_all(HostExecutor& x, const CollectiveArgs& args, const Plan& plan,
                     SlotProvider& slots) {
-  // Step 0 goes through the small slots whatever the plan: what follows depends on what it says.
+  // Step 0 uses the small slots under every plan: it decides whether the workspace is needed.
   const SlotProvider::Slots small = slots.small();
   x.use_slots(small.bases, small.slot_bytes, small.slot_bytes);
   AllToAllState state;

@@ -1,4 +1,4 @@
-// Carries out a planned collective on the host.
+// Runs a planned collective on the host.
 #pragma once
 
 #include "kernels/core/collective.hpp"
@@ -7,8 +7,8 @@
 
 namespace symm {
 
-// Where a call's slots stand. `workspace` is asked for only by calls that need it, on every rank of
-// the group in the same call (a plan follows from shared facts), so making it may be collective.
+// Provides the slots of a call. `workspace` is requested only by calls that need it, on every rank
+// of the group in the same call (a plan follows from shared facts), so making it may be collective.
 class SlotProvider {
  public:
   virtual ~SlotProvider() = default;

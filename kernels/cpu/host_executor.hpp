@@ -1,7 +1,6 @@
 // The executor of the host: one thread, shared memory, signals by futex-backed counters.
 //
-// An object serves one rank of one group for the group's life; calls to it are made by one thread
-// at a time.
+// An object belongs to one rank of one group for the group's life; one thread at a time calls it.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +12,12 @@
 
 namespace symm {
 
-// Resolves where a peer's data stands that it reads in place, and hears of what goes wrong.
+// Checks the peers' records, locates data that is read in place, and receives errors.
 class CallObserver : public WaitSupervisor {
  public:
-  // `peer` has published its first step of this call: compares its record with this rank's.
-  // Returns false, having kept the reason, where they differ. *base: start of the peer's input
-  // where it is read in place, else null.
+  // `peer` has published its first step of this call: compares its record with this rank's. Where
+  // they differ, keeps the reason and returns false. *base: start of the peer's input where it is
+  // read in place, else null.
   virtual bool check_peer(int peer, const std::byte** base, double* factor) = 0;
   // The peer sends `theirs` elements where `mine` are expected.
   virtual void report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) = 0;
@@ -26,7 +25,7 @@ class CallObserver : public WaitSupervisor {
 
 class HostExecutor {
  public:
-  // `view` with the small slots; the group's counters stand alike on every rank. All references
+  // `view` with the small slots; the counters of the group are equal on every rank. All references
   // must outlive the executor.
   HostExecutor(const SymmView& view, WaitPolicy policy, CallObserver& observer);
 
@@ -42,7 +41,7 @@ class HostExecutor {
   // Slots that the following steps use, and how much of a slot a step fills at most.
   void use_slots(std::byte* const* slots, std::size_t slot_bytes, std::size_t chunk_bytes);
 
-  // Ends a call that went well: the group's epoch moves past its steps. Where data was read in
+  // Ends a call that succeeded: the group's epoch advances by its steps. Where data was read in
   // place, first waits until no peer reads it any more; false when that wait was ended.
   bool end();
 
@@ -89,7 +88,7 @@ class HostExecutor {
   std::uint32_t epoch_ = 0;       // steps of all calls before this one
   std::uint32_t steps_ = 0;       // steps of this call so far
   std::uint32_t slowest_ = 0;     // every peer's done is known to have reached this
-  bool checked_[kMaxRanks] = {};  // peers whose record agrees with ours in this call
+  bool checked_[kMaxRanks] = {};  // peers whose record equals this rank's in this call
   const std::byte* input_bases_[kMaxRanks] = {};
   double factors_[kMaxRanks] = {};
   const void* sources_[kMaxRanks] = {};

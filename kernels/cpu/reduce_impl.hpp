@@ -1,16 +1,16 @@
 // The reduction kernels as templates, compiled once per instruction set. A translation unit names
 // its namespace in SYMM_REDUCE_ISA before it includes this file.
 //
-// The compiler flags differ between those translation units, so nothing here may be shared by
-// them: all functions stand in the namespace of their instruction set or are inlined by force, and
-// no function of the standard library is called. Compile with -O3 -ffp-contract=off, and for g++
-// -fno-trapping-math: without it a selection between two floating-point results stays a branch
-// and the loop is not vectorised. (It changes no value; only exception flags may differ.)
+// The compiler flags differ between those translation units, so they share no code: all functions
+// are in the namespace of their instruction set or are inlined by force, and no function of the
+// standard library is called. Compile with -O3 -ffp-contract=off, and for g++ -fno-trapping-math:
+// without it a selection between two floating-point results stays a branch and the loop is not
+// vectorised. (It changes no value; only exception flags may differ.)
 //
-// How the work is laid out: dtypes whose element widens in a vector loop are combined straight
-// from memory. float16 and the 8-bit floats are widened block by block into a float32 buffer that
-// stays in the first-level cache, combined by the float32 loops, and rounded from there. Complex
-// numbers are pairs of reals except under PRODUCT.
+// Structure: dtypes whose element widens in a vector loop are combined straight from memory.
+// float16 and the 8-bit floats are widened block by block into a float32 buffer that stays in the
+// first-level cache, combined by the float32 loops, and rounded from there. Complex numbers are
+// pairs of reals except under PRODUCT.
 #pragma once
 
 #include <cstddef>
@@ -41,9 +41,9 @@
 
 namespace symm::SYMM_REDUCE_ISA {
 
-// Buffers have any alignment, so elements travel by memcpy, which the compiler turns into plain
-// unaligned vector accesses. Complex numbers travel as two reals: it takes both for the loop over
-// them to be vectorised.
+// Buffers have any alignment, so elements are copied by memcpy, which the compiler turns into
+// unaligned vector accesses. Complex numbers are copied as two reals: only then is the loop over
+// them vectorised.
 template <class T>
 SYMM_FORCE_INLINE T load(const void* base, std::size_t index) {
   if constexpr (kIsComplex<T>) {
@@ -82,7 +82,7 @@ struct Loops {
   using Storage = typename DtypeTraits<dtype>::Storage;
   using Value = Accumulator<dtype, op>;
   using Element = ElementTraits<Storage, Value>;
-  // How an accumulator stands in memory: bool as its byte, for which vector loops exist.
+  // The type of an accumulator in memory: bool as its byte, for which vector loops exist.
   using Kept = typename SelectType<kIsBool<Value>, Storage, Value>::Type;
   using KeptElement = ElementTraits<Kept, Value>;
   using Rule = Reduction<op, Value>;
@@ -221,7 +221,7 @@ struct Stage {
   }
 };
 
-// How a dtype reaches its loops.
+// Selects the loops of a dtype.
 template <Dtype dtype, ReduceOp op>
 struct Layout {
   static constexpr bool kByComponent = is_complex(dtype) && op != ReduceOp::kProduct;

@@ -27,7 +27,7 @@ bool has_f16c() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
-// The builtin also asks whether the operating system saves the wide registers.
+// The builtin also tests that the operating system saves the wide registers.
 bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
 
 bool has_avx512() {

@@ -6,7 +6,8 @@
 #include "kernels/core/reduce_op.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 
-// Whether the vector units for x86-64 are part of the build; elsewhere the baseline serves alone.
+// Whether the translation units of AVX2 and AVX-512 are part of the build; elsewhere there is only
+// the baseline.
 #if defined(__x86_64__)
 #define SYMM_HAS_X86_KERNELS 1
 #else

@@ -19,12 +19,12 @@ namespace symm {
 
 namespace {
 
-// Some microseconds of spinning, then yields: they cost a rank that has a core to itself next to
-// nothing, and let two ranks that the scheduler has put on one core take turns.
+// Some microseconds of spinning, then yields: these cost a rank with a core of its own next to
+// nothing, and let two ranks on one core take turns.
 constexpr WaitPolicy kCoreEach{.pauses = 300, .yields = 500};
 constexpr WaitPolicy kSharedCores{.pauses = 4, .yields = 50};
 
-// How long a sleeper goes without looking at what no signal tells.
+// The longest sleep without a look at what no signal reports.
 constexpr std::chrono::microseconds kSupervisionPeriod{2000};
 
 inline void pause_core() {
@@ -43,7 +43,7 @@ void wake_sleepers(const SignalLine& line) {
   if (load_seq_cst(&line.waiters) != 0) futex(&line.value, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-// Cores that the cgroup's bandwidth quota amounts to; 0 where there is none.
+// Cores that the cgroup's bandwidth quota is worth; 0 where there is none.
 int quota_cores() {
   std::ifstream v2("/sys/fs/cgroup/cpu.max");
   std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
@@ -74,8 +74,9 @@ WaitPolicy wait_policy(int ranks_on_host) {
   return ranks_on_host > usable_cores() ? kSharedCores : kCoreEach;
 }
 
-// The exchange is a full fence: the look at `waiters` cannot pass it. Together with the sleeper's
-// order (count oneself, then look at the value, which the kernel does again) no wake-up is lost.
+// The exchange is a full fence: the load of `waiters` cannot pass it. Together with the sleeper's
+// order (increment `waiters`, then load the value, which the kernel loads again) no wake-up is
+// lost.
 void post(SignalLine& line, std::uint32_t value) {
   exchange_seq_cst(&line.value, value);
   wake_sleepers(line);
@@ -112,7 +113,8 @@ bool wait_for(const SignalLine& line, std::uint32_t target, int peer, const Wait
     if (spin_or_yield(round, policy)) continue;
     if (!supervisor.keep_waiting(peer)) return has_reached(load_acquire(&line.value), target);
     const std::uint32_t seen = load_acquire(&line.value);
-    // A sleeper counts itself in the peer's line: the only write to a region by another rank.
+    // A sleeper increments `waiters` in the peer's line: the only write to a region by another
+    // rank.
     if (!has_reached(seen, target)) {
       sleep_on(const_cast<SignalLine&>(line), seen, kSupervisionPeriod);
     }

@@ -1,4 +1,4 @@
-// The methods by which a collective can be carried out, and their names.
+// The algorithms of the collectives, and their names.
 #pragma once
 
 #include <array>
@@ -10,14 +10,14 @@ namespace symm {
 
 enum class Algorithm : std::uint8_t {
   kAuto,        // the table decides
-  kOneShot,     // through the small slots: every rank reads every contribution it needs
+  kOneShot,     // through the small slots: every rank reads every contribution that it needs
   kTwoShot,     // all_reduce, reduce: each rank reduces its share, then shares are gathered
   kRing,        // all_reduce: ordered ring, partial sums 0 -> N-1, results round again
   kPipelined,   // data movement and reduce_scatter: chunks through the workspace
-  kLL,          // GPU: one hop, data and flag in one word
-  kLLTwoShot,   // GPU: all_reduce, shares by packets to their owner and results to all
-  kCopyEngine,  // GPU: copy engines between two gates; only for promised symmetric memory
-  kMultimem,    // GPU: multicast addresses; only for promised symmetric memory that has one
+  kLL,          // GPU: low latency, one hop: flag and data in one store
+  kLLTwoShot,   // GPU: all_reduce, LL packets: shares to their owner, results to all ranks
+  kCopyEngine,  // GPU: copy engines between two barriers; needs symmetric registration
+  kMultimem,    // GPU: multicast addresses; needs symmetric registration and a multicast object
 };
 inline constexpr int kAlgorithmCount = 9;
 
@@ -29,7 +29,7 @@ constexpr std::string_view algorithm_name(Algorithm algorithm) {
   return kAlgorithmNames[static_cast<std::size_t>(algorithm)];
 }
 
-// Throws Error(kInvalidArgument) that lists the names. `source` says where the text came from
+// Throws Error(kInvalidArgument) that lists the names. `source`: the origin of the text in messages
 // (an environment variable, an option).
 Algorithm parse_algorithm(std::string_view text, std::string_view source);
 

@@ -11,14 +11,14 @@ bool has_multimem(CollectiveKind kind) {
          kind == CollectiveKind::kAllGather || kind == CollectiveKind::kBroadcast;
 }
 
-// What multimem.ld_reduce has, of what is worth having.
+// The pairs of multimem.ld_reduce that are compiled.
 bool has_reduction(Dtype dtype, ReduceOp op) {
   if (dtype == Dtype::kFloat32) return op == ReduceOp::kSum;
   return (dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16) &&
          (op == ReduceOp::kSum || op == ReduceOp::kMin || op == ReduceOp::kMax);
 }
 
-// Rank r's share stands r * bytes after the first.
+// Rank r's share begins r * bytes after the first.
 bool has_shares(CollectiveKind kind) {
   return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kReduceScatter;
 }

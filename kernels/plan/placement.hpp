@@ -1,6 +1,6 @@
-// Which of a caller's tensors other ranks touch, by method: what a program may rely on when it
-// decides where its tensors are to stand. The engine asks the same function before it announces a
-// tensor to the peers, so this is what happens, not a description of it.
+// Which of a caller's tensors other ranks read or write, by algorithm: what a program may rely on
+// when it decides which tensors to put in symmetric memory. The engine calls the same function
+// before a location exchange, so the table cannot differ from what happens.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@
 namespace symm {
 
 enum class RemoteAccess : std::uint8_t {
-  // Nothing: data goes through the group's own memory, whatever the tensors stand in.
+  // None: data goes through the group's own memory, wherever the tensors are.
   kNone,
-  // Peers read the input where it stands, if that is a segment of the group; else it is staged.
+  // Peers read the input in place, if it is in a segment of the group; else it is staged.
   kReadsInput,
   // The same where the output is another tensor; staged where it is the input.
   kReadsInputApart,
   // Peers read the input, and then the results, where the output is the input; else it is staged.
   kReadsInputInPlace,
-  // Peers write the output, which must stand in a segment of the group at the same place on every
+  // Peers write the output, which must be in a segment of the group, at the same offset on every
   // rank; the input is read by its own rank.
   kWritesOutput,
-  // Peers read the input, which must stand so; the output is written by its own rank.
+  // Peers read the input, which must be so; the output is written by its own rank.
   kNeedsInput,
-  // Peers read the input and write the output, which must both stand so.
+  // Peers read the input and write the output, which must both be so.
   kNeedsBoth,
 };
 
@@ -50,8 +50,8 @@ constexpr std::string_view remote_access_name(RemoteAccess access) {
 }
 
 // For an algorithm that `kind` has on some target. The two targets run the same algorithms, so the
-// answer does not depend on it. Inputs of rooted collectives are touched on the ranks that have
-// one to give: the root of broadcast and scatter; in gather, and in reduce by one_shot, all others.
+// answer does not depend on it. In rooted collectives peers read the input of the ranks that have
+// one: the root of broadcast and scatter; in gather, and in reduce by one_shot, all others.
 constexpr RemoteAccess remote_access(CollectiveKind kind, Algorithm algorithm) {
   if (algorithm == Algorithm::kCopyEngine) return RemoteAccess::kWritesOutput;
   if (algorithm == Algorithm::kMultimem) {
@@ -59,14 +59,15 @@ constexpr RemoteAccess remote_access(CollectiveKind kind, Algorithm algorithm) {
     return kind == CollectiveKind::kReduceScatter ? RemoteAccess::kNeedsInput
                                                   : RemoteAccess::kWritesOutput;
   }
-  // Packets leave from the input at once, and a ring passes sums on.
+  // LL packets are stored straight from the input, and a ring passes sums on.
   if (algorithm != Algorithm::kOneShot && algorithm != Algorithm::kTwoShot &&
       algorithm != Algorithm::kPipelined) {
     return RemoteAccess::kNone;
   }
   switch (kind) {
     case CollectiveKind::kAllReduce:
-      // Results of a two-shot stay where the input was; a one-shot would overwrite what is read.
+      // Results of a two-shot replace the input; a one-shot would overwrite data that peers still
+      // read.
       return algorithm == Algorithm::kTwoShot ? RemoteAccess::kReadsInputInPlace
                                               : RemoteAccess::kReadsInputApart;
     case CollectiveKind::kAllToAll:
@@ -77,7 +78,7 @@ constexpr RemoteAccess remote_access(CollectiveKind kind, Algorithm algorithm) {
   }
 }
 
-// True where the input must stand in a segment, whatever else is the case.
+// True where the input must be in a segment.
 constexpr bool needs_input(RemoteAccess access) {
   return access == RemoteAccess::kNeedsInput || access == RemoteAccess::kNeedsBoth;
 }

@@ -1,4 +1,4 @@
-// From the facts of a call to the method that carries it out.
+// Selects the algorithm of a call from its facts.
 //
 // NOTE [What may decide]
 // A plan follows from facts that every rank of the group shares: kind, world size, sizes, and a
@@ -18,13 +18,13 @@
 
 namespace symm {
 
-// What carries a call out. Each has methods, and a table, of its own.
+// What carries a call out. Each target has algorithms, and a table, of its own.
 enum class PlanTarget : std::uint8_t { kHost, kGpu };
 
 // How one call is carried out.
 struct Plan {
   Algorithm algorithm = Algorithm::kOneShot;
-  std::size_t chunk_bytes = 0;  // of a slot that a step fills at most
+  std::size_t chunk_bytes = 0;  // bytes that a step puts in a slot at most
   int channels = 0;             // blocks of a GPU's kernel; 0 on the host
 
   bool operator==(const Plan&) const = default;
@@ -33,15 +33,15 @@ struct Plan {
 // True where `kind` can be carried out by `algorithm` on `target` (kAuto never can).
 bool has_algorithm(CollectiveKind kind, Algorithm algorithm, PlanTarget target);
 
-// "one_shot, two_shot, ring": what `kind` has, for messages.
+// "one_shot, two_shot, ring": the algorithms of `kind`, for messages.
 std::string algorithm_list(CollectiveKind kind, PlanTarget target);
 
-// True where an algorithm of the host stages through the group's workspace, false where the small
-// slots do.
+// True where an algorithm of the host stages through the group's workspace, false where it uses the
+// small slots.
 constexpr bool uses_workspace(Algorithm algorithm) { return algorithm != Algorithm::kOneShot; }
 
-// One line of the table: messages of `kind` among min_world..max_world ranks whose staged bytes are
-// at most max_bytes (and more than those of the line before).
+// One row of the table: messages of `kind` among min_world..max_world ranks whose staged bytes are
+// at most max_bytes (and more than those of the row before).
 struct PlanRow {
   static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
 
@@ -56,23 +56,23 @@ struct PlanRow {
   bool operator==(const PlanRow&) const = default;
 };
 
-// Bytes that one rank stages in a call, which is what max_bytes speaks of: the message for
-// all_reduce, reduce and broadcast; one share for all_gather and gather; all shares for scatter,
-// reduce_scatter and all_to_all. `largest_share` is the message or the largest share, in bytes.
+// Bytes that one rank stages in a call, the unit of max_bytes: the message for all_reduce, reduce
+// and broadcast; one share for all_gather and gather; all shares for scatter, reduce_scatter and
+// all_to_all. `largest_share`: the message or the largest share, in bytes.
 std::uint64_t staged_bytes(CollectiveKind kind, int world_size, std::uint64_t largest_share);
 
-// The methods of one target.
+// The rows of one target.
 //
 // NOTE [Copy engines]
-// They need the peers' addresses on the host, which only a promise of the caller makes a shared
-// fact, so no row names them: whoever holds such a promise takes them for shares of
-// copy_engine_bytes() and more, and the call's record tells the peers.
+// They need the peers' addresses on the host, which only symmetric registration makes a fact that
+// all ranks share, so no row names them: calls on registered memory use them for shares of
+// copy_engine_bytes() and more, and the call's record shows it to the peers.
 //
 // NOTE [Choosing multimem]
-// It needs promised symmetric memory that has a multicast address, and for reductions that the
-// ranks waived the same bits. It has never been run on hardware, so no row of the compiled table
-// names it: it is taken where a caller, an option or a row of a tuning file does, and a call that
-// it cannot carry out is then refused with the reason (multimem.hpp).
+// It needs symmetric registration and a multicast address, and for reductions that the ranks waived
+// the same bits. It has never been run on hardware, so no row of the compiled table names it: it is
+// used where a caller, an option or a row of a tuning file names it, and a call that it cannot
+// carry out is then refused with the reason (multimem.hpp).
 class PlanTable {
  public:
   // The compiled tables (plan_table.cpp, plan_table_gpu.cpp).
@@ -87,16 +87,17 @@ class PlanTable {
 
   PlanTarget target() const { return target_; }
   const std::vector<PlanRow>& rows() const { return rows_; }
-  // Bytes for one peer from which copy engines carry out a call on promised memory.
+  // Bytes for one peer from which copy engines carry out a call on memory with symmetric
+  // registration.
   std::uint64_t copy_engine_bytes() const { return copy_engine_bytes_; }
   bool operator==(const PlanTable&) const = default;
 
-  // The method for a call; `forced` (not kAuto) overrides the row's algorithm where the kind has
-  // it, except kCopyEngine (NOTE [Copy engines]). Local, thread safe, allocates nothing.
-  // world_size >= 2.
+  // The plan of a call; `forced` (not kAuto) overrides the row's algorithm where the kind has it,
+  // except kCopyEngine (NOTE [Copy engines]). Local, thread safe, allocates nothing. world_size >=
+  // 2.
   Plan select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced) const;
-  // The same for a call that asks for a plan of its own, which comes before `forced`. `request` has
-  // passed check_request().
+  // The same for a call with a request, which precedes `forced`. `request` has passed
+  // check_request().
   Plan select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced,
               const PlanRequest& request) const;
 
@@ -106,19 +107,18 @@ class PlanTable {
   std::uint64_t copy_engine_bytes_;
 };
 
-// The tables of all targets: what a tuning file holds and what the ranks of a group agree on.
+// The tables of all targets: the content of a tuning file, equal on all ranks of a group.
 struct PlanTables {
   PlanTable host = PlanTable::built_in();
   PlanTable gpu = PlanTable::built_in_gpu();
 
-  // Parses {"rows": [...], "gpu_rows": [...], "copy_engine_bytes": n}, each of which may be left
-  // out, but not all. A row is {"collective", "min_world", "max_world", "max_bytes" (null: no
-  // limit), "algorithm", "chunk_bytes", "channels" (GPU rows only)}. Collectives that are named
-  // replace all their built-in rows. `source` names the text in messages. Throws
-  // Error(kInvalidArgument).
+  // Parses {"rows": [...], "gpu_rows": [...], "copy_engine_bytes": n}, of which at least one must
+  // be there. A row is {"collective", "min_world", "max_world", "max_bytes" (null: no limit),
+  // "algorithm", "chunk_bytes", "channels" (GPU rows only)}. Collectives that are named replace all
+  // their built-in rows. `source` names the text in messages. Throws Error(kInvalidArgument).
   static PlanTables from_json(std::string_view text, std::string_view source);
 
-  // Reads a file; the same errors, and one that names a path that cannot be read.
+  // Reads a file. Throws as from_json(), and for a path that cannot be read.
   static PlanTables from_file(const std::string& path);
 
   std::string to_json() const;

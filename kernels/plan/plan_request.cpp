@@ -49,12 +49,12 @@ class RequestCheck {
   }
 
  private:
-  // all_to_all goes by lanes of its own.
+  // all_to_all uses p2p channels, in a number of its own.
   bool launches_blocks() const {
     return kind_ != CollectiveKind::kAllToAll && request_.algorithm != Algorithm::kCopyEngine;
   }
 
-  // True also where the table decides, which may choose a method that has no chunks.
+  // True also where the table decides, which may choose an algorithm without chunks.
   bool streams_through_slots() const {
     if (target_ == PlanTarget::kHost) return true;
     const bool has_slots = request_.algorithm != Algorithm::kLL &&

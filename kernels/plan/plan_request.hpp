@@ -1,7 +1,7 @@
-// What one call asks of its plan, over the table and over what the group was told to force.
+// The plan that one call requests, over the table and over the group's forced algorithm.
 //
-// NOTE [What may decide] in plan.hpp holds: every rank of the group must ask for the same. The
-// ranks compare the plan that follows, so different requests become an error that names both.
+// NOTE [What may decide] in plan.hpp holds: every rank of the group must request the same. The
+// ranks compare the plans that follow, so different requests become an error that names both.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@ namespace symm {
 
 enum class PlanTarget : std::uint8_t;
 
-// Zero, and kAuto, leave a part to the table.
+// Zero, and kAuto, leave a field to the table.
 struct PlanRequest {
   Algorithm algorithm = Algorithm::kAuto;
   int channels = 0;             // blocks of a GPU's kernel
-  std::size_t chunk_bytes = 0;  // that a step moves at most
+  std::size_t chunk_bytes = 0;  // upper bound of a step
 
   bool empty() const { return algorithm == Algorithm::kAuto && channels == 0 && chunk_bytes == 0; }
   bool operator==(const PlanRequest&) const = default;
@@ -27,9 +27,9 @@ struct PlanRequest {
 // Of tuning tables and of requests; a chunk is also a multiple of kCacheLine.
 inline constexpr std::size_t kLeastChunkBytes = 16 * 1024;
 
-// Throws Error(kInvalidArgument) that names the part, what is possible and what came: an algorithm
-// that `kind` has not on `target`; a part that this algorithm has not; a value out of range.
-// `largest_chunk`: what a slot of the group holds, in bytes. Local.
+// Throws Error(kInvalidArgument) that names the field, the valid values and the given one, where
+// `kind` does not have the algorithm on `target`, where the algorithm does not have the field, and
+// where a value is out of range. `largest_chunk`: size of a slot of the group, in bytes. Local.
 void check_request(CollectiveKind kind, const PlanRequest& request, PlanTarget target,
                    std::size_t largest_chunk);
 

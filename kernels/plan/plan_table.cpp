@@ -1,4 +1,4 @@
-// The compiled table. Each line's threshold and chunk come from the measurements in
+// The compiled table. The threshold and chunk of each row come from the measurements in
 // docs/benchmarks.md ("How the table was made").
 #include "kernels/core/platform.hpp"
 #include "kernels/plan/plan.hpp"

@@ -1,5 +1,5 @@
 // The compiled table of GPUs. Limits are in staged bytes (staged_bytes()); channels are the blocks
-// that a kernel gets. The first values come from prototypes and wait for measurements of their own.
+// of a kernel. The first values come from prototypes; they are to be replaced by measurements.
 #include "kernels/core/platform.hpp"
 #include "kernels/plan/plan.hpp"
 
@@ -9,7 +9,7 @@ const PlanTable& PlanTable::built_in_gpu() {
   using enum CollectiveKind;
   using enum Algorithm;
   constexpr int kAny = kMaxRanks;
-  constexpr int kFew = 4;  // up to here one hop of packets pays for longer than beyond
+  constexpr int kFew = 4;  // up to this many ranks, ll pays for larger messages than above it
   constexpr std::uint64_t kAll = PlanRow::kNoLimit;
   constexpr std::uint64_t kKiB = 1024;
   constexpr std::uint64_t kCopyEngineBytes = 64 * 1024 * kKiB;

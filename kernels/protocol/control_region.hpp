@@ -1,4 +1,4 @@
-// The part of symmetric memory through which the ranks of a group on one host keep in step.
+// The part of symmetric memory that synchronises the ranks of a group on one host.
 //
 // Each rank owns one ControlRegion, written by it alone and read by all; it starts out zero. In
 // memory it follows the rank's GroupPage, and the point-to-point mailboxes follow it
@@ -14,9 +14,9 @@
 
 namespace symm {
 
-// What one rank brings to the collective with number `sequence`. Peers compare the first block
-// with their own before they touch each other's data, so that different calls become an error that
-// names both sides; the second block tells readers where this rank's data stands.
+// The call of one rank to the collective with number `sequence`. Peers compare the first block with
+// their own before they read or write each other's data, so that different calls become an error
+// that names both sides; the second block locates this rank's data.
 struct alignas(kCacheLine) CallRecord {
   std::uint64_t sequence;
   std::uint64_t count;        // elements, as in CollectiveArgs
@@ -36,7 +36,8 @@ struct alignas(kCacheLine) CallRecord {
 };
 static_assert(sizeof(CallRecord) == kCacheLine);
 
-// Calls that a rank may be ahead of another: at most kSlots, since each takes a step or more.
+// Number of calls that a rank may be ahead of another: at most kSlots, since each takes a step or
+// more.
 inline constexpr std::uint64_t kCallRing = 32;
 static_assert(kCallRing >= 2 * kSlots);
 

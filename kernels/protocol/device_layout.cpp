@@ -6,8 +6,7 @@ namespace symm {
 
 namespace {
 
-// Hands out offsets one after the other, each on a page of its own: nothing that one rank writes
-// shares a line with what another writes.
+// Allocates consecutive parts, each from a page of its own: no line has two writers.
 class OffsetAllocator {
  public:
   std::uint64_t take(std::uint64_t bytes) {
@@ -37,7 +36,7 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   layout.local = offsets.take(sizeof(LocalState));
   layout.table = offsets.take(kMaxSegments * world * sizeof(std::byte*));
 
-  // A quarter for packets, a quarter for messages, half for the slots of pipelines.
+  // A quarter for LL buffers, a quarter for p2p slots, half for the slots of pipelines.
   const std::uint64_t quarter = workspace_bytes / 4;
   layout.ll_buffer_packets = align_down(quarter / (2 * world) / kLLPacketBytes, 8);
   layout.ll_buffers = offsets.take(2 * world * layout.ll_buffer_packets * kLLPacketBytes);

@@ -3,7 +3,7 @@
 // NOTE [Device memory of a group]
 // Each rank allocates one segment, laid out alike on every rank, and maps every peer's:
 //
-//   signals      what peers write to tell this rank of their progress
+//   signals      the peers' progress, written by them
 //   local        counters that only this rank's GPU reads and writes
 //   table        addresses of the group's symmetric segments, for reading in place
 //   LL buffers   LL packets from peers: two sets, by parity of the LL epoch, of one buffer a sender
@@ -33,10 +33,9 @@ inline constexpr int kMaxChannels = 64;
 // Symmetric segments that one group can know.
 inline constexpr int kMaxSegments = 256;
 
-// P2p channels from one rank to another. kP2pChannelsPerTag of them are one tag channel. Tag
-// channel 0 is that of all_to_all; a message of send and recv uses tag channel 1 + tag %
-// kMessageTagChannels, so that messages whose tags differ modulo kMessageTagChannels never wait for
-// each other.
+// P2p channels from one rank to another. A tag channel is kP2pChannelsPerTag of them: number 0 is
+// all_to_all's, number 1 + tag % kMessageTagChannels carries the messages of send and recv with
+// that tag. So messages whose tags differ modulo kMessageTagChannels never wait for each other.
 inline constexpr int kP2pChannelsPerTag = 4;
 inline constexpr int kMessageTagChannels = 4;
 inline constexpr int kTagChannels = 1 + kMessageTagChannels;
@@ -51,28 +50,28 @@ constexpr int tag_channel_of(std::int64_t tag) {
 inline constexpr std::size_t kLLPacketBytes = 16;
 inline constexpr std::size_t kLLPacketData = 8;
 
-// The location of a rank's buffer in the group's segments: 0 for "in slots", else 1 + segment
-// number in the upper 16 bits and the offset in bytes in the lower 48.
+// Location {segment, offset} of a rank's buffer: 0 for "in slots", else 1 + segment number in the
+// upper 16 bits and the offset in bytes in the lower 48.
 using BufferLocation = std::uint64_t;
 inline constexpr int kLocationShift = 48;
 
-// What a rank sends to every peer in the location exchange of a call: the location of its input and
-// its PREMUL_SUM factor.
+// A rank's part of the location exchange at the start of a call: the location of its input and its
+// PREMUL_SUM factor.
 struct alignas(16) LocationMessage {
   BufferLocation location;
   double factor;
 };
 
-// What one peer tells one channel of this rank.
+// Signals of one peer to one channel of this rank.
 struct alignas(kCacheLine) ChannelSignal {
   std::uint32_t ready;  // steps that the peer has published
-  std::uint32_t done;   // steps that the peer will read no more
+  std::uint32_t done;   // steps that the peer has finished reading
   alignas(16)
       LocationMessage locations[kSlots];  // of the call that begins in step s, at s % kSlots
 };
 
-// What one peer tells one p2p channel of this rank: as receiver, that slots are filled; as sender,
-// that slots are free again.
+// Signals of one peer to one p2p channel of this rank: as receiver, filled slots; as sender, freed
+// slots.
 struct alignas(8) P2pSignal {
   std::uint32_t filled;
   std::uint32_t freed;
@@ -88,13 +87,12 @@ struct alignas(kCacheLine) LocalState {
   std::uint32_t ll_epoch;        // LL calls that have ended
   std::uint32_t ll_ticket;       // blocks that have finished the running LL call
   std::uint32_t channel_ticket;  // the same for a pipelined call
-  std::uint32_t dead;            // the group was given up: kernels leave at once
+  std::uint32_t dead;            // the group failed: kernels end at once
   std::uint64_t sequence;        // collectives that have ended
   alignas(kCacheLine) std::uint32_t channel_epoch[kMaxChannels];  // steps of all calls so far
   alignas(kCacheLine) P2pCounter p2p_channels[kMaxDeviceRanks][kP2pChannels];
-  std::uint32_t tag_channel_tickets[kMaxDeviceRanks][kTagChannels]
-                                   [2];                      // [..][0] send, [..][1] recv
-  std::uint64_t messages[kMaxDeviceRanks][kTagChannels][2];  // that have ended
+  std::uint32_t tag_tickets[kMaxDeviceRanks][kTagChannels][2];  // [..][0] send, [..][1] recv
+  std::uint64_t messages[kMaxDeviceRanks][kTagChannels][2];     // that have ended
 };
 
 // Offsets in bytes from the start of a rank's segment; the same on every rank.
@@ -115,7 +113,7 @@ struct DeviceLayout {
   // `workspace_bytes`: LL buffers, p2p slots and slots together; at least kLeastDeviceWorkspace.
   static DeviceLayout of(int world_size, std::uint64_t workspace_bytes);
 
-  // Payload that the LL buffer of one sender holds; the last unit is kept for PREMUL_SUM's factor.
+  // Payload of one LL buffer; its last unit is kept for PREMUL_SUM's factor.
   SYMM_HOST_DEVICE constexpr std::uint64_t ll_buffer_data_bytes() const {
     return (ll_buffer_packets - 2) * kLLPacketData;
   }
@@ -129,19 +127,18 @@ inline constexpr std::uint64_t kDeviceWorkspaceUnit = 1u << 20;
 enum class DeviceFault : std::uint32_t {
   kNone = 0,
   kAborted = 1,        // the abort word was set
-  kTimeout = 2,        // `peer` did not come in time
+  kTimeout = 2,        // `peer` did not arrive within the time-out
   kCountMismatch = 3,  // `peer` sends `theirs` bytes where `mine` are expected
-  kTagMismatch = 4,    // `peer` sent a message of tag `theirs` where `mine` was asked for
+  kTagMismatch = 4,    // `peer` sent a message of tag `theirs` where `mine` is expected
   kAsymmetricUse = 5,  // `peer` used another offset of its segment than this rank
 };
 
-// The page through which a rank's GPU and the hosts of the group speak. It stands in shared host
-// memory that the GPU maps; written by this rank alone (its GPU, except `abort`), read by all
-// hosts.
+// What a rank's GPU reports to the hosts of the group. Shared host memory that the GPU maps;
+// written by this rank alone (its GPU, except `abort`), read by all hosts.
 struct alignas(4096) DevicePage {
-  std::uint32_t abort;                        // written by this rank's host: kernels leave
+  std::uint32_t abort;                        // written by this rank's host: kernels end
   alignas(kCacheLine) std::uint64_t entered;  // collectives begun, replays of graphs included
-  std::uint64_t completed;                    // collectives ended well
+  std::uint64_t completed;                    // collectives that succeeded
 
   struct alignas(kCacheLine) Report {
     std::uint32_t fault;  // DeviceFault; written last

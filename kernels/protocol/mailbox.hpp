@@ -1,20 +1,21 @@
 // Layout of the point-to-point part of a rank's symmetric memory.
 //
 // NOTE [Mailboxes]
-// Behind its ControlRegion each rank has one Outbox for every other rank (what it sends) and one
-// Inbox (what it has taken and what it asks for). Every word has one writer; counters only grow.
+// Each rank has, behind its ControlRegion, one Outbox for every other rank (what it sends) and one
+// Inbox from every rank (what it has read and what it permits). Every word has one writer; counters
+// only grow.
 //   sender's outbox    posted        envelopes written so far; envelope i is at i % capacity
 //                      cts_taken     clear-to-sends of the receiver read so far
 //                      data_written  bytes of message data written to the data ring so far
 //   receiver's inbox   taken         envelopes read so far
-//                      cts_posted    clear-to-sends written so far; number i is at i %
-//                      kClearToSends data_read     bytes of message data read so far
-// A message of up to kInlineBytes travels inside its envelope and is then done for the sender. A
-// larger one waits in the sender's own buffer until a recv of that size and tag has been found for
-// its envelope; the receiver then writes a clear-to-send (CTS) for it, and the sender streams the
-// cleared messages, in the order of their clear-to-sends, through the data ring. Nothing is ever
-// buffered for a message that nobody has asked for, so a send of any size needs no memory, and an
-// unwanted one holds up no other. After each change a rank rings the other's doorbell.
+//                      cts_posted    clear-to-sends written so far; the i-th at i % kClearToSends
+//                      data_read     bytes of message data read so far
+// A message of up to kInlineBytes is copied into its envelope, which completes the send. A larger
+// one stays in the sender's own buffer until a recv of that size and tag matches its envelope; the
+// receiver then posts a clear-to-send (CTS), and the sender streams the cleared messages, in the
+// order of their CTS, through the data ring. No message is buffered before its recv exists, so a
+// send of any size needs no memory, and a message without a recv blocks no other. After each change
+// a rank rings the other's doorbell.
 #pragma once
 
 #include <cstddef>
@@ -36,10 +37,10 @@ struct Envelope {
 };
 static_assert(sizeof(Envelope) == kEnvelopeBytes);
 
-// The receiver's word on a message that has not come inside its envelope.
+// The receiver's answer to the envelope of a message that is not inside it.
 struct ClearToSend {
   std::uint64_t id;
-  std::uint64_t capacity;  // bytes of the recv; differs from the message's where it is refused
+  std::uint64_t capacity;  // bytes of the recv; other than the message's: refused
 };
 inline constexpr std::uint64_t kClearToSends = 16;
 
@@ -56,7 +57,7 @@ struct alignas(kCacheLine) OutboxHeader {
   alignas(kCacheLine) std::uint64_t data_written;
 };
 
-// Where one rank's mailboxes stand, as offsets from the end of its ControlRegion.
+// Offsets of one rank's mailboxes from the end of its ControlRegion.
 class MailboxLayout {
  public:
   // All outboxes of a rank together.

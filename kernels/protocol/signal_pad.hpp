@@ -2,15 +2,15 @@
 //
 // NOTE [Signal pads]
 // Every rank of a group has a pad, zero at the start, beside its buffer. A pad is an array of
-// 32-bit slots; slot [channel * world_size + r] of a rank's pad is where rank r puts its signals
-// for that rank on that channel. A slot is 0 (empty) or 1 (full):
+// 32-bit slots; rank r stores its signals to the pad's owner on a channel in slot [channel *
+// world_size + r]. A slot is 0 (empty) or 1 (full):
 //   put   waits until the slot at the receiver is empty, and fills it; release
 //   wait  waits until one's own slot is full, and empties it; acquire
 //   barrier puts to every other rank, then waits for every other rank
-// What a rank wrote before a put is seen after the wait that takes it. A second put waits for the
-// first to be taken, so no signal is lost or merged, and after balanced use a pad is zero again.
-// Channels are independent of each other: use one for each stream or thread that signals at the
-// same time. This is PyTorch's protocol, and kernels of users may take part in it.
+// Writes before a put are visible after the wait that takes it. A second put waits until the first
+// is taken, so no signal is lost or merged, and after balanced use a pad is zero again. Channels
+// are independent of each other: use one for each stream or thread that signals at the same time.
+// This is PyTorch's protocol, and kernels of users may take part in it.
 //
 // Host and device; owns nothing. The functions on slots never wait.
 #pragma once
@@ -44,17 +44,18 @@ SYMM_INLINE constexpr bool has_signal_channel(std::size_t pad_bytes, int world_s
   return channel >= 0 && static_cast<std::size_t>(channel) < signal_channels(pad_bytes, world_size);
 }
 
-// Throw Error(kInvalidArgument) that names the operation, what came and what is there. Host only.
+// Throw Error(kInvalidArgument) that names the operation, the given value and the valid range. Host
+// only.
 void check_signal_channel(const char* operation, std::size_t pad_bytes, int world_size,
                           int channel);
 void check_signal_rank(const char* operation, int world_size, int rank);
 
-// Fills an empty slot; publishes what the caller wrote before. False where it is full.
+// Fills an empty slot; releases the caller's earlier writes. False where it is full.
 SYMM_INLINE bool try_put(SignalSlot* slot) {
   return compare_exchange_release(slot, kSignalEmpty, kSignalFull);
 }
 
-// Empties a full slot; the caller then sees what its filler published. False where it is empty.
+// Empties a full slot; acquires what the thread that filled it released. False where it is empty.
 SYMM_INLINE bool try_take(SignalSlot* slot) {
   return compare_exchange_acquire(slot, kSignalFull, kSignalEmpty);
 }

@@ -1,6 +1,6 @@
-// Symmetric memory as one collective sees it: every rank's slots, addressed from here.
+// The symmetric memory of one collective: the slots of every rank, mapped in this process.
 //
-// A plain struct that owns nothing; it is valid as long as the group whose memory it shows.
+// A plain struct that owns nothing; valid as long as the group that owns the memory.
 #pragma once
 
 #include <cstddef>

@@ -112,7 +112,8 @@ TEST(PollingCostTest, IsLost) {
     std::snprintf(line, sizeof(line),
                   "%s{\"algorithm\": \"%s\", \"bytes\": %zu, \"ns_with_polling\": %.0f, "
                   "\"ns_without\": %.0f}",
-                  json.size() > 1 ? ",\n " : "", c.name, c.count * 4, median(with), median(without));
+                  json.size() > 1 ? ",\n " : "", c.name, c.count * 4, median(with),
+                  median(without));
     json += line;
   }
   json += "]\n";

@@ -18,7 +18,7 @@ namespace symm {
 // (NOTE [All-to-all rounds]).
 std::uint64_t plan_bytes(const CollectiveArgs& args, int world_size);
 
-// This rank's input where it is one array that the method lets peers read in place; else null.
+// This rank's input where it is one array that the algorithm lets peers read in place; else null.
 struct InputArray {
   const void* data = nullptr;
   std::size_t bytes = 0;

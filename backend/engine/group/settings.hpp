@@ -13,7 +13,7 @@ namespace symm {
 
 // The environment of this process. Throws Error(kInvalidArgument) that names the variable.
 //   SYMM_ALGO         an algorithm's name: forces it for every collective that has it
-//   SYMM_DETERMINISTIC  0: methods may be named whose sums have other bits; 1: as unset
+//   SYMM_DETERMINISTIC  0: algorithms may be named whose sums have other bits; 1: as unset
 //   SYMM_TUNING_FILE  path of JSON tuning tables (PlanTables::from_json)
 //   SYMM_HANDLE_TYPE  checked here, read where memory is made and shared (handle_preference())
 struct Environment {

@@ -8,7 +8,8 @@
 
 namespace symm {
 
-// 16 bytes of payload: the unit of packets and of vector accesses. Every dtype divides it.
+// 16 bytes of payload: the unit of LL packets and of vector accesses. The size of every dtype
+// divides it.
 struct alignas(16) Unit {
   std::uint32_t words[4];
 };
@@ -18,7 +19,7 @@ __device__ inline bool is_aligned(const void* pointer, std::size_t alignment) {
   return (reinterpret_cast<std::uintptr_t>(pointer) & (alignment - 1)) == 0;
 }
 
-// Out of line: ends of messages and odd addresses must not cost the common case registers.
+// Out of line: the ends of messages and odd addresses must not cost the common case registers.
 [[maybe_unused]] static __device__ SYMM_OUTLINED Unit load_odd_unit(const std::byte* source,
                                                                     std::size_t bytes) {
   if (bytes >= kUnitBytes && is_aligned(source, 4)) {
@@ -69,7 +70,7 @@ __device__ inline void store_unit(std::byte* destination, const Unit& unit, std:
   }
 }
 
-// Both pointers stand alike relative to sizeof(T). No barrier.
+// Both pointers have the same remainder modulo sizeof(T). No barrier.
 template <class T>
 __device__ inline void block_copy_as(std::byte* destination, const std::byte* source,
                                      std::size_t bytes) {
@@ -106,8 +107,8 @@ __device__ inline void block_copy_as(std::byte* destination, const std::byte* so
   }
 }
 
-// Copies by the whole block; the memories do not overlap, or are the same. No barrier: the caller
-// orders what follows. At least 16 threads. Not inlined: kernels copy in many places.
+// Copies by the whole block; the ranges do not overlap, or are the same. No barrier: the caller
+// orders later accesses. At least 16 threads. Not inlined: kernels copy in many places.
 [[maybe_unused]] static __device__ SYMM_OUTLINED void block_copy(std::byte* destination,
                                                                  const std::byte* source,
                                                                  std::size_t bytes) {

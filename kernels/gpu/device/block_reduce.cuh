@@ -2,9 +2,9 @@
 //
 // NOTE [Reduction rules]
 // Many pairs of dtype and operator are the same arithmetic: SUM of a complex type is SUM of its
-// reals, PRODUCT does not see an integer's sign, bool's MAX is its OR. reduction_rule() maps each
-// pair to the one that is compiled. SUM, AVG and PREMUL_SUM are one rule: a factor a source and a
-// divisor are facts of the call (multiplying by 1 and not dividing change no bit).
+// reals, PRODUCT ignores an integer's sign, MAX of bool is its OR. reduction_rule() maps each pair
+// to the compiled one. SUM, AVG and PREMUL_SUM are one rule: a factor of each source and a divisor
+// are facts of the call (multiplying by 1 and not dividing change no bit).
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace symm {
 
-// What a call adds to its rule.
+// The parameters of a rule in one call.
 struct ReduceFacts {
   const double* factors;  // by rank, in shared memory
   bool premultiplies;
@@ -23,7 +23,7 @@ struct ReduceFacts {
   int world_size;
 };
 
-// One rule: `op` is kSum (for SUM, AVG and PREMUL_SUM) or stands for itself.
+// One rule: `op` is kSum for SUM, AVG and PREMUL_SUM, else the operator itself.
 template <Dtype dtype, ReduceOp op>
 struct ElementRule {
   using Storage = typename DtypeTraits<dtype>::Storage;
@@ -55,7 +55,7 @@ struct ElementRule {
   }
 };
 
-// The running combination of the units of one place, added in rank order.
+// The running combination of the ranks' units at one offset, added in rank order.
 template <class Rule>
 class UnitSum {
  public:

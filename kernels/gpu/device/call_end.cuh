@@ -1,12 +1,12 @@
-// How a launch begins and ends in the eyes of the group.
+// Begins and ends a launch in the counters of the group.
 #pragma once
 
 #include "kernels/gpu/device/wait.cuh"
 
 namespace symm {
 
-// True in the block that is the last of the grid to come here; that block then sees what the others
-// did before. By one thread a block.
+// True in the last block of the grid to call this; that block then sees what the others did before.
+// By one thread a block.
 __device__ inline bool is_last_block(std::uint32_t* ticket) {
   device_fence();
   if (device_fetch_add(ticket, 1u) + 1 != gridDim.x) return false;
@@ -20,7 +20,7 @@ __device__ inline std::uint64_t collective_number(const GroupParams& group) {
   return load_data(&local_state(group).sequence) + 1;
 }
 
-// False in a dead group. Tells the host that the collective has begun. By the whole block.
+// False in a dead group. Reports to the host that the collective has begun. By the whole block.
 __device__ inline bool begin_collective(const GroupParams& group) {
   const bool alive = threadIdx.x != 0 || load_relaxed(&local_state(group).dead) == 0;
   if (!block_all(alive)) return false;

@@ -1,6 +1,5 @@
-// Device side of signal pads: how a thread puts and takes, and how a kernel that does ends when the
-// peer does not come (NOTE [Signals that fail] in signal_kernels.hpp, NOTE [Giving up] in
-// wait.cuh).
+// Device side of signal pads: put, take, and the end of a kernel whose peer does not arrive (NOTE
+// [Signals that fail] in signal_kernels.hpp, NOTE [Giving up] in wait.cuh).
 #pragma once
 
 #include "kernels/core/atomics.hpp"
@@ -14,7 +13,7 @@ class SignalThread {
  public:
   __device__ explicit SignalThread(const SignalParams& params) : params_(params) {}
 
-  // A signal of this rank to `peer` on `channel`; false when the kernel must end.
+  // Puts a signal of this rank to `peer` on `channel`; false when the kernel must end.
   __device__ bool put(int peer, int channel) {
     SignalSlot* const slot =
         params_.pads[peer] + signal_slot(channel, params_.world_size, params_.rank);
@@ -57,7 +56,7 @@ class SignalThread {
     return true;
   }
 
-  // Of those who give up, the first tells the host.
+  // The first thread that gives up reports to the host.
   __device__ void report(DeviceFault fault, int peer, int channel, bool putting) {
     if (device_compare_exchange(&params_.state->dead, 0u, 1u) != 0u) return;
     SignalPage::Report& report = params_.page->report;
@@ -72,9 +71,9 @@ class SignalThread {
   const SignalParams& params_;
 };
 
-// A barrier of all ranks on `channel`, by threads [0, world_size) of a block: each speaks with the
-// rank of its number. False in a thread that gave up. The block's other threads, and memory that
-// they wrote, are the caller's to synchronise.
+// A barrier of all ranks on `channel`, by threads [0, world_size) of a block, one for each rank.
+// False in a thread that gave up. The caller synchronises the block's other threads, and memory
+// that they wrote.
 __device__ inline bool signal_barrier(const SignalParams& params, int channel) {
   const int peer = static_cast<int>(threadIdx.x);
   if (peer >= params.world_size || peer == params.rank) return true;

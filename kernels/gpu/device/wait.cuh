@@ -1,12 +1,12 @@
-// How a kernel waits for a peer, and how it ends when the peer does not come.
+// Waits of a kernel for a peer, and its end when the peer does not arrive.
 //
 // NOTE [Giving up]
-// A thread that waits looks, after every poll_period failed polls, at three things: whether the
-// group is already dead, whether the host has set the abort word, whether the time-out has passed
-// since its first such look. Whoever gives up first marks the group dead, so that every other wait
-// and every later launch ends at once, and tells the host why. Nothing traps: the context stays
-// usable. Polling itself reads device memory of this GPU only; the abort word, in host memory, is
-// read once in poll_period polls of a wait that has already failed that often.
+// After every poll_period failed polls a waiting thread tests three conditions: the group is dead;
+// the host has set the abort word; the time-out has passed since the first such test. The first
+// thread that gives up marks the group dead, so that every other wait and every later launch ends
+// at once, and reports the reason to the host. Nothing traps: the context stays usable. Polling
+// reads device memory of this GPU only; the abort word, in host memory, is read once in poll_period
+// polls of a wait that has already failed that often.
 #pragma once
 
 #include "kernels/core/atomics.hpp"
@@ -28,12 +28,12 @@ __device__ inline LocalState& local_state(const GroupParams& group) {
   return *reinterpret_cast<LocalState*>(segment_of(group, group.rank) + group.layout.local);
 }
 
-// True once the counter of a peer has reached `target`; what the peer released is seen then.
+// True once the counter of a peer has reached `target`; acquires what the peer released.
 __device__ inline bool counter_reached(const std::uint32_t* counter, std::uint32_t target) {
   return acquire_if(counter, [=](std::uint32_t value) { return has_reached(value, target); });
 }
 
-// What Waiter::fail() does.
+// The body of Waiter::fail().
 static __device__ SYMM_COLD void fail_group(LocalState& local, DevicePage& page, DeviceFault fault,
                                             int peer, ColdValue<std::uint64_t> number,
                                             ColdValue<bool> transfer, std::uint64_t theirs,
@@ -55,14 +55,14 @@ class Waiter {
                     bool transfer)
       : group_(group), wait_(wait), number_(number), transfer_(transfer) {}
 
-  // What follows belongs to the next message.
+  // The next message begins.
   __device__ void next() {
     ++number_;
     first_look_ = 0;
   }
 
-  // Polls `ready` until it returns true; false when the launch must end. `peer`: who is waited for,
-  // which `ready` may change.
+  // Polls `ready` until it returns true; false when the launch must end. `peer`: the rank that is
+  // waited for, which `ready` may change.
   template <class Ready>
   __device__ bool wait(const int& peer, const Ready& ready) {
     for (std::uint32_t polls = 1;; ++polls) {
@@ -71,7 +71,8 @@ class Waiter {
     }
   }
 
-  // Marks the group dead and tells the host why, unless somebody has done so. Returns false.
+  // Marks the group dead and reports the fault to the host, unless another thread has done so.
+  // Returns false.
   __device__ SYMM_OUTLINED_METHOD bool fail(DeviceFault fault, int peer, std::uint64_t theirs = 0,
                                             std::uint64_t mine = 0) {
     fail_group(local_state(group_), page_of(group_), fault, peer, number_, transfer_, theirs, mine);
@@ -79,7 +80,7 @@ class Waiter {
   }
 
  private:
-  // Not inlined, as fail(): kernels wait in many places and seldom come here.
+  // Not inlined, like fail(): kernels wait in many places and seldom call this.
   __device__ SYMM_OUTLINED_METHOD bool gives_up(int peer) {
     if (load_relaxed(&local_state(group_).dead) != 0) return true;
     if (load_relaxed(&page_of(group_).abort) != 0) {

@@ -1,4 +1,4 @@
-// The kernels that carry out collectives. One that reduces is instantiated for each rule.
+// The kernels of the collectives. A reducing kernel is instantiated for each rule.
 #pragma once
 
 #include "kernels/algorithms/all_gather.hpp"
@@ -17,7 +17,7 @@
 namespace symm {
 
 inline constexpr int kBlockThreads = 512;
-// Spinning blocks must all be resident; with two a multiprocessor, several groups fit at once.
+// Spinning blocks must all be resident; with two on a multiprocessor, several groups fit at once.
 inline constexpr int kBlocksPerMultiprocessor = 2;
 
 // Runs `body(executor)` as one channel of a pipelined collective.

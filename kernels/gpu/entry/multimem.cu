@@ -3,15 +3,14 @@
 // Never run on hardware.
 //
 // NOTE [Multimem]
-// A load from the multicast address of an input asks the NVLink switch for the sum of all ranks'
-// words; a store to the multicast address of an output reaches every rank. A block is a channel
-// (NOTE [Channels] in block_executor.cuh) that publishes one step, without data, before it touches
-// memory, and says that it is done with the step afterwards. Once it has heard both of every peer,
-// first, every rank's stream has come here, so inputs are written and outputs free; last, every
-// rank's block has ended, so that once all blocks of a launch have ended, nothing of it is under
-// way anywhere. With the step the ranks announce where their tensors stand, and a rank touches
-// memory only where all say the same. The same memory is known by two addresses, which is what the
-// proxy fences are for.
+// A load from the multicast address of an input makes the NVLink switch combine all ranks' words; a
+// store to the multicast address of an output reaches every rank. A block is a channel (NOTE
+// [Channels] in block_executor.cuh) with one step and no data in slots: `ready` is its entry
+// barrier, `done` its exit barrier. After the entry barrier the stream of every rank has reached
+// this call, so inputs are written and outputs free; after the exit barrier the same block of every
+// rank has ended, so that after all blocks of a launch no access of it is under way anywhere. The
+// location exchange comes with the step, and a rank reads and writes memory only where the
+// locations of all ranks are equal. The same memory has two addresses, hence the proxy fences.
 #include "kernels/gpu/device/call_end.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/interface/multimem_params.hpp"
@@ -61,7 +60,7 @@ __device__ Unit pull(const std::byte* address) {
 }
 #undef SYMM_PULL
 
-// Stores 16 bytes, whatever they are, on every rank.
+// Stores 16 bytes, of any type, on every rank.
 __device__ void push(std::byte* address, const Unit& unit) {
   asm volatile("multimem.st.relaxed.sys.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
                "f"(__uint_as_float(unit.words[0])), "f"(__uint_as_float(unit.words[1])),
@@ -105,7 +104,7 @@ __device__ void for_units(std::uint64_t begin, std::uint64_t end, const Load& lo
   for (; i < end; i += threads) store(i, load(i));
 }
 
-// One thread of the launch does what needs doing once.
+// The thread of the launch that handles the end of a message.
 __device__ bool is_first_thread() { return blockIdx.x == 0 && threadIdx.x == 0; }
 
 __device__ std::uint64_t bytes_of(const CollectiveParams& call) {
@@ -176,7 +175,7 @@ __device__ void push_units(const GroupParams& group, const CollectiveParams& cal
 
 #endif
 
-// `body` between the two meetings of the ranks.
+// Runs `body` between the entry and the exit barrier of the ranks.
 template <class Body>
 __device__ void between_barriers([[maybe_unused]] const GroupParams& group,
                                  [[maybe_unused]] const CollectiveParams& call,

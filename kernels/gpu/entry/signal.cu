@@ -1,6 +1,6 @@
 // The kernel of barrier, put_signal and wait_signal: one block. A barrier has a thread for each
-// rank, the others one thread. What earlier kernels of the stream wrote is published by the put's
-// release, whose effect is cumulative.
+// rank, the others one thread. The put's release is cumulative, so it covers the writes of earlier
+// kernels of the stream.
 #include "kernels/gpu/device/signal.cuh"
 #include "kernels/gpu/launch/gpu_signal_kernels.hpp"
 

@@ -3,12 +3,12 @@
 // NOTE [P2p channels]
 // A p2p channel leads from one rank to another and has kP2pSlots slots in the receiver's segment.
 // The sender stores a piece into the next free slot and then the count of filled slots into the
-// receiver's P2pSignal; the receiver copies it out and stores the count of freed slots into the
-// sender's. Both counts only grow and live in device memory. A message is cut into
-// kP2pChannelsPerTag equal parts, one for each p2p channel of its tag channel; the first also
-// carries its size and tag, so it takes at least one slot even of an empty message. A block serves
-// one channel and one direction, so sends and recvs of one launch never wait for each other, and
-// the receiver's blocks free what the sender's fill.
+// receiver's P2pSignal; the receiver copies the piece and stores the count of freed slots into the
+// sender's. Both counts only grow and live in device memory. A message is divided into
+// kP2pChannelsPerTag equal parts, one for each p2p channel of its tag channel; the first part also
+// carries the message's size and tag, so even an empty message takes one slot. A block serves one
+// p2p channel in one direction, so sends and recvs of one launch never wait for each other, and the
+// receiver's blocks free the slots that the sender's fill.
 #include "kernels/gpu/device/block_memory.cuh"
 #include "kernels/gpu/device/call_end.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
@@ -28,7 +28,7 @@ struct alignas(16) PieceHeader {
 struct P2pPart {
   std::byte* data;
   std::uint64_t bytes;
-  bool first;  // carries the header, and takes a slot in any case
+  bool first;  // carries the header, hence takes a slot even where it is empty
 };
 
 // The part of a message that p2p channel `channel` of its tag channel carries.
@@ -98,7 +98,7 @@ class P2pChannel {
   }
 
  private:
-  // By the whole block; the same verdict in every thread.
+  // By the whole block; the same result in every thread.
   __device__ bool matches(const PieceHeader& header, const TransferItem& item) {
     if (header.tag != item.tag) {
       if (threadIdx.x == 0) {
@@ -131,7 +131,7 @@ class P2pChannel {
     return block_all(ok);
   }
 
-  // In `owner`'s segment, the signal of this channel from `other`.
+  // The signal of `other` to this channel, in `owner`'s segment.
   __device__ P2pSignal& signal(int owner, int other) const {
     auto* signals =
         reinterpret_cast<P2pSignal*>(segment_of(group_, owner) + group_.layout.p2p_signals);
@@ -155,12 +155,12 @@ class P2pChannel {
   std::uint32_t count_;     // slots filled, or emptied, so far
 };
 
-// By one thread of a block that has served its channel: the last block of the tag channel counts.
+// By one thread of a block whose p2p channel is done: the last block of the tag channel ends the
+// messages.
 __device__ void end_messages(const GroupParams& group, const TransferGroup& messages) {
   LocalState& local = local_state(group);
   const int direction = messages.is_send ? 0 : 1;
-  std::uint32_t* ticket =
-      &local.tag_channel_tickets[messages.peer][messages.tag_channel][direction];
+  std::uint32_t* ticket = &local.tag_tickets[messages.peer][messages.tag_channel][direction];
   device_fence();
   if (device_fetch_add(ticket, 1u) + 1 != kP2pChannelsPerTag) return;
   store_data(ticket, 0);
@@ -195,7 +195,7 @@ __device__ bool serve_p2p_channel(const GroupParams& group, const TransferParams
   return true;
 }
 
-// The blocks behind those of the p2p channels copy what this rank sends to itself.
+// The blocks after those of the p2p channels copy the message of this rank to itself.
 __device__ void copy_own(const TransferParams& call) {
   const unsigned first = static_cast<unsigned>(call.group_count * kP2pChannelsPerTag);
   const unsigned blocks = gridDim.x - first;

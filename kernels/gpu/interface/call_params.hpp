@@ -1,4 +1,4 @@
-// What a launch hands to a kernel. Plain data; pointers are device addresses of this process.
+// The parameters of a kernel. Plain data; pointers are device addresses of this process.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +19,10 @@ struct GroupParams {
   std::byte* segments[kMaxDeviceRanks];  // by rank; null where not mapped yet
 };
 
-// How a launch waits.
+// Limits of a launch's waits.
 struct WaitParams {
   std::uint64_t timeout_ns;
-  // Failed polls between two looks at the abort word and the clock; a power of two.
+  // Failed polls between two tests of the abort word and the clock; a power of two.
   std::uint32_t poll_period;
 };
 
@@ -30,11 +30,11 @@ struct CollectiveParams {
   CollectiveKind kind;
   Algorithm algorithm;
   bool premultiplies;  // PREMUL_SUM: factors count
-  bool ends_call;      // the last launch of a call that was cut into several
+  bool ends_call;      // the last of the launches of a call
   std::int32_t root;
   std::int32_t divisor;  // AVG: world size; else 0
   std::uint32_t element_bytes;
-  std::uint32_t slot_bytes;  // of a slot that a step fills at most
+  std::uint32_t slot_bytes;  // bytes that a step puts in a slot at most
   const void* input;
   void* output;
   std::uint64_t count;  // elements, as in CollectiveArgs
@@ -65,7 +65,7 @@ inline constexpr int kMaxTransferItems = 96;
 
 struct TransferParams {
   std::int32_t group_count;
-  bool collective;  // all_to_all: counts as one
+  bool collective;  // all_to_all
   bool ends_call;
   // A message of this rank to itself, or its own share of an all_to_all; own_bytes 0 for none.
   const void* own_input;

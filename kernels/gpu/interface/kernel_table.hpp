@@ -1,4 +1,4 @@
-// Which kernel carries out what: addresses for the runtime's launch call.
+// The addresses of the kernels, for the runtime's launch call.
 #pragma once
 
 #include <span>
@@ -13,7 +13,7 @@ namespace symm {
 struct ReductionRule {
   Dtype dtype;
   ReduceOp op;
-  int elements;  // of this rule for one of the caller's: 2 for the reals of a complex number
+  int elements;  // elements of this rule in one of the caller's: 2 reals in a complex number
 
   bool operator==(const ReductionRule&) const = default;
 };
@@ -46,7 +46,7 @@ struct ReduceKernelEntry {
   const void* pipeline;  // reduce_pipeline_kernel
 };
 
-// One list a translation unit.
+// One list for each translation unit.
 std::span<const ReduceKernelEntry> reduce_kernels_half();
 std::span<const ReduceKernelEntry> reduce_kernels_bfloat16();
 std::span<const ReduceKernelEntry> reduce_kernels_float32();
@@ -62,7 +62,8 @@ const void* move_pipeline_kernel_address();
 const void* copy_barrier_kernel_address();
 const void* transfer_kernel_address();
 
-// multimem.cu; takes MultimemParams after what the others take. Null where there is none.
+// multimem.cu; takes MultimemParams after the parameters of the others. Null where the library has
+// none.
 const void* multimem_kernel_address(CollectiveKind kind, Dtype dtype, ReduceOp op);
 
 }  // namespace symm

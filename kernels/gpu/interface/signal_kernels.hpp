@@ -1,17 +1,17 @@
 // Signals of symmetric memory between the GPUs of a group: barrier, put_signal and wait_signal as
-// operations on a stream, by the protocol of NOTE [Signal pads] in kernels/core/signal_pad.hpp.
+// operations on a stream, by the protocol of NOTE [Signal pads] in kernels/protocol/signal_pad.hpp.
 //
-// The interface between libsymm and a device library; free of vendor headers. An object serves one
-// rank of one group on one device, with any number of allocations. Operations put a kernel on a
+// The interface between libsymm and a device library; free of vendor headers. An object belongs to
+// one rank of one group on one device, with any number of allocations. Operations put a kernel on a
 // stream and return: they never wait for the device, allocate nothing and may be called while the
-// stream is captured; a captured operation replays. What the stream did before a put or a barrier
-// is seen by what the receiver's stream does after the wait or the barrier. Thread safe.
+// stream is captured; a captured operation replays. The work of a stream before a put or a barrier
+// is visible to the work of the receiver's stream after the wait or the barrier. Thread safe.
 //
 // NOTE [Signals that fail]
-// A kernel that waits for longer than its time-out, or while abort() has been called, leaves; it
-// traps nothing, so the device stays usable. From then on the object is dead: kernels of it do
-// nothing, replays of graphs included, and every operation and check() throw the reason. The pads
-// of the allocation that was used are then in no defined state.
+// A kernel that waits for longer than its time-out, or after abort(), ends; it does not trap, so
+// the device stays usable. From then on the object is dead: its kernels do nothing, replays of
+// graphs included, and every operation and check() throw the reason. The pads of the allocation
+// that was used are then in no defined state.
 #pragma once
 
 #include <chrono>
@@ -42,14 +42,14 @@ struct SignalPads {
 struct SignalOptions {
   StreamHandle stream = nullptr;
   int channel = 0;
-  // How long a kernel waits for a peer; 0: until it comes or abort() is called.
+  // How long a kernel waits for a peer; 0: until the peer arrives or abort() is called.
   std::chrono::nanoseconds timeout{0};
 };
 
 class SignalKernels {
  public:
-  // Ends what waits, then waits for the device, so that no kernel uses what is freed. A graph that
-  // captured an operation must not be replayed afterwards.
+  // Ends waiting kernels, then waits for the device, so that no kernel uses freed memory. A graph
+  // that captured an operation must not be replayed afterwards.
   virtual ~SignalKernels() = default;
 
   // Collective on the group, in the same order on every rank as other uses of the channel.
@@ -57,19 +57,19 @@ class SignalKernels {
   // kSystem where the launch failed, and what check() throws.
   virtual void barrier(const SignalPads& pads, const SignalOptions& options) = 0;
 
-  // To the pad of `destination`, which may be this rank.
+  // Puts a signal into the pad of `destination`, which may be this rank.
   virtual void put_signal(const SignalPads& pads, int destination,
                           const SignalOptions& options) = 0;
 
-  // One signal that `source` has put.
+  // Takes one signal of `source`.
   virtual void wait_signal(const SignalPads& pads, int source, const SignalOptions& options) = 0;
 
-  // Makes kernels that wait leave, and check() throw `reason`; the first reason counts. Any thread.
+  // Ends waiting kernels, and makes check() throw `reason`; the first reason is kept. Any thread.
   virtual void abort(const Error& reason) noexcept = 0;
 
-  // Throws the failure, if there is one: what was given to abort(), or Error(kTimeout) that names
+  // Throws the failure, if there is one: the reason given to abort(), or Error(kTimeout) that names
   // the operation, the channel and the rank that was waited for. Does not wait for the device, so
-  // it tells of kernels that have ended. Local.
+  // it covers kernels that have ended. Local.
   virtual void check() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// What a signal kernel is given, and the page of host memory on which it says why it gave up.
+// The parameters of a signal kernel, and the page of host memory to which it reports a failure.
 //
 // Host and device; free of vendor headers; owns nothing.
 #pragma once
@@ -14,9 +14,9 @@ namespace symm {
 
 enum class SignalOperation : std::uint32_t { kBarrier, kPutSignal, kWaitSignal };
 
-// Stands in this rank's host memory, mapped by its GPU. The host writes `abort`, the GPU the rest.
+// In this rank's host memory, mapped by its GPU. The host writes `abort`, the GPU the rest.
 struct alignas(4096) SignalPage {
-  std::uint32_t abort;  // kernels that wait leave
+  std::uint32_t abort;  // waiting kernels end
 
   struct alignas(kCacheLine) Report {
     std::uint32_t fault;  // DeviceFault kAborted or kTimeout; written last
@@ -31,18 +31,18 @@ struct alignas(4096) SignalPage {
 
 // In this rank's device memory; zero at the start.
 struct alignas(kCacheLine) SignalState {
-  std::uint32_t dead;  // a kernel gave up: later ones leave at once, replays of graphs too
+  std::uint32_t dead;  // a kernel gave up: later ones end at once, replays of graphs too
 };
 
-// A launch. Everything goes by value, so that a captured graph needs nothing but the memory that
-// the pointers name.
+// The parameters of a launch. Everything is passed by value, so that a captured graph needs nothing
+// but the memory that the pointers name.
 struct SignalParams {
   SignalOperation operation;
   std::int32_t rank;
   std::int32_t world_size;
   std::int32_t peer;  // of put and wait
   std::int32_t channel;
-  // Failed polls between two looks at the abort word and the clock; a power of two.
+  // Failed polls between two tests of the abort word and the clock; a power of two.
   std::uint32_t poll_period;
   std::uint64_t timeout_ns;  // 0: no limit
   SignalPage* page;          // device address

@@ -57,7 +57,7 @@ CopyStreams::~CopyStreams() {
 void CopyStreams::run(const std::vector<DeviceCopy>& copies, gpuStream_t stream) {
   check_gpu(gpuEventRecord(forked_, stream), "forking the copies");
   for (std::size_t i = 0; i < copies.size(); ++i) {
-    // The last one, of the own share, needs no stream of its own.
+    // The last copy, of the own share, needs no stream of its own.
     const gpuStream_t target = i < streams_.size() ? streams_[i] : stream;
     const DeviceCopy& copy = copies[i];
     if (target != stream) check_gpu(gpuStreamWaitEvent(target, forked_), "forking the copies");

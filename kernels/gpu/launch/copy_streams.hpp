@@ -16,12 +16,13 @@ struct DeviceCopy {
   std::size_t bytes;
 };
 
-// What rank `rank` copies in all_gather, broadcast or all_to_all, its own share last; `outputs[r]`
-// is the start of rank r's output: one array of all shares, which for all_to_all are equal.
+// The copies of rank `rank` in all_gather, broadcast or all_to_all, its own share last;
+// `outputs[r]` is the start of rank r's output: one array of all shares, which for all_to_all are
+// equal.
 std::vector<DeviceCopy> copies_of(const CollectiveArgs& args, int rank,
                                   std::span<std::byte* const> outputs);
 
-// Owns its streams and events, which belong to the device that was current when it was made.
+// Owns its streams and events, which belong to the device that was current at construction.
 class CopyStreams {
  public:
   explicit CopyStreams(int peers);
@@ -29,10 +30,10 @@ class CopyStreams {
   CopyStreams(const CopyStreams&) = delete;
   CopyStreams& operator=(const CopyStreams&) = delete;
 
-  // Puts `copies` between what `stream` holds and what comes after; may be captured.
+  // Orders `copies` after the earlier and before the later work of `stream`; may be captured.
   void run(const std::vector<DeviceCopy>& copies, gpuStream_t stream);
 
-  // Copies from host memory and waits for it; touches no stream of the caller.
+  // Copies from host memory and waits for the copy; uses no stream of the caller.
   void copy_to_device(void* destination, const void* source, std::size_t bytes);
 
  private:

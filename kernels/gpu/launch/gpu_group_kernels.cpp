@@ -21,7 +21,7 @@ namespace symm {
 namespace {
 
 constexpr unsigned kBlockThreads = 512;
-constexpr std::uint64_t kBlockBytes = kBlockThreads * 16;  // that a block takes at once
+constexpr std::uint64_t kBlockBytes = kBlockThreads * 16;  // that a block reads at once
 static_assert(kMultimemThreads == kBlockThreads);
 
 constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
@@ -56,7 +56,7 @@ const ReduceKernelPair& reduce_kernels(const ReductionRule& rule) {
 }
 
 // Modules load lazily, and a first launch may then synchronise the device, which never ends while
-// another stream's kernel waits for a peer: so everything is loaded now.
+// another stream's kernel waits for a peer: so all kernels are loaded at once.
 void load_kernels() {
   const auto load = [](const void* kernel) {
     if (kernel == nullptr) return;
@@ -151,7 +151,7 @@ void GpuGroupKernels::set_peer(int rank, std::byte* segment) {
   }
 }
 
-// Every counter of the group begins at first_count in place of 0.
+// Sets every counter of the group to first_count in place of 0.
 void GpuGroupKernels::start_counters(std::byte* segment) {
   const DeviceLayout& layout = config_.layout;
   const std::uint32_t first = config_.first_count;
@@ -234,7 +234,7 @@ std::uint64_t GpuGroupKernels::ll_limit(const CollectiveParams& call) const {
   return buffer / 32 * 16 * static_cast<std::uint64_t>(config_.world_size);
 }
 
-// As many launches as the size of the LL buffers asks for.
+// Divides the call into launches by the size of the LL buffers.
 void GpuGroupKernels::launch_ll(const void* kernel, CollectiveParams& call, int channels,
                                 const LaunchOptions& options) {
   std::uint64_t largest = call.count;

@@ -7,9 +7,9 @@
 
 namespace symm {
 
-// For `device_index` of this process, whose context is the calling thread's when the object is used
-// and destroyed too, or is made so. Loads every kernel, so that a later launch never has to. Throws
-// Error(kSystem) with the runtime's words.
+// For `device_index` of this process: construction, use and destruction make that device current in
+// the calling thread, and restore the one before. Loads every kernel, so that a later launch never
+// has to. Throws Error(kSystem) with the runtime's message.
 std::unique_ptr<GroupKernels> make_gpu_group_kernels(const GroupKernelsConfig& config,
                                                      int device_index);
 

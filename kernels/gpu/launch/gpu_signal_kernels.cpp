@@ -25,7 +25,7 @@ const char* operation_name(SignalOperation operation) {
   }
 }
 
-// As load_kernels() of the group's kernels: a first launch must not synchronise the device.
+// Like load_kernels() of gpu_group_kernels.cpp: a first launch must not synchronise the device.
 void load_kernel() {
   gpuFuncAttributes attributes;
   check_gpu(gpuFuncGetAttributes(&attributes, signal_kernel_address()), "loading a kernel");
@@ -91,7 +91,7 @@ class GpuSignalKernels final : public SignalKernels {
   void check() const override;
 
  private:
-  // What kernels use; kept for ever where the device cannot be waited for.
+  // Memory that kernels use; leaked where the device cannot be waited for.
   struct Resources {
     explicit Resources(std::shared_ptr<SignalState> device_state)
         : state(std::move(device_state)) {}

@@ -8,11 +8,11 @@
 
 namespace symm {
 
-// For `device_index` of this process, whose context is the calling thread's when the object is used
-// and destroyed too, or is made so. `state` is zero-filled memory
-// of that device, and stays the object's. Loads every kernel, so that a launch never has to. Throws
+// For `device_index` of this process: construction, use and destruction make that device current in
+// the calling thread, and restore the one before. `state` is zero-filled memory of that device,
+// which the object owns. Loads every kernel, so that a launch never has to. Throws
 // Error(kInvalidArgument) where there are more ranks than kMaxDeviceRanks, Error(kSystem) with the
-// runtime's words.
+// runtime's message.
 std::unique_ptr<SignalKernels> make_gpu_signal_kernels(const SignalKernelsConfig& config,
                                                        int device_index,
                                                        std::shared_ptr<SignalState> state);

@@ -43,13 +43,13 @@ void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
   std::sort(entries_.begin(), entries_.end(), order);
 }
 
-// Takes entries from `first` on into params_ until it is full; returns the first that is left.
+// Moves entries from `first` on into params_ until it is full; returns the first that is left.
 std::size_t TransferSchedule::fill(std::span<const TransferOp> ops, std::size_t first) {
   const auto same_group = [&ops](const Entry& a, const Entry& b) {
     return ops[a.op].peer == ops[b.op].peer && ops[a.op].is_send == ops[b.op].is_send &&
            a.tag_channel == b.tag_channel;
   };
-  // How many fit, by messages and by groups.
+  // The number that fits, by messages and by groups.
   std::size_t end = first;
   int groups = 0;
   while (end < entries_.size() && end - first < kMaxTransferItems) {
@@ -61,7 +61,7 @@ std::size_t TransferSchedule::fill(std::span<const TransferOp> ops, std::size_t 
     groups += seen ? 0 : 1;
     ++end;
   }
-  // Messages of one group stand together, in order of their numbers.
+  // Sorts the messages of one group together, in order of their numbers.
   std::stable_sort(entries_.begin() + static_cast<std::ptrdiff_t>(first),
                    entries_.begin() + static_cast<std::ptrdiff_t>(end),
                    [&ops](const Entry& a, const Entry& b) {

@@ -1,12 +1,12 @@
-// How a batch of messages is put into launches. Host, free of vendor headers.
+// Divides a batch of messages into launches. Host, free of vendor headers.
 //
 // NOTE [Order of messages]
 // A launch holds a bounded number of messages, and those of a later launch wait for the earlier
-// one, so two ranks that cut their batches differently must not end up waiting for each other.
-// Messages are therefore ordered by (d, k): d is the distance from sender to receiver, k counts the
-// messages from that sender to that receiver on one tag channel in this batch. Both ends of a
-// message give it the same (d, k), so of all messages that are not done the smallest stands first
-// at both of its ends and can go on.
+// one, so two ranks that divide their batches differently must not wait for each other. Messages
+// are therefore ordered by (d, k): d is the distance from sender to receiver, k counts the messages
+// from that sender to that receiver on one tag channel in this batch. Both ends of a message give
+// it the same (d, k), so the smallest of all unfinished messages is first at both of its ends and
+// can progress.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,10 @@ class TransferSchedule {
  public:
   TransferSchedule(int rank, int world_size);
 
-  // Calls `launch` for each launch that `ops` need; at least once for a collective. `ops` as
-  // GroupKernels::transfer. A launch carries one message of this rank to itself, which waits for
-  // nobody, so any launch will do. Reuses its memory: warm calls of no more messages than before
-  // allocate nothing.
+  // Calls `launch` for each launch that `ops` need; at least once for a collective. `ops` as for
+  // GroupKernels::transfer. A launch carries at most one message of this rank to itself, which
+  // waits for no rank, so any launch will do. Reuses its memory: warm calls of no more messages
+  // than before allocate nothing.
   void plan(std::span<const TransferOp> ops, bool collective,
             const std::function<void(const TransferParams&)>& launch);
 

@@ -1,14 +1,15 @@
-// Collectives by packets, over LLCall: one hop unless said otherwise. Every function is run by
-// all blocks of the launch and returns false in a thread that gave up.
+// Collectives by LL packets, over LLCall: one hop unless stated otherwise. All blocks of the launch
+// run each function, which returns false in a thread that gave up.
 //
-// Sizes are those of the part [begin, begin + limit) of each message; a sender's part fits its box.
+// Sizes are those of the part [begin, begin + limit) of each message; a sender's part fits its LL
+// buffer.
 #pragma once
 
 #include "kernels/gpu/ll/packets.cuh"
 
 namespace symm {
 
-// A message that a rank reads or writes, cut into units.
+// A message that a rank reads or writes, divided into units.
 struct LLMessage {
   std::byte* data;
   std::size_t bytes;
@@ -122,7 +123,7 @@ __device__ inline bool ll_scatter(LLCall& x, const CollectiveParams& call) {
   return true;
 }
 
-// One unit each way; by the first block alone.
+// One unit in each direction; by the first block alone.
 __device__ inline bool ll_barrier(LLCall& x) {
   x.refresh(1);
   const int peer = static_cast<int>(threadIdx.x);
@@ -135,7 +136,7 @@ __device__ inline bool ll_barrier(LLCall& x) {
   return ok;
 }
 
-// Combines what all ranks have sent for each unit of `own`, this rank's part of it, into `output`.
+// Combines each unit of all ranks, this rank's being that of `own`, into `output`.
 template <class Rule>
 __device__ inline bool ll_reduce_into(LLCall& x, const LLMessage& output, const LLMessage& own) {
   if (!x.receive_factors()) return false;
@@ -162,9 +163,9 @@ __device__ inline bool ll_all_reduce(LLCall& x, const CollectiveParams& call) {
   return ll_reduce_into<Rule>(x, output, input);
 }
 
-// Two hops: units go to the rank that owns their share, which combines them and sends the results
-// to all. A box holds the share's inputs first, its results behind them. In place is safe: a result
-// comes only after this rank's input for it was read and sent.
+// Two hops: units are sent to the rank that owns their share, which combines them and sends the
+// results to all. An LL buffer holds the share's inputs first, its results after them. In place is
+// safe: a result arrives only after this rank's input for it was read and sent.
 template <class Rule>
 __device__ inline bool ll_all_reduce_two_shot(LLCall& x, const CollectiveParams& call) {
   const LLMessage input = ll_input(call);

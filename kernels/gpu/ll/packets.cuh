@@ -1,21 +1,22 @@
-// Packets: small messages stored straight into the peers' inboxes, each carrying its own flag.
+// LL packets: small messages stored straight into the peers' LL buffers, each packet with its own
+// flag.
 //
-// NOTE [Packets]
-// A packet is 16 bytes: two 8-byte words of 4 bytes of data and the call's epoch. A word is stored
-// and loaded whole, so data whose flag is right is there: no fence, no barrier, no second message.
-// (The scheme is known as LL from NCCL.) A unit of 16 bytes of data travels as two packets.
+// NOTE [LL packets]
+// An LL packet is 16 bytes: two 8-byte words of 4 bytes of data and the call's epoch. A word is
+// stored and loaded as one, so its data is valid once its flag is: no fence, no barrier, no second
+// message. (The protocol is NCCL's LL, "low latency".) A unit of 16 bytes of data is two packets.
 //
-// Every packet call of a group has the next epoch, kept in device memory. A rank's inbox holds two
-// sets of boxes, one buffer a sender; a call uses the set of its epoch's parity. A sender writes
-// into a peer's buffer only when the peer has ended the call two epochs before, which read that set
-// last; peers tell each other of each call's end (ll_done). That acknowledgement is what makes
-// rooted collectives safe, in which a rank may send and receive nothing; it came long before it is
-// asked for, in general, and so costs one load of local memory.
+// Every LL call of a group has the next epoch, kept in device memory. A rank has two sets of LL
+// buffers, with one buffer for each sender; a call uses the set of its epoch's parity. A sender
+// writes into a peer's buffer only after that peer has ended the call two epochs before, which was
+// the last to read that set: at the end of a call every rank stores its epoch into ll_done at all
+// peers. This acknowledgement makes rooted collectives safe, in which a rank may neither send nor
+// receive. It usually arrives long before it is needed, and so costs one load of local memory.
 //
 // NOTE [Stale packets]
-// After 2^32 calls epochs repeat (0 is left out: it is what an untouched buffer holds), and a place
-// that was not written since then would look fresh. So in two of every 2^30 calls each sender
-// writes all of its boxes.
+// After 2^32 calls epochs repeat (0 is left out: it is the value of an unused buffer), and a word
+// that was not written since then would look valid. So in two of every 2^30 calls each sender
+// writes all of its LL buffers.
 #pragma once
 
 #include "kernels/gpu/device/block_reduce.cuh"
@@ -27,7 +28,7 @@ namespace symm {
 __device__ inline std::uint32_t next_ll_epoch(std::uint32_t epoch) {
   return epoch == ~0u ? 2 : epoch + 1;
 }
-// The call before that used the same set.
+// The last call before `epoch` that used the same set.
 __device__ inline std::uint32_t ll_epoch_before(std::uint32_t epoch) {
   return epoch == 2 || epoch == 3 ? epoch - 4 : epoch - 2;
 }
@@ -39,7 +40,7 @@ struct LLState {
   bool last;
 };
 
-// One packet call, as a block sees it.
+// One LL call, in one block.
 class LLCall {
  public:
   __device__ LLCall(const GroupParams& group, const CollectiveParams& call, Waiter& waiter,
@@ -64,7 +65,8 @@ class LLCall {
     return block_all(ok);
   }
 
-  // All of this rank's reads of the inbox are over. By every block that went well.
+  // Ends the call: all of this rank's reads of its LL buffers are over. By every block that
+  // succeeded.
   __device__ void end() {
     LocalState& local = local_state(group_);
     __syncthreads();
@@ -81,7 +83,8 @@ class LLCall {
       auto* done =
           reinterpret_cast<std::uint32_t*>(segment_of(group_, peer) + group_.layout.ll_done) +
           rank();
-      // Of reads, which ended before the barriers: the thread that tells of them is enough.
+      // The fences order reads, which ended before the barriers: those of the storing thread
+      // suffice.
       release_before_barrier();
       release_after_barrier();
       store_relaxed(done, epoch_);
@@ -91,7 +94,7 @@ class LLCall {
   __device__ int rank() const { return group_.rank; }
   __device__ int world_size() const { return group_.world_size; }
 
-  // Units are handed out to all threads of the grid.
+  // Units are distributed over all threads of the grid.
   __device__ std::size_t first_unit() const {
     return static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   }
@@ -105,7 +108,7 @@ class LLCall {
     store_relaxed_pair(words + 2, packed(value.words[2]), packed(value.words[3]));
   }
 
-  // Loads without waiting; true when all of the unit has arrived.
+  // Loads without waiting; true when the whole unit has arrived.
   __device__ bool try_receive(int peer, std::size_t unit, Unit* value) const {
     const std::uint64_t* words = words_at(rank(), peer, unit);
     std::uint64_t w[4];
@@ -157,7 +160,7 @@ class LLCall {
     return true;
   }
 
-  // PREMUL_SUM: each sender's factor follows its data, in the last unit of the buffer.
+  // PREMUL_SUM: each sender's factor is in the last unit of its LL buffer.
   __device__ void send_factor(int peer) const {
     if (blockIdx.x != 0 || threadIdx.x != 0 || !call_.premultiplies) return;
     const auto bits = __builtin_bit_cast(std::uint64_t, call_.factor);
@@ -203,7 +206,7 @@ class LLCall {
   }
   __device__ std::size_t header_unit() const { return group_.layout.ll_buffer_packets / 2 - 1; }
 
-  // Where `unit` from `sender` stands in `owner`'s inbox.
+  // The words of `unit` from `sender` in the LL buffers of `owner`.
   __device__ std::uint64_t* words_at(int owner, int sender, std::size_t unit) const {
     const std::uint64_t buffer =
         static_cast<std::uint64_t>(epoch_ & 1) * static_cast<std::uint64_t>(world_size()) +

@@ -2,11 +2,11 @@
 // and a slice of the message of its own; blocks of one launch never wait for each other.
 //
 // NOTE [Channels]
-// What a channel publishes stands in its slots in this rank's segment (or in place); peers read it
-// from there. Flags travel the other way: a rank stores into the peers' ChannelSignals, so that
-// everybody polls its own memory. All operations are cooperative: every thread of the block makes
-// the same call, and each ends with a barrier of the block. What waits is not inlined: algorithms
-// call it in many places, and it takes microseconds.
+// The data that a channel publishes is in its slots in this rank's segment (or in place); peers
+// read it there. Flags are stored into the peers' ChannelSignals, so that every rank polls its own
+// memory. All operations are cooperative: every thread of the block makes the same call, and each
+// ends with a barrier of the block. Waits are not inlined: algorithms call them in many places, and
+// they take microseconds.
 #pragma once
 
 #include "kernels/algorithms/executor.hpp"
@@ -34,8 +34,8 @@ class BlockExecutor {
         state_(state),
         epoch_(local_state(group).channel_epoch[blockIdx.x]) {}
 
-  // Location exchange: stores this rank's buffer location at every peer, once the peer is done with
-  // the one that was stored there before.
+  // Location exchange: stores this rank's buffer location at every peer, once that peer has
+  // finished with the one that was stored there before.
   __device__ bool begin() {
     const int peer = static_cast<int>(threadIdx.x);
     bool ok = true;
@@ -56,8 +56,8 @@ class BlockExecutor {
     return block_all(ok);
   }
 
-  // Where data was read in place, waits until no peer reads it any more; then the channel's counter
-  // moves past this call.
+  // Where data was read in place, waits until no peer reads it any more; then advances the
+  // channel's counter past this call.
   __device__ bool end() {
     const int peer = static_cast<int>(threadIdx.x);
     bool ok = true;

@@ -1,6 +1,6 @@
-// One name for what CUDA and HIP call differently: the runtime's types and calls, and the few
-// things that device code says in a vendor's words. Below this header, device and host sources of
-// the GPU are the same for both.
+// One name for each type and call of the runtimes of CUDA and HIP, and for the device code that
+// differs between the vendors. Below this header, device and host sources of the GPU are the same
+// for both.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 #include "kernels/core/platform.hpp"
 
-// SYMM_GPU_HIP: the calls are HIP's. SYMM_GPU_AMD: so is the device code. The second alone is
-// missing where HIP's calls serve an NVIDIA GPU, which shows that the host code works.
+// SYMM_GPU_HIP: the calls are HIP's. SYMM_GPU_AMD: the device code is AMD's too. The first without
+// the second: HIP's calls serve an NVIDIA GPU, which tests the host code.
 #if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
 #include <hip/hip_runtime.h>
 #define SYMM_GPU_HIP 1
@@ -108,7 +108,7 @@ inline constexpr auto gpuErrorStreamCaptureImplicit = SYMM_GPU_NAME(ErrorStreamC
 inline constexpr gpuMemcpyKind gpuMemcpyHostToDevice = SYMM_GPU_NAME(MemcpyHostToDevice);
 inline constexpr gpuMemcpyKind gpuMemcpyDeviceToDevice = SYMM_GPU_NAME(MemcpyDeviceToDevice);
 
-// By which calls the host code reaches a GPU; a device library has it in its data as well.
+// The calls by which the host code reaches a GPU; a device library holds them in its data as well.
 #if SYMM_GPU_AMD
 inline constexpr char kGpuHostCalls[] = "symm host calls: HIP on AMD";
 #elif SYMM_GPU_HIP
@@ -131,15 +131,15 @@ inline constexpr bool kGpuHasMultimem = SYMM_GPU_HIP == 0;
 
 #if SYMM_GPU_COMPILER
 
-// SYMM_GRID_CONSTANT: a parameter that is read where the launch put it, without a copy of a
-// thread's own. SYMM_LAUNCH_BOUNDS: threads of a block, and blocks that must fit on one
+// SYMM_GRID_CONSTANT: a parameter that is read in the launch's parameter memory, without a copy in
+// each thread. SYMM_LAUNCH_BOUNDS: threads of a block, and blocks that must fit on one
 // multiprocessor together (HIP counts the waves of one of its four SIMDs, of 64 threads or fewer).
 //
-// SYMM_OUTLINED: a function that is called and not copied into its callers, because there are many
-// or because it is seldom needed. SYMM_OUTLINED_METHOD: the same of a function that is given the
-// address of what its caller keeps in registers; inlined on AMD, where a call would force that into
-// memory. SYMM_COLD: what such a method seldom does, called on AMD, where the many copies of the
-// method would hold it otherwise; ColdValue: its parameter, which has no address there.
+// SYMM_OUTLINED: a function that is called and not inlined, because its callers are many or seldom
+// need it. SYMM_OUTLINED_METHOD: the same for a function that takes the address of what its caller
+// keeps in registers; inlined on AMD, where a call would force that into memory. SYMM_COLD: the
+// rare part of such a method, called on AMD, where the many copies of the method would contain it
+// otherwise; ColdValue: its parameter, which has no address there.
 #if SYMM_GPU_AMD
 #define SYMM_GRID_CONSTANT
 #define SYMM_LAUNCH_BOUNDS(threads, blocks) \
@@ -171,8 +171,8 @@ __device__ __attribute__((const)) inline bool is_global(const void* pointer) {
 }
 #endif
 
-// The same pointer, of which the compiler then knows that it leads to memory of a GPU or of the
-// host, not to memory of the block or the thread: it need not look at the address.
+// The same pointer, known to the compiler to lead to memory of a GPU or of the host, not to memory
+// of the block or the thread: the access needs no test of the address space.
 template <class T>
 __device__ inline T* global_pointer(T* pointer) {
 #if SYMM_DEVICE_PASS && SYMM_GPU_AMD
@@ -255,7 +255,7 @@ __device__ inline void store_unaligned(std::byte* address, T value) {
 #endif
 }
 
-// What a block keeps in its shared memory, by an address of which the compiler does not know that.
+// A value in the block's shared memory, by an address whose space the compiler does not know.
 template <class T>
 __device__ inline T load_shared(const T* address) {
 #if SYMM_GPU_AMD
@@ -266,10 +266,10 @@ __device__ inline T load_shared(const T* address) {
 }
 
 // A barrier of the block's threads: true in all of them where `condition` is true in all. Memory
-// accesses stay on their side of it.
+// accesses are not moved across it.
 __device__ inline bool block_all(bool condition) {
 #if SYMM_DEVICE_PASS && SYMM_GPU_AMD
-  // The vendor's orders shared memory alone.
+  // The vendor's barrier orders shared memory alone.
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   const int all = __syncthreads_and(condition);
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
@@ -279,8 +279,8 @@ __device__ inline bool block_all(bool condition) {
 #endif
 }
 
-// `value`, which is `known` unless that is 0. AMD has no division of 64 bits, and code that divides
-// by an unknown number is long.
+// `value`; the constant `known` where that is not 0. AMD has no division of 64 bits, and code that
+// divides by an unknown number is long.
 template <std::size_t known, class T>
 __device__ inline T known_value(T value) {
 #if SYMM_GPU_AMD

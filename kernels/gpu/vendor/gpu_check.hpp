@@ -8,7 +8,7 @@
 
 namespace symm {
 
-// Throws Error(kSystem) that says what was tried and what the runtime answered.
+// Throws Error(kSystem) with the attempted action and the runtime's message.
 inline void check_gpu(gpuError_t status, const char* what) {
   if (status == gpuSuccess) [[likely]]
     return;
@@ -17,7 +17,7 @@ inline void check_gpu(gpuError_t status, const char* what) {
               std::string(what) + ": the GPU's runtime answered: " + gpuGetErrorString(status));
 }
 
-// Makes `device` the thread's current one for its lifetime.
+// Makes `device` current in the thread for the lifetime of the object.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {

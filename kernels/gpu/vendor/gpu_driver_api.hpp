@@ -1,6 +1,6 @@
 // The driver half of gpu_api.hpp: memory that is created, shared and mapped in separate steps.
 // Types under one name for each vendor, and the list of entry points that a device library resolves
-// when it is first used, so that it loads on a machine without a driver.
+// at first use, so that it loads on a machine without a driver.
 //
 // Host only; owns nothing.
 #pragma once
@@ -13,13 +13,13 @@
 
 namespace symm {
 
-// How messages name the driver, its library, and what limits the GPUs that a process sees.
+// Names in messages: the driver, its library, and the variable that limits the GPUs of a process.
 inline constexpr char kGpuDriverName[] = "the NVIDIA driver";
 inline constexpr char kGpuDriverFile[] = "libcuda.so.1";
 inline constexpr char kGpuVersionEntry[] = "cuDriverGetVersion";
 inline constexpr char kGpuVisibility[] = "CUDA_VISIBLE_DEVICES";
 inline constexpr char kGpuVersionName[] = "CUDA";
-// What a version counts its major and minor number in.
+// The multiplier of a version's major number, and of its minor number.
 inline constexpr int kGpuVersionMajor = 1000;
 inline constexpr int kGpuVersionMinor = 10;
 // A driver serves every minor version of its major one, and every older one.
@@ -61,7 +61,7 @@ inline constexpr gpuResult_t gpuDriverInvalidValue = CUDA_ERROR_INVALID_VALUE;
 inline constexpr gpuResult_t gpuDriverInvalidHandle = CUDA_ERROR_INVALID_HANDLE;
 inline constexpr gpuResult_t gpuDriverOutOfMemory = CUDA_ERROR_OUT_OF_MEMORY;
 
-// What symmetric memory is made as.
+// The allocation properties of symmetric memory.
 inline constexpr auto gpuMemAllocationType = CU_MEM_ALLOCATION_TYPE_PINNED;
 inline constexpr auto gpuMemLocationTypeDevice = CU_MEM_LOCATION_TYPE_DEVICE;
 inline constexpr auto gpuMemAccessReadWrite = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -95,11 +95,12 @@ inline void gpu_request_handles(gpuMemAllocationProp& properties, gpuMemHandleTy
 inline gpuMemHandleType gpu_requested_handles(const gpuMemAllocationProp& properties) {
   return properties.requestedHandleTypes;
 }
-// A context of the driver may be current in a thread, or none.
+// True where the driver has contexts: a thread has one of them current, or none.
 inline constexpr bool kGpuHasContexts = true;
-// What in this process keeps symm from using the driver, or "".
+// The reason that symm cannot use the driver in this process, or "".
 inline std::string gpu_driver_conflict() { return ""; }
-// Why a device cannot hold symmetric memory although it has virtual memory management, or "".
+// The reason that a device cannot hold symmetric memory although it has virtual memory management,
+// or "".
 inline std::string gpu_memory_problem(gpuDevice_t) { return ""; }
 
 }  // namespace symm

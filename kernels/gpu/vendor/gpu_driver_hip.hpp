@@ -1,15 +1,15 @@
 // HIP's half of gpu_driver_api.hpp, which includes it. HIP has one library for what CUDA divides
-// into a runtime and a driver; what it lacks or does in another way is made up for here.
+// into a runtime and a driver; this header supplies what it lacks or does differently.
 //
 // NOTE [Memory on AMD]
-// By HIP's documents memory of a GPU is up to date for others while kernels run only where it is
-// fine-grained, which many GPUs make of it by not caching it; other memory is so after a
-// synchronization by the host. Flags, packets and what peers push or pull are all read while
-// kernels run. hipMemCreate makes memory of the second kind, but in HIP 7 knows the type uncached,
-// which the runtime's source allocates with the flags of fine-grained and of uncached memory. So
-// all symmetric memory is of that type. A runtime without it is refused, and memory of another
-// library that is not of that type is not shared in place. Whether this does on a GPU what the
-// documents say has not been seen: no AMD kernel has been run.
+// By HIP's documents, memory of a GPU is coherent with others while kernels run only where it is
+// fine-grained, which many GPUs implement by not caching it; other memory is coherent after a
+// synchronization by the host. Flags, LL packets and the data of peers are all read while kernels
+// run. hipMemCreate allocates memory of the second kind, but HIP 7 has the type uncached, which the
+// runtime's source allocates with the flags of fine-grained and of uncached memory. So all
+// symmetric memory is of that type. A runtime without it is refused, and memory of another library
+// that is not of that type is not shared in place. That a GPU behaves as the documents say has not
+// been seen: no AMD kernel has been run.
 //
 // Host only; owns nothing.
 #pragma once
@@ -26,7 +26,7 @@
 namespace symm {
 
 using gpuResult_t = hipError_t;
-// A device of the thread: HIP has no contexts of its own that would be worth the name.
+// Contexts are devices here: HIP has no contexts of its own.
 using gpuContext_t = struct HipDeviceContext*;
 using gpuDevice_t = hipDevice_t;
 using gpuDevicePointer_t = hipDeviceptr_t;
@@ -46,7 +46,7 @@ struct gpuMulticastObjectProp {
   std::size_t size;
   unsigned long long handleTypes;
 };
-// What symm asks a device for; hip_device_get_attribute() knows what HIP calls it.
+// The device attributes that symm reads; hip_device_get_attribute() maps them to HIP's.
 enum gpuDeviceAttribute {
   gpuAttributeVmm,
   gpuAttributePosixHandles,
@@ -75,8 +75,8 @@ inline constexpr unsigned gpuMulticastGranularityMinimum = 0;
 inline constexpr auto gpuThreadCaptureRelaxed = hipStreamCaptureModeRelaxed;
 inline constexpr unsigned gpuDriverStreamNonBlocking = hipStreamNonBlocking;
 
-// On NVIDIA these are the driver's, in gpu_driver_api.hpp; what HIP calls a version there is CUDA's
-// and later than any that is compared with it.
+// On NVIDIA these are the driver's, in gpu_driver_api.hpp; HIP reports CUDA's version there, which
+// is later than any that is compared with it.
 #if SYMM_GPU_AMD
 #define SYMM_HIP_TEXT_OF(value) #value
 #define SYMM_HIP_TEXT(value) SYMM_HIP_TEXT_OF(value)
@@ -125,7 +125,7 @@ inline int runtime_version() {
   return hipRuntimeGetVersion(&version) == hipSuccess ? version : 0;
 }
 
-// Without a device hipInit() calls its argument wrong.
+// Without a device hipInit() reports an invalid argument.
 inline gpuResult_t init(unsigned flags) {
   int count = 0;
   const gpuResult_t result = hipGetDeviceCount(&count);
@@ -151,7 +151,7 @@ inline gpuResult_t device_get_attribute(int* value, gpuDeviceAttribute which, gp
       return hipDeviceGetAttribute(value, hipDeviceAttributeVirtualMemoryManagementSupported,
                                    device);
 #else
-      return hipSuccess;  // declared before, but not made for Linux
+      return hipSuccess;  // declared in the header, but not implemented on Linux
 #endif
     case gpuAttributeFabricHandles:
     case gpuAttributeMulticast:
@@ -230,8 +230,8 @@ inline gpuResult_t multicast_unbind(gpuMemHandle_t, gpuDevice_t, std::size_t, st
 
 }  // namespace hip
 
-// Two runtimes in one process do not know each other's memory and streams: PyTorch may bring one
-// of another version than the one that symm was built with.
+// Two runtimes in one process do not know each other's memory and streams: PyTorch may load one of
+// another version than the one that symm was built with.
 inline std::string gpu_driver_conflict() {
   for (int major = 4; major < 100; ++major) {
     if (major == HIP_VERSION_MAJOR) continue;
@@ -245,7 +245,8 @@ inline std::string gpu_driver_conflict() {
   return "";
 }
 
-// Why `device` cannot hold symmetric memory although it has virtual memory management, or "".
+// The reason that `device` cannot hold symmetric memory although it has virtual memory management,
+// or "".
 inline std::string gpu_memory_problem(gpuDevice_t device) {
   gpuMemAllocationProp properties{};
   properties.type = gpuMemAllocationType;

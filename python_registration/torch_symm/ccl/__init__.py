@@ -5,7 +5,7 @@ the same order of calls. What they add to ``torch.distributed``:
 
 * output and input are two arguments, in torch's order, and may be one tensor;
 * `Config` chooses the algorithm of one call and how it is launched;
-* `placements` says, for every algorithm, which tensor other ranks read or write where it stands;
+* `placements` says, for every algorithm, which tensor other ranks read or write in place;
   ``strict=True`` refuses an output that would have to be staged for that;
 * `Workspace` is memory that is staged in, made once and used by any number of calls.
 

@@ -43,8 +43,8 @@ def all_reduce(
         async_op: returns a Work at once; the tensors must be left alone until its ``wait()``.
         config: the plan of this call, the same on every rank.
         workspace: memory of `make_workspace` to stage in.
-        strict: promises that the tensors which the algorithm named by `config` needs in symmetric
-            memory (`Placement.must_be_symmetric`) stand there, each at the same place on every
+        strict: guarantees that the tensors which the algorithm named by `config` needs in symmetric
+            memory (`Placement.must_be_symmetric`) are there, each at the same offset on every
             rank, and raises where one does not. Without it they are staged, on every rank, and
             outputs copied back. The same on every rank.
 
@@ -321,7 +321,7 @@ class _Call:
         return tuple(name for name in arguments if getattr(self, name).numel())
 
     # Whether a tensor is symmetric is a fact of one rank, and where peers reach is one of all. So
-    # without the promise that strict makes, all ranks stage.
+    # without the guarantee of strict, all ranks stage.
     def _workspace_for(self, arguments: tuple[str, ...], device: torch.device) -> Workspace:
         if self.workspace is not None:
             return self.workspace

@@ -1,6 +1,6 @@
 """Which of a call's tensors other ranks touch, by collective, algorithm and device.
 
-The table is the one by which the compiled engine decides what it announces to the peers.
+By the same table the compiled engine decides which buffer locations it sends to the peers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import functools
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
 
-# By what the compiled module calls the access: arguments read by peers, written by peers, and bound
-# to stand in symmetric memory; the rule.
+# By the name of the access in the compiled module: arguments read by peers, written by peers, and
+# required in symmetric memory; the rule.
 _RULES = {
     "none": (
         (),
@@ -23,43 +23,43 @@ _RULES = {
         ("input",),
         (),
         (),
-        "{whose} is read by peers where it stands if that is symmetric memory of the group, else "
-        "it is staged",
+        "{whose} is read in place by peers if it is in symmetric memory of the group, else it is "
+        "staged",
     ),
     "reads_input_apart": (
         ("input",),
         (),
         (),
-        "the input is read by peers where it stands if that is symmetric memory of the group and "
-        "the output is another tensor, else it is staged",
+        "the input is read in place by peers if it is in symmetric memory of the group and the "
+        "output is another tensor, else it is staged",
     ),
     "reads_input_in_place": (
         ("input",),
         (),
         (),
         "where input and output are one tensor in symmetric memory of the group, peers read it, "
-        "and the results in it, where it stands; else the input is staged",
+        "and the results in it, in place; else the input is staged",
     ),
     "writes_output": (
         (),
         ("output",),
         ("output",),
         "the output is written by peers, so it must be in symmetric memory of the group, at the "
-        "same place on every rank; the input is read by its own rank",
+        "same offset on every rank; the input is read by its own rank",
     ),
     "needs_input": (
         ("input",),
         (),
         ("input",),
         "the input is read by peers, and must be in symmetric memory of the group, at the same "
-        "place on every rank; the output is written by its own rank",
+        "offset on every rank; the output is written by its own rank",
     ),
     "needs_both": (
         ("input",),
         ("output",),
         ("input", "output"),
         "the input is read and the output written by peers, so both must be in symmetric memory "
-        "of the group, each at the same place on every rank",
+        "of the group, each at the same offset on every rank",
     ),
 }
 _WHOSE = {"broadcast": "the input of src", "reduce": "the input"}

@@ -25,7 +25,7 @@ app = typer.Typer(add_completion=False)
 VARIABLES = {
     "SYMM_ALGO": "algorithm forced for every collective that has it",
     "SYMM_DEFAULT_BACKEND": "1: programs that name no backend get symm",
-    "SYMM_DETERMINISTIC": "0: methods may be named whose sums have other bits",
+    "SYMM_DETERMINISTIC": "0: algorithms may be named whose sums have other bits",
     "SYMM_DISABLE_MULTICAST": "1: no multicast objects on GPUs",
     "SYMM_HANDLE_TYPE": "how GPU memory is handed to other processes",
     "SYMM_ISA": "instruction set of the host kernels",
