@@ -4,14 +4,14 @@
 #include <string>
 #include <utility>
 
-#include "backend/ProcessGroupSymm.hpp"
+#include "backend/process_group_impl.hpp"
 #include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/segment/local_heap.hpp"
 
 namespace symm {
 
-void ProcessGroupSymm::rendezvous(const at::Tensor& tensor, bool symmetric) {
+void ProcessGroupSymm::Impl::rendezvous(const at::Tensor& tensor, bool symmetric) {
   with_torch_errors([&] {
     engine_->check_usable();
     const TensorChecks checks("rendezvous", rank_, size_);
@@ -30,7 +30,7 @@ void ProcessGroupSymm::rendezvous(const at::Tensor& tensor, bool symmetric) {
   });
 }
 
-void ProcessGroupSymm::segment_joined(std::shared_ptr<Segment> segment) {
+void ProcessGroupSymm::Impl::segment_joined(std::shared_ptr<Segment> segment) {
   engine_->check_usable();
   const LocalSegment& local = *segment->local();
   if (local.runtime().kind() != DeviceKind::kHost) {
@@ -41,7 +41,7 @@ void ProcessGroupSymm::segment_joined(std::shared_ptr<Segment> segment) {
   engine_->communicator().add_segment(std::move(segment), engine_->timeout(Milliseconds(0)));
 }
 
-void ProcessGroupSymm::segment_left(const std::shared_ptr<Segment>& segment) {
+void ProcessGroupSymm::Impl::segment_left(const std::shared_ptr<Segment>& segment) {
   engine_->queue().drain();
   engine_->communicator().remove_segment(segment);
 }

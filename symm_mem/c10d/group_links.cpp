@@ -26,6 +26,7 @@ constexpr std::size_t kMaxFreedIds = 400;
 struct Links {
   std::mutex mutex;
   std::vector<std::shared_ptr<GroupLink>> links;
+  std::map<const c10d::Backend*, SegmentUser*> users;
   std::set<const c10d::ProcessGroup*> connecting;
   std::condition_variable connected;
 };
@@ -65,6 +66,13 @@ BackendPtr backend_for(c10d::ProcessGroup& group, c10::DeviceType device) {
   const auto same_type = [&](const c10::Device& one) { return one.type() == device; };
   if (std::none_of(devices.begin(), devices.end(), same_type)) return {};
   return group.getBackend(device);
+}
+
+// Null where the backend has none.
+SegmentUser* segment_user_of(const BackendPtr& backend) {
+  const std::lock_guard lock(all_links().mutex);
+  const auto found = all_links().users.find(backend.get());
+  return found == all_links().users.end() ? nullptr : found->second;
 }
 
 // Null where no backend of the group tells its options.
@@ -152,6 +160,16 @@ std::vector<std::uint64_t> parse_ids(std::span<const std::uint8_t> bytes, int ra
 
 }  // namespace
 
+SegmentUser::SegmentUser(const c10d::Backend& backend) {
+  const std::lock_guard lock(all_links().mutex);
+  all_links().users.emplace(&backend, this);
+}
+
+SegmentUser::~SegmentUser() {
+  const std::lock_guard lock(all_links().mutex);
+  std::erase_if(all_links().users, [this](const auto& one) { return one.second == this; });
+}
+
 GroupLink::GroupLink(const GroupPtr& group, std::string name, std::shared_ptr<PeerLink> peers)
     : name_(std::move(name)), group_(group), identity_(group.get()), peers_(std::move(peers)) {}
 
@@ -187,7 +205,7 @@ DeviceSignals& GroupLink::signals_on(c10::Device device) {
 void GroupLink::join(c10::DeviceType device, std::uint64_t id, std::shared_ptr<Segment> segment) {
   const GroupPtr group = group_.lock();
   const BackendPtr backend = group ? backend_for(*group, device) : BackendPtr();
-  auto* const user = dynamic_cast<SegmentUser*>(backend.get());
+  auto* const user = segment_user_of(backend);
   if (!user) return;
   let_go(timeout(device));
   user->segment_joined(segment);

@@ -11,6 +11,7 @@
 // lock.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
@@ -28,11 +29,15 @@
 
 namespace symm {
 
-// A backend whose collectives read symmetric memory in place. It learns of every segment that joins
-// one of its groups and of those that all ranks have freed.
+// The part of a backend whose collectives read symmetric memory in place. It learns of every
+// segment that joins one of the backend's groups and of those that all ranks have freed.
 class SegmentUser {
  public:
-  virtual ~SegmentUser() = default;
+  // Links find it by the address of `backend`, which lives longer.
+  explicit SegmentUser(const c10d::Backend& backend);
+  virtual ~SegmentUser();
+  SegmentUser(const SegmentUser&) = delete;
+  SegmentUser& operator=(const SegmentUser&) = delete;
 
   // Collective, in the same order on every rank, with the same segment.
   virtual void segment_joined(std::shared_ptr<Segment> segment) = 0;
@@ -58,7 +63,7 @@ class GroupLink {
   // The group's signals on a GPU of this rank, made by the first call. Local; cold at first.
   DeviceSignals& signals_on(c10::Device device);
 
-  // Makes `segment` known to the group's backend for `device`, if it is a SegmentUser; first takes
+  // Makes `segment` known to the group's backend for `device`, if it has a SegmentUser; first takes
   // from it what all ranks have freed since. Collective. `id` is the same on every rank.
   void join(c10::DeviceType device, std::uint64_t id, std::shared_ptr<Segment> segment);
   // This rank has freed its memory of the segment that joined as `id`. Local.
@@ -87,7 +92,7 @@ class GroupLink {
 // what c10d throws for an unknown name, and Error as PeerLink::connect.
 std::shared_ptr<GroupLink> link_of_group(const std::string& name);
 
-// Breaks the links of groups whose backend is `user`, which is about to go.
+// Breaks the links of groups that `user`, whose backend is about to go, has joined.
 void close_links_of(const SegmentUser* user) noexcept;
 
 }  // namespace symm

@@ -1,0 +1,133 @@
+// The c10d backend "symm": every collective of a torch.distributed process group, carried out by
+// this library's own kernels.
+//
+// NOTE [Where an operation runs]
+// asyncOp == false: on the caller's thread, when nothing of this group is queued; the returned Work
+// is finished and errors are thrown by the call itself. Else, and between startCoalescing and
+// endCoalescing: on the group's queue, in the order of the calls. A synchronous call that finds the
+// queue busy is queued and waited for. send and recv start at once, those between startCoalescing
+// and endCoalescing all together at the end, and progress by themselves.
+//
+// Operations on a GPU are put on a stream by the call, which returns before they have run; they and
+// those on the host are two orders that do not wait for each other. barrier() is in both: the host
+// first waits until the device has done what was put on it before, then meets the other ranks.
+// Where the current stream is captured, it is an operation on the device.
+//
+// All collectives are collective over the group and must be called in the same order on every rank.
+// Wrong arguments raise c10::ValueError, what this build or device cannot do
+// c10::NotImplementedError, failures of peers and time-outs c10::DistBackendError.
+// Thread safety: as c10d's: calls from several threads are safe, their order is the caller's care.
+// They block; call them without Python's interpreter lock.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <symm/ProcessGroupSymmOptions.hpp>
+#include <vector>
+
+namespace symm {
+
+class ProcessGroupSymm final : public c10d::Backend {
+ public:
+  using Options = ProcessGroupSymmOptions;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  // Collective over the group: connects the ranks through `store`, which must be the group's own
+  // (c10d hands out one with a prefix). Throws DistBackendError naming the ranks that did not come
+  // within the time-out, ValueError for a wrong option. options == nullptr gives the defaults.
+  ProcessGroupSymm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                   const c10::intrusive_ptr<Options>& options = nullptr);
+  // Interrupts what is in flight, as the end of the process does. Local. Memory that a GPU may
+  // still touch is given back after it has stopped.
+  ~ProcessGroupSymm() override;
+
+  const std::string getBackendName() const override { return "symm"; }
+  // A copy: splitGroup writes to what it gets.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
+
+  // Reductions.
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  // c10d sends sparse tensors on a GPU here; they are refused as on the CPU.
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    return allreduce(tensors, opts);
+  }
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+
+  // Data movement.
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& output_lists, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
+                        std::vector<std::int64_t>& output_splits,
+                        std::vector<std::int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  // The error names the ranks that did not come; all of them, whatever `wait_all_ranks` says.
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  // Point-to-point; ranks are group ranks. A message of a rank to itself needs a coalescing block
+  // that holds both its send and its recv, which match by tag in the order of the calls, and is
+  // copied by the end of the block; else it is a ValueError before anything of the block is sent.
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // Coalescing covers the calls of one thread, on one device. Messages start at the end of the
+  // block, all together or, where one of them is refused, none. On a GPU every call of the block
+  // returns the Work that the block ends with.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  // `ranks` are group ranks of this group. nullptr where this rank is not among them; the same
+  // backend again where the call repeats the last one with the same store (c10d splits once per
+  // device type). Collective over `ranks`.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  // Ranks count their operations alike from the start, so there is nothing to agree on.
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override;
+  void enableCollectivesTiming() override {}
+  // Makes and connects the group's half on a GPU, which else the first operation there does.
+  // Collective for a GPU; nothing is to be done for the host.
+  void eagerConnectSingleDevice(at::Device device) override;
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+  // Known to this library alone.
+  class Impl;
+
+ private:
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace symm
