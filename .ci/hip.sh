@@ -13,7 +13,7 @@ echo "hip: packages there ($((SECONDS - start)) s)"
 
 start=$SECONDS
 cmake -S . -B build/hip -G Ninja -DCMAKE_BUILD_TYPE=Release -DSYMM_BUILD_TORCH=OFF \
-  -DSYMM_BUILD_PYTHON=OFF -DSYMM_CUDA=OFF -DSYMM_HIP=ON -DPython3_EXECUTABLE="$python" \
+  -DSYMM_BUILD_PYTHON=OFF -DSYMM_BUILD_CUDA=OFF -DSYMM_BUILD_HIP=ON -DPython3_EXECUTABLE="$python" \
   >build/hip.log 2>&1 || { cat build/hip.log; exit 1; }
 cmake --build build/hip -j "$jobs" --target symm_hip symm_hip_tests
 echo "hip: libsymm_hip compiled and linked ($((SECONDS - start)) s)"

@@ -1,23 +1,22 @@
 # The CUDA device library libsymm_cuda.so: torch-free, with the CUDA runtime linked in, opened by
 # libsymm at run time. It needs a CUDA toolkit to build and neither a GPU nor a driver.
 #
-#   SYMM_CUDA                AUTO: built when nvcc is found and nothing is sanitized; ON; OFF
-#   SYMM_CUDA_ARCHITECTURES  compute capabilities, e.g. "90"; machine code for each, and PTX of the
-#                            last for newer ones
-#   SYMM_CUDA_LIBRARY        a libsymm_cuda.so of another build, taken as it is; no toolkit needed
+#   SYMM_BUILD_CUDA           AUTO: built when nvcc is found and nothing is sanitized; ON; OFF
+#   CMAKE_CUDA_ARCHITECTURES  as CMake takes them, e.g. "90"; else machine code for three, and PTX of
+#                             the last for newer ones
+#   SYMM_CUDA_LIBRARY         a libsymm_cuda.so of another build, taken as it is; no toolkit needed
 #
 # Defines the target symm_cuda where it is built, and SYMM_CUDA_DIRECTORY, the folder of the build
 # that holds the library (the one of libsymm), or "" where there is none.
 
-set(SYMM_CUDA "AUTO" CACHE STRING "Build the CUDA device library: AUTO, ON or OFF")
-set(SYMM_CUDA_ARCHITECTURES "80;90;100" CACHE STRING "Compute capabilities of the CUDA kernels")
+set(SYMM_BUILD_CUDA "AUTO" CACHE STRING "Build the CUDA device library: AUTO, ON or OFF")
 set(SYMM_CUDA_LIBRARY "" CACHE FILEPATH "A libsymm_cuda.so that was built elsewhere")
 set(SYMM_CUDA_DIRECTORY "")
-if(NOT SYMM_CUDA)
-  set(SYMM_CUDA OFF)
+if(NOT SYMM_BUILD_CUDA)
+  set(SYMM_BUILD_CUDA OFF)
 endif()
-if(NOT SYMM_CUDA MATCHES "^(AUTO|ON|OFF|TRUE|FALSE|1|0|YES|NO)$")
-  message(FATAL_ERROR "SYMM_CUDA must be AUTO, ON or OFF, but is \"${SYMM_CUDA}\".")
+if(NOT SYMM_BUILD_CUDA MATCHES "^(AUTO|ON|OFF|TRUE|FALSE|1|0|YES|NO)$")
+  message(FATAL_ERROR "SYMM_BUILD_CUDA must be AUTO, ON or OFF, but is \"${SYMM_BUILD_CUDA}\".")
 endif()
 
 include(SymmDeviceSources)
@@ -34,12 +33,12 @@ if(SYMM_CUDA_LIBRARY)
   return()
 endif()
 
-if(SYMM_CUDA STREQUAL "AUTO" AND SYMM_SANITIZE)
-  message(STATUS "libsymm_cuda: left out, as the build is sanitized (SYMM_CUDA=AUTO)")
+if(SYMM_BUILD_CUDA STREQUAL "AUTO" AND SYMM_SANITIZE)
+  message(STATUS "libsymm_cuda: left out, as the build is sanitized (SYMM_BUILD_CUDA=AUTO)")
   return()
 endif()
-if(NOT SYMM_CUDA)
-  message(STATUS "libsymm_cuda: left out (SYMM_CUDA=${SYMM_CUDA})")
+if(NOT SYMM_BUILD_CUDA)
+  message(STATUS "libsymm_cuda: left out (SYMM_BUILD_CUDA=${SYMM_BUILD_CUDA})")
   return()
 endif()
 
@@ -54,24 +53,18 @@ else()
   endif()
 endif()
 if(NOT _cuda_found)
-  if(SYMM_CUDA STREQUAL "AUTO")
-    message(STATUS "libsymm_cuda: left out, as no nvcc was found (SYMM_CUDA=AUTO)")
+  if(SYMM_BUILD_CUDA STREQUAL "AUTO")
+    message(STATUS "libsymm_cuda: left out, as no nvcc was found (SYMM_BUILD_CUDA=AUTO)")
     return()
   endif()
-  message(FATAL_ERROR "SYMM_CUDA=${SYMM_CUDA} needs nvcc: put it on PATH or set CUDACXX; "
-                      "-DSYMM_CUDA=OFF builds without CUDA.")
+  message(FATAL_ERROR "SYMM_BUILD_CUDA=${SYMM_BUILD_CUDA} needs nvcc: put it on PATH or set "
+                      "CUDACXX; -DSYMM_BUILD_CUDA=OFF builds without CUDA.")
 endif()
 
-# An empty value, as a wheel's build may hand on, means the default.
-set(_cuda_architectures ${SYMM_CUDA_ARCHITECTURES})
-if(NOT _cuda_architectures)
-  set(_cuda_architectures 80 90 100)
+# Empty, as a wheel's build may hand it on, means the default.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
 endif()
-list(SORT _cuda_architectures COMPARE NATURAL)
-list(LENGTH _cuda_architectures _cuda_threads)
-list(POP_BACK _cuda_architectures _cuda_newest)
-list(TRANSFORM _cuda_architectures APPEND "-real")
-set(CMAKE_CUDA_ARCHITECTURES ${_cuda_architectures} ${_cuda_newest})  # the last with its PTX
 if(SYMM_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
   set(CMAKE_CUDA_COMPILER_LAUNCHER "${SYMM_CCACHE}")
 endif()
@@ -84,6 +77,7 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit REQUIRED)
+list(LENGTH CMAKE_CUDA_ARCHITECTURES _cuda_threads)
 
 # The kernels and what launches them; the tests on a GPU link them directly.
 add_library(symm_cuda_kernels OBJECT ${SYMM_DEVICE_KERNELS} ${SYMM_DEVICE_LAUNCH})

@@ -2,7 +2,7 @@
 # symm_hip_on_nvidia, which whatever includes kernels/gpu/vendor/gpu_api.hpp links.
 
 if(NOT TARGET symm_cuda)
-  message(FATAL_ERROR "SYMM_HIP_PLATFORM=nvidia needs SYMM_CUDA=ON and nvcc.")
+  message(FATAL_ERROR "SYMM_HIP_PLATFORM=nvidia needs SYMM_BUILD_CUDA=ON and nvcc.")
 endif()
 find_path(SYMM_HIP_INCLUDE hip/nvidia_detail/nvidia_hip_runtime_api.h)
 mark_as_advanced(SYMM_HIP_INCLUDE)

@@ -1,6 +1,6 @@
-# Install rules of libsymm. Component "development": a library with headers and a CMake package, so
-# that a LibTorch program can find_package(symm) and link symm::symm. Component "python": the same
-# library inside the Python package; it is what a wheel holds.
+# Install rules of libsymm. Component "development": a library with its public headers and a CMake
+# package, so that a LibTorch program can find_package(symm) and link symm::symm. Component "python":
+# the same library inside the Python package; it is what a wheel holds.
 
 if(SKBUILD)
   # In a Python environment torch lies beside the package, wherever the environment stands.
@@ -12,11 +12,8 @@ else()
 endif()
 
 install(TARGETS symm EXPORT symmTargets
-        LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT development)
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/kernels" "${PROJECT_SOURCE_DIR}/symm_mem"
-                  "${PROJECT_SOURCE_DIR}/backend"
-        DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/symm" COMPONENT development
-        FILES_MATCHING PATTERN "*.hpp")
+        LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT development
+        FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development)
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/symm")
 install(EXPORT symmTargets NAMESPACE symm:: DESTINATION "${package_dir}" COMPONENT development)

@@ -1,7 +1,8 @@
-#include "backend/ProcessGroupSymmOptions.hpp"
+#include <symm/ProcessGroupSymmOptions.hpp>
 
-#include "kernels/core/error.hpp"
+#include "kernels/plan/algorithm.hpp"
 #include "kernels/protocol/device_layout.hpp"
+#include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
 
@@ -13,13 +14,16 @@ struct SizeRange {
   std::size_t unit;
 };
 
+[[noreturn]] void refuse(const std::string& message) {
+  throw_torch_error(Error(ErrorCode::kInvalidArgument, message));
+}
+
 std::size_t checked_bytes(const std::string& option, std::int64_t bytes, const SizeRange& range) {
   const auto size = static_cast<std::size_t>(bytes);
   if (bytes < 0 || size < range.least || size > range.most || size % range.unit != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "the option " + option + ": expected a multiple of " + std::to_string(range.unit) +
-                    " from " + std::to_string(range.least) + " to " + std::to_string(range.most) +
-                    ", got " + std::to_string(bytes));
+    refuse("the option " + option + ": expected a multiple of " + std::to_string(range.unit) +
+           " from " + std::to_string(range.least) + " to " + std::to_string(range.most) + ", got " +
+           std::to_string(bytes));
   }
   return size;
 }
@@ -42,7 +46,7 @@ c10::intrusive_ptr<ProcessGroupSymmOptions> ProcessGroupSymmOptions::from(
 }
 
 void ProcessGroupSymmOptions::set_algorithm(const std::string& name) {
-  parse_algorithm(name, "the option algorithm");
+  with_torch_errors([&] { parse_algorithm(name, "the option algorithm"); });
   algorithm_ = name;
 }
 
@@ -60,8 +64,8 @@ void ProcessGroupSymmOptions::set_device_workspace_bytes(std::int64_t bytes) {
 
 void ProcessGroupSymmOptions::validate_timeout() const {
   if (timeout.count() <= 0) {
-    throw Error(ErrorCode::kInvalidArgument, "the option timeout: expected more than 0 ms, got " +
-                                                 std::to_string(timeout.count()) + " ms");
+    refuse("the option timeout: expected more than 0 ms, got " + std::to_string(timeout.count()) +
+           " ms");
   }
 }
 
@@ -69,10 +73,9 @@ void ProcessGroupSymmOptions::validate(int world_size) const {
   validate_timeout();
   if (!global_ranks_in_group.empty() &&
       global_ranks_in_group.size() != static_cast<std::size_t>(world_size)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "the option global_ranks_in_group: expected none or one entry for each of the " +
-                    std::to_string(world_size) + " ranks, got " +
-                    std::to_string(global_ranks_in_group.size()));
+    refuse("the option global_ranks_in_group: expected none or one entry for each of the " +
+           std::to_string(world_size) + " ranks, got " +
+           std::to_string(global_ranks_in_group.size()));
   }
 }
 

@@ -2,8 +2,8 @@
 #include <string>
 #include <utility>
 
-#include "backend/ProcessGroupSymm.hpp"
 #include "backend/configured_call.hpp"
+#include "backend/process_group_impl.hpp"
 #include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
@@ -41,7 +41,7 @@ PlanTarget target_of(at::Device device) {
 
 }  // namespace
 
-WorkPtr ProcessGroupSymm::run_configured(const ConfiguredCall& given, bool async_op) {
+WorkPtr ProcessGroupSymm::Impl::run_configured(const ConfiguredCall& given, bool async_op) {
   return with_torch_errors([&] {
     engine_->check_usable();
     CollectiveCall call = build_configured_call(builder(given.kind), given);
@@ -53,16 +53,16 @@ WorkPtr ProcessGroupSymm::run_configured(const ConfiguredCall& given, bool async
     }
     if (given.output_stage) stage_output(call, *given.output_stage);
     const Names names = names_of(given.kind);
-    return issue(names.type, names.title, one(std::move(call)), Milliseconds(0), async_op);
+    return issue(names.type, names.title, std::move(call), Milliseconds(0), async_op);
   });
 }
 
-bool ProcessGroupSymm::device_knows(const at::Tensor& tensor) const {
+bool ProcessGroupSymm::Impl::device_knows(const at::Tensor& tensor) const {
   const DeviceGroup* group = engine_->communicator().device_group_if_made();
   return group != nullptr && group->knows(tensor.const_data_ptr(), tensor.nbytes());
 }
 
-WorkPtr ProcessGroupSymm::device_barrier(std::optional<at::Device> device) {
+WorkPtr ProcessGroupSymm::Impl::device_barrier(std::optional<at::Device> device) {
   return with_torch_errors([&] {
     const int own = gpu();
     const at::Device place = device     ? *device
@@ -75,8 +75,7 @@ WorkPtr ProcessGroupSymm::device_barrier(std::optional<at::Device> device) {
       call = builder(CollectiveKind::kBarrier).build();
       call.device = place;
     }
-    return issue(OpType::BARRIER, "symm:device_barrier", one(std::move(call)), Milliseconds(0),
-                 false);
+    return issue(OpType::BARRIER, "symm:device_barrier", std::move(call), Milliseconds(0), false);
   });
 }
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "backend/ProcessGroupSymm.hpp"
+#include "backend/process_group_impl.hpp"
 #include "backend/profiling.hpp"
 #include "symm_mem/c10d/errors.hpp"
 
@@ -13,7 +13,7 @@ namespace symm {
 using c10d::OpType;
 using WorkPtr = ProcessGroupSymm::WorkPtr;
 
-DeviceLauncher& ProcessGroupSymm::device_launcher(at::Device device) {
+DeviceLauncher& ProcessGroupSymm::Impl::device_launcher(at::Device device) {
   if (DeviceLauncher* made = device_.load(std::memory_order_acquire)) return *made;
   const std::lock_guard lock(device_mutex_);
   if (!device_launcher_) {
@@ -23,8 +23,8 @@ DeviceLauncher& ProcessGroupSymm::device_launcher(at::Device device) {
   return *device_launcher_;
 }
 
-WorkPtr ProcessGroupSymm::issue_on_device(OpType type, const char* title, CallBatch calls,
-                                          Milliseconds timeout, bool async_op) {
+WorkPtr ProcessGroupSymm::Impl::issue_on_device(OpType type, const char* title, CallBatch calls,
+                                                Milliseconds timeout, bool async_op) {
   for (const CollectiveCall& call : calls) {
     if (call.device != calls.front().device) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -54,8 +54,8 @@ WorkPtr ProcessGroupSymm::issue_on_device(OpType type, const char* title, CallBa
   }
 }
 
-DeviceLauncher::Block& ProcessGroupSymm::device_block(DeviceLauncher& device,
-                                                      std::uint64_t sequence) {
+DeviceLauncher::Block& ProcessGroupSymm::Impl::device_block(DeviceLauncher& device,
+                                                            std::uint64_t sequence) {
   if (device_block_) return *device_block_;
   device_block_.emplace();
   device_block_->work =
@@ -64,8 +64,8 @@ DeviceLauncher::Block& ProcessGroupSymm::device_block(DeviceLauncher& device,
   return *device_block_;
 }
 
-WorkPtr ProcessGroupSymm::transfer_on_device(OpType type, const at::Tensor& tensor,
-                                             const TransferOp& op) {
+WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor& tensor,
+                                                   const TransferOp& op) {
   if (op.peer == kAnySource) {
     TensorChecks("recv", rank_, size_)
         .fail(ErrorCode::kUnsupported, {"src"},
@@ -98,7 +98,7 @@ WorkPtr ProcessGroupSymm::transfer_on_device(OpType type, const at::Tensor& tens
   return work;
 }
 
-CollectiveCall ProcessGroupSymm::barrier_call(const c10d::BarrierOptions& opts) {
+CollectiveCall ProcessGroupSymm::Impl::barrier_call(const c10d::BarrierOptions& opts) {
   CollectiveCall call = builder(CollectiveKind::kBarrier).build();
   DeviceLauncher* device = device_.load(std::memory_order_acquire);
   if (!device && !opts.device_ids.empty() && at::getNumGPUs() > 0) {
@@ -122,8 +122,9 @@ CollectiveCall ProcessGroupSymm::barrier_call(const c10d::BarrierOptions& opts) 
 void ProcessGroupSymm::eagerConnectSingleDevice(at::Device device) {
   if (!device.is_cuda()) return;
   with_torch_errors([&] {
-    engine_->check_usable();
-    device_launcher(device).connect_all(engine_->timeout(Milliseconds(0)));
+    impl_->engine_->check_usable();
+    impl_->device_launcher(device).connect_all(
+        impl_->engine_->timeout(std::chrono::milliseconds(0)));
   });
 }
 

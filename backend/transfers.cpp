@@ -2,8 +2,8 @@
 #include <string>
 #include <utility>
 
-#include "backend/ProcessGroupSymm.hpp"
 #include "backend/engine/host/point_to_point.hpp"
+#include "backend/process_group_impl.hpp"
 #include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
@@ -11,8 +11,8 @@ namespace symm {
 using c10d::OpType;
 using WorkPtr = ProcessGroupSymm::WorkPtr;
 
-WorkPtr ProcessGroupSymm::transfer(Direction direction, OpType type, Tensors& tensors, int peer,
-                                   int tag) {
+WorkPtr ProcessGroupSymm::Impl::transfer(Direction direction, OpType type, Tensors& tensors,
+                                         int peer, int tag) {
   engine_->check_usable();
   const TensorChecks checks(direction == Direction::kSend ? "send" : "recv", rank_, size_);
   const at::Tensor& given = checks.only(tensors, "tensors");
@@ -44,8 +44,8 @@ WorkPtr ProcessGroupSymm::transfer(Direction direction, OpType type, Tensors& te
   return transfer_on_host(type, tensor, op);
 }
 
-WorkPtr ProcessGroupSymm::transfer_on_host(OpType type, const at::Tensor& tensor,
-                                           const TransferOp& op) {
+WorkPtr ProcessGroupSymm::Impl::transfer_on_host(OpType type, const at::Tensor& tensor,
+                                                 const TransferOp& op) {
   auto work =
       c10::make_intrusive<TransferWork>(rank_, type, sequence_.load(std::memory_order_relaxed),
                                         tensor, engine_->shared_communicator());
@@ -74,7 +74,7 @@ WorkPtr ProcessGroupSymm::transfer_on_host(OpType type, const at::Tensor& tensor
   return work;
 }
 
-void ProcessGroupSymm::start_messages(std::vector<HostMessage> block) {
+void ProcessGroupSymm::Impl::start_messages(std::vector<HostMessage> block) {
   std::vector<Message> messages;
   messages.reserve(block.size());
   for (HostMessage& one : block) messages.push_back(std::move(one.message));
@@ -98,20 +98,21 @@ void ProcessGroupSymm::start_messages(std::vector<HostMessage> block) {
 WorkPtr ProcessGroupSymm::send(Tensors& tensors, int destination, int tag) {
   return with_torch_errors([&] {
     TensorChecks("send", rank_, size_).rank_in_range(destination, "dst");
-    return transfer(Direction::kSend, OpType::SEND, tensors, destination, tag);
+    return impl_->transfer(Impl::Direction::kSend, OpType::SEND, tensors, destination, tag);
   });
 }
 
 WorkPtr ProcessGroupSymm::recv(Tensors& tensors, int source, int tag) {
   return with_torch_errors([&] {
     TensorChecks("recv", rank_, size_).rank_in_range(source, "src");
-    return transfer(Direction::kRecv, OpType::RECV, tensors, source, tag);
+    return impl_->transfer(Impl::Direction::kRecv, OpType::RECV, tensors, source, tag);
   });
 }
 
 WorkPtr ProcessGroupSymm::recvAnysource(Tensors& tensors, int tag) {
-  return with_torch_errors(
-      [&] { return transfer(Direction::kRecv, OpType::RECVANYSOURCE, tensors, kAnySource, tag); });
+  return with_torch_errors([&] {
+    return impl_->transfer(Impl::Direction::kRecv, OpType::RECVANYSOURCE, tensors, kAnySource, tag);
+  });
 }
 
 }  // namespace symm

@@ -11,14 +11,14 @@
 #include <string>
 #include <utility>
 
-#include "backend/ProcessGroupSymm.hpp"
 #include "backend/device_streams.hpp"
 #include "backend/engine/live_groups.hpp"
+#include "backend/process_group_impl.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
-#include "symm_mem/c10d/memory_provider.hpp"
+#include "symm_mem/c10d/provider_choice.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "symm_mem/c10d/user_buffer.hpp"
 #include "symm_mem/device/device_library.hpp"
@@ -48,21 +48,19 @@ OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
                         std::int64_t workspace_bytes, std::int64_t device_workspace_bytes,
                         bool is_high_priority_stream, bool deterministic) {
   auto options = c10::make_intrusive<Options>(timeout);
-  with_torch_errors([&] {
-    options->set_algorithm(algorithm);
-    options->set_workspace_bytes(workspace_bytes);
-    options->set_device_workspace_bytes(device_workspace_bytes);
-    options->is_high_priority_stream = is_high_priority_stream;
-    options->deterministic = deterministic;
-    options->validate_timeout();
-  });
+  options->set_algorithm(algorithm);
+  options->set_workspace_bytes(workspace_bytes);
+  options->set_device_workspace_bytes(device_workspace_bytes);
+  options->is_high_priority_stream = is_high_priority_stream;
+  options->deterministic = deterministic;
+  options->validate_timeout();
   return options;
 }
 
 void set_timeout(Options& options, Milliseconds timeout) {
   const Milliseconds before = std::exchange(options.timeout, timeout);
   try {
-    with_torch_errors([&] { options.validate_timeout(); });
+    options.validate_timeout();
   } catch (...) {
     options.timeout = before;
     throw;
@@ -84,24 +82,15 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; }, &set_timeout,
           "How long an operation waits for its peers (datetime.timedelta).")
+      .def_property("algorithm", &Options::algorithm, &Options::set_algorithm,
+                    "The algorithm of every collective that has it; \"auto\" lets a table decide.")
       .def_property(
-          "algorithm", &Options::algorithm,
-          [](Options& o, const std::string& name) {
-            with_torch_errors([&] { o.set_algorithm(name); });
-          },
-          "The algorithm of every collective that has it; \"auto\" lets a table decide.")
-      .def_property(
-          "workspace_bytes", &Options::workspace_bytes,
-          [](Options& o, std::int64_t bytes) {
-            with_torch_errors([&] { o.set_workspace_bytes(bytes); });
-          },
+          "workspace_bytes", &Options::workspace_bytes, &Options::set_workspace_bytes,
           "Staging memory of a rank: a multiple of 64 KiB, 512 KiB to 1 GiB. Must be the\n"
           "same on every rank.")
       .def_property(
           "device_workspace_bytes", &Options::device_workspace_bytes,
-          [](Options& o, std::int64_t bytes) {
-            with_torch_errors([&] { o.set_device_workspace_bytes(bytes); });
-          },
+          &Options::set_device_workspace_bytes,
           "The same on a GPU, allocated by the first operation there: a multiple of 1 MiB,\n"
           "4 MiB to 4 GiB. Must be the same on every rank.")
       .def_readwrite("is_high_priority_stream", &Options::is_high_priority_stream,

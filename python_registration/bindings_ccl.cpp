@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/ProcessGroupSymm.hpp"
+#include "backend/process_group_impl.hpp"
 #include "kernels/plan/placement.hpp"
 #include "python_registration/bindings.hpp"
 #include "symm_mem/c10d/allocation.hpp"
@@ -66,10 +66,6 @@ void share(const at::Tensor& tensor, const std::string& group_name) {
   });
 }
 
-bool device_knows(const ProcessGroupSymm& group, const at::Tensor& tensor) {
-  return group.device_knows(tensor);
-}
-
 }  // namespace
 
 void bind_configured_calls(py::module_& module) {
@@ -91,20 +87,24 @@ void bind_configured_calls(py::module_& module) {
                                   .input_stage = std::move(input_stage),
                                   .output_stage = std::move(output_stage)};
         const py::gil_scoped_release release;
-        return group.run_configured(call, async_op);
+        return ProcessGroupSymm::Impl::of(group).run_configured(call, async_op);
       },
       py::arg("group"), py::arg("collective"), py::arg("output"), py::arg("input"), py::arg("op"),
       py::arg("root"), py::arg("output_splits"), py::arg("input_splits"), py::arg("request"),
       py::arg("input_stage"), py::arg("output_stage"), py::arg("async_op"),
       "One collective of torch_symm.ccl. request: (algorithm, channels, chunk_bytes), 0 for none.");
-  module.def("device_knows", &device_knows, py::arg("group"), py::arg("tensor"),
-             py::call_guard<py::gil_scoped_release>(),
-             "Whether collectives of the group find `tensor`, on a GPU, in memory that has joined "
-             "it. Local.");
+  module.def(
+      "device_knows",
+      [](ProcessGroupSymm& group, const at::Tensor& tensor) {
+        return ProcessGroupSymm::Impl::of(group).device_knows(tensor);
+      },
+      py::arg("group"), py::arg("tensor"), py::call_guard<py::gil_scoped_release>(),
+      "Whether collectives of the group find `tensor`, on a GPU, in memory that has joined "
+      "it. Local.");
   module.def(
       "device_barrier",
       [](ProcessGroupSymm& group, std::optional<at::Device> device) {
-        return group.device_barrier(device);
+        return ProcessGroupSymm::Impl::of(group).device_barrier(device);
       },
       py::arg("group"), py::arg("device"), py::call_guard<py::gil_scoped_release>(),
       "A barrier on the current stream of a GPU, on the host for \"cpu\".");

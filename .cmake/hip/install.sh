@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what SYMM_HIP=ON needs on Debian 12, unless it is there.
+# Installs what SYMM_BUILD_HIP=ON needs on Debian 12, unless it is there.
 set -euo pipefail
 
 readonly packages=(libamdhip64-dev rocm-device-libs clang-19 lld-19 clang-tools-19)

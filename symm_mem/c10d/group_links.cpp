@@ -22,6 +22,7 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 struct Links {
   std::mutex mutex;
   std::vector<std::shared_ptr<GroupLink>> links;
+  std::map<const c10d::Backend*, SegmentUser*> users;
   std::set<const c10d::ProcessGroup*> connecting;
   std::condition_variable connected;
 };
@@ -61,6 +62,13 @@ BackendPtr backend_for(c10d::ProcessGroup& group, c10::DeviceType device) {
   const auto same_type = [&](const c10::Device& one) { return one.type() == device; };
   if (std::none_of(devices.begin(), devices.end(), same_type)) return {};
   return group.getBackend(device);
+}
+
+// Null where the backend has none.
+SegmentUser* segment_user_of(const BackendPtr& backend) {
+  const std::lock_guard lock(all_links().mutex);
+  const auto found = all_links().users.find(backend.get());
+  return found == all_links().users.end() ? nullptr : found->second;
 }
 
 // Null where no backend of the group tells its options.
@@ -120,7 +128,7 @@ void drop_links_of_destroyed_groups() {
 }
 
 SegmentUser* user_of(c10d::ProcessGroup& group, c10::DeviceType device) {
-  return dynamic_cast<SegmentUser*>(backend_for(group, device).get());
+  return segment_user_of(backend_for(group, device));
 }
 
 std::shared_ptr<LocalGroup> local_group_of(const GroupPtr& group, const std::string& name) {
@@ -132,10 +140,21 @@ std::shared_ptr<LocalGroup> local_group_of(const GroupPtr& group, const std::str
                                      .rank = group->getRank(),
                                      .world_size = group->getSize(),
                                      .global_rank = global_rank_of(*group),
-                                     .timeout = timeout_of(*group, c10::DeviceType::CPU)});
+                                     .timeout = timeout_of(*group, c10::DeviceType::CPU),
+                                     .payload = {}});
 }
 
 }  // namespace
+
+SegmentUser::SegmentUser(const c10d::Backend& backend) {
+  const std::lock_guard lock(all_links().mutex);
+  all_links().users.emplace(&backend, this);
+}
+
+SegmentUser::~SegmentUser() {
+  const std::lock_guard lock(all_links().mutex);
+  std::erase_if(all_links().users, [this](const auto& one) { return one.second == this; });
+}
 
 GroupLink::GroupLink(const GroupPtr& group, std::string name, std::shared_ptr<LocalGroup> peers)
     : name_(std::move(name)), group_(group), identity_(group.get()), peers_(std::move(peers)) {}

@@ -12,6 +12,7 @@
 // lock.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
@@ -29,12 +30,16 @@
 
 namespace symm {
 
-// A backend whose collectives read symmetric memory in place. It learns of every segment that joins
-// one of its groups and of those that all ranks have freed. All members are local; every rank calls
-// them in the same order.
+// The part of a backend whose collectives read symmetric memory in place. It learns of every
+// segment that joins one of the backend's groups and of those that all ranks have freed. All
+// members are local; every rank calls them in the same order.
 class SegmentUser {
  public:
-  virtual ~SegmentUser() = default;
+  // Links find it by the address of `backend`, which lives longer.
+  explicit SegmentUser(const c10d::Backend& backend);
+  virtual ~SegmentUser();
+  SegmentUser(const SegmentUser&) = delete;
+  SegmentUser& operator=(const SegmentUser&) = delete;
 
   // The ranks' connections, which the group's symmetric memory uses too.
   virtual std::shared_ptr<LocalGroup> local_group() = 0;

@@ -1,4 +1,4 @@
-#include "symm_mem/c10d/memory_provider.hpp"
+#include <symm/memory_provider.hpp>
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
@@ -10,6 +10,7 @@
 #include "kernels/core/error.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
+#include "symm_mem/c10d/provider_choice.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "symm_mem/device/device_library.hpp"
 

@@ -10,11 +10,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <symm/ProcessGroupSymm.hpp>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <vector>
 
-#include "backend/ProcessGroupSymm.hpp"
 #include "test/support/forked_child.hpp"
 #include "test/support/temporary_directory.hpp"
 

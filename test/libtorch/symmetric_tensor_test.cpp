@@ -1,5 +1,5 @@
 // SymmetricTensor and the choice of its memory's provider, as a LibTorch program uses them.
-#include "symm_mem/c10d/symmetric_tensor.hpp"
+#include <symm/SymmetricTensor.hpp>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "symm_mem/c10d/provider_choice.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "test/libtorch/group_ranks.hpp"
 #include "test/support/environment.hpp"

@@ -9,12 +9,12 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <symm/SymmetricTensor.hpp>
 #include <utility>
 #include <vector>
 
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
-#include "symm_mem/c10d/symmetric_tensor.hpp"
 #include "test/libtorch/group_ranks.hpp"
 
 namespace symm::test {

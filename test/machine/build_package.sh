@@ -49,7 +49,7 @@ install_gtest() {
 
 build() {
   # SKBUILD: install rules and run paths of a Python package.
-  local settings=(-DSKBUILD=ON -DSYMM_CUDA=OFF -DSYMM_HIP=OFF -DSYMM_BUILD_TESTS=OFF)
+  local settings=(-DSKBUILD=ON -DSYMM_BUILD_CUDA=OFF -DSYMM_BUILD_HIP=OFF -DSYMM_BUILD_TESTS=OFF)
   [ "$tests" != 1 ] || settings+=(-DSYMM_BUILD_TESTS=ON)
   [ -z "$library" ] || [ "$vendor" != cuda ] || settings+=(-DSYMM_CUDA_LIBRARY="$library")
   cmake -G Ninja -S . -B "$WORK/build" -DPython3_EXECUTABLE="$(command -v python3)" \

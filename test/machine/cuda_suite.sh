@@ -14,7 +14,7 @@
 #   SITE=<folder>          a package that build_package.sh made, or where it is to be made
 #   WHEELS=, GTEST_SOURCE= see build_package.sh
 #   PYTEST_FILES=test/python   what pytest is given
-#   HIP_ARGS               more arguments of cmake, e.g. -DSYMM_HIP_ARCHITECTURES=gfx942
+#   HIP_ARGS               more arguments of cmake, e.g. -DCMAKE_HIP_ARCHITECTURES=gfx942
 #   PYTEST_ARGS, FAULT_ARGS, PROBE_ARGS, CONFORMANCE_ARGS, BENCH_ARGS, CALLS_ARGS: more arguments
 #   GTEST_FILTER, CHECK_FILTER: tests of gtest, and of memcheck and racecheck
 set -uo pipefail
@@ -95,7 +95,7 @@ export WORK=$work LOGS=$logs SUITE=test/machine/$suite.sh
 if [ -z "${DEVICE_LIBRARY:-}" ]; then
   build_library() {
     cmake -G Ninja -S . -B "$work/hip" -DCMAKE_BUILD_TYPE=Release -DSYMM_BUILD_TORCH=OFF \
-      -DSYMM_BUILD_PYTHON=OFF -DSYMM_CUDA=OFF -DSYMM_HIP=ON ${HIP_ARGS:-} &&
+      -DSYMM_BUILD_PYTHON=OFF -DSYMM_BUILD_CUDA=OFF -DSYMM_BUILD_HIP=ON ${HIP_ARGS:-} &&
       cmake --build "$work/hip" --target symm_hip symm_hip_tests
   }
   export -f build_library

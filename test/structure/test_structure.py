@@ -21,9 +21,12 @@ FOLDERS = [
     *["kernels/plan", "kernels/algorithms", "symm_mem/bootstrap", "kernels/gpu/interface"],
     *["kernels/cpu", "kernels/gpu/launch", "kernels/gpu/device", "symm_mem/device"],
     *["kernels/gpu/ll", "kernels/gpu/simple", "symm_mem/segment", "kernels/gpu/entry"],
-    *["backend/engine/group", "symm_mem/group", "backend/engine/host", "symm_mem/c10d"],
-    *["backend/engine/device", "backend/engine", "backend", "python_registration"],
+    *["backend/engine/group", "symm_mem/group", "backend/engine/host"],
+    *["symm_mem/c10d/include/symm", "symm_mem/c10d", "backend/engine/device", "backend/engine"],
+    *["backend/include/symm", "backend", "python_registration"],
 ]
+# What is installed: all headers in them, included as <symm/...>.
+PUBLIC_ROOTS = ["symm_mem/c10d/include", "backend/include"]
 # A folder that has more is more than one concept. A header and its source count once.
 MOST_NAMES_IN_A_FOLDER = 20
 SUFFIXES = {".hpp", ".cpp", ".cuh", ".cu", ".inc", ".h"}
@@ -89,24 +92,39 @@ def includes(path: Path) -> list[tuple[int, str, str]]:
     return found
 
 
+def is_public(path: Path) -> bool:
+    return any(path.is_relative_to(root) for root in PUBLIC_ROOTS)
+
+
+def project_file(quote: str, name: str) -> Path | None:
+    """What an include of a header of the project names, from the root; None for other headers."""
+    if quote == "<" and name.startswith("symm/"):
+        candidates = [Path(root) / name for root in PUBLIC_ROOTS]
+        return next((path for path in candidates if (ROOT / path).exists()), candidates[0])
+    return Path(name) if quote == '"' and name.split("/")[0] in LAYERS else None
+
+
 def include_faults(path: Path) -> list[str]:
     faults = []
-    layer = LAYERS.index(path.parts[0])
     for number, quote, name in includes(path):
         place = f"{path}:{number}: includes {name}"
-        own = name.split("/")[0] in LAYERS
-        if own and quote == '"':
-            if not (ROOT / name).exists():
+        target = project_file(quote, name)
+        if target is not None:
+            if not (ROOT / target).exists():
                 faults.append(f"{place}, which does not exist")
-            if LAYERS.index(name.split("/")[0]) > layer:
+            elif quote == '"' and is_public(target):
+                faults.append(f"{place}, a public header, in quotes")
+            if is_public(path) and not is_public(target):
+                faults.append(f"{place}, a private header, from a public one")
+            elif LAYERS.index(target.parts[0]) > LAYERS.index(path.parts[0]):
                 faults.append(f"{place}, which stands to the right of {path.parts[0]}")
-            elif FOLDERS.index(os.path.dirname(name)) > FOLDERS.index(str(path.parent)):
+            elif FOLDERS.index(str(target.parent)) > FOLDERS.index(str(path.parent)):
                 faults.append(f"{place}, which comes after {path.parent} in FOLDERS")
-            if is_torch_facing(Path(name)) and not is_torch_facing(path):
+            if is_torch_facing(target) and not is_torch_facing(path):
                 faults.append(f"{place}, a torch-facing header, from a torch-free file")
         elif quote == '"':
             faults.append(f"{place} in quotes; only headers of the project, from the root, are")
-        elif own:
+        elif name.split("/")[0] in LAYERS:
             faults.append(f"{place} in angle brackets")
         elif TORCH_HEADER.match(name) and not is_torch_facing(path):
             faults.append(f"{place}, a header of torch, in a torch-free file")
@@ -226,6 +244,11 @@ def test_top_level_names():
         ("kernels/cpu/x.cpp", "#include <cuda_runtime.h>", "a header of CUDA or HIP"),
         ("symm_mem/segment/x.cpp", '#include "segment.hpp"', "from the root"),
         ("symm_mem/segment/x.cpp", '#include "symm_mem/segment/no_such.hpp"', "does not exist"),
+        ("backend/x.cpp", "#include <symm/no_such.hpp>", "does not exist"),
+        ("backend/x.cpp", '#include "backend/include/symm/ProcessGroupSymm.hpp"', "in quotes"),
+        ("backend/x.cpp", "#include <backend/WorkSymm.hpp>", "in angle brackets"),
+        ("backend/include/symm/x.hpp", '#include "kernels/core/error.hpp"', "a private header"),
+        ("symm_mem/c10d/x.cpp", "#include <symm/ProcessGroupSymm.hpp>", "to the right of symm_mem"),
     ],
 )
 def test_the_include_check_finds_faults(monkeypatch, path, text, fault):
@@ -238,8 +261,9 @@ def test_the_include_check_finds_faults(monkeypatch, path, text, fault):
 
 def is_compiled_first(header: Path) -> bool:
     """Whether its own source includes it first, so that every build compiles it alone."""
-    source = header.with_suffix(".cpp")
-    return (ROOT / source).exists() and includes(source)[0][2] == str(header)
+    folder = header.parents[2] if is_public(header) else header.parent
+    source = folder / header.with_suffix(".cpp").name
+    return (ROOT / source).exists() and project_file(*includes(source)[0][1:]) == header
 
 
 def compile_alone(header: Path, flags: list[str], folder: Path) -> str:
@@ -250,6 +274,7 @@ def compile_alone(header: Path, flags: list[str], folder: Path) -> str:
     compiler = ["ccache", "g++"] if shutil.which("ccache") else ["g++"]
     warnings = ["-Wall", "-Wextra", "-Werror"]
     command = [*compiler, "-std=c++20", "-O0", *warnings, f"-I{ROOT}", *flags]
+    command += [f"-I{ROOT / root}" for root in PUBLIC_ROOTS]
     command += ["-c", str(source), "-o", str(source.with_suffix(".o"))]
     environment = {**os.environ, "CCACHE_NOHASHDIR": "1"}
     result = subprocess.run(

@@ -115,7 +115,7 @@ TEST(DeviceLibrary, TheCudaLibraryOfThisBuildExportsOneSymbol) {
 #else
 
 TEST(DeviceLibrary, TheCudaLibraryOfThisBuildOpensWithoutAGpu) {
-  GTEST_SKIP() << "libsymm_cuda was not built (SYMM_CUDA)";
+  GTEST_SKIP() << "libsymm_cuda was not built (SYMM_BUILD_CUDA)";
 }
 
 #endif

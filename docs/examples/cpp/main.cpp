@@ -1,9 +1,10 @@
-// Two processes of one host sum a tensor over symm, without Python.
+// Two processes of one host sum a tensor over symm and write to each other's memory, without
+// Python.
 //
 //   all_reduce <path of a file that does not exist yet>
 //
 // The ranks meet through a FileStore at that path; any c10d store serves, for instance a TCPStore.
-// Exits with 0 if both ranks got the sum.
+// Exits with 0 if both ranks got what they should.
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -14,33 +15,60 @@
 #include <exception>
 #include <string>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
-#include "backend/ProcessGroupSymm.hpp"
+#include <symm/ProcessGroupSymm.hpp>
+#include <symm/SymmetricTensor.hpp>
+#include <symm/memory_provider.hpp>
 
 namespace {
 
 constexpr int kWorldSize = 2;
+constexpr char kGroup[] = "example";
 
 // Returns whether this rank's result is the sum over the ranks.
-bool run_rank(const std::string& path, int rank) {
-  auto options = c10::make_intrusive<symm::ProcessGroupSymm::Options>();
-  options->timeout = std::chrono::seconds(30);
-  auto store = c10::make_intrusive<c10d::PrefixStore>(
-      "example", c10::make_intrusive<c10d::FileStore>(path, kWorldSize));
-  auto group = c10::make_intrusive<symm::ProcessGroupSymm>(store, rank, kWorldSize, options);
-
+bool sum(symm::ProcessGroupSymm& backend, int rank) {
   std::vector<at::Tensor> tensors = {torch::arange(1000) + rank * 10000};
-  group->allreduce(tensors, c10d::AllreduceOptions())->wait();
-
+  backend.allreduce(tensors, c10d::AllreduceOptions())->wait();
   const bool right = tensors[0].equal(2 * torch::arange(1000) + 10000);
   std::printf("rank %d: element 999 is %lld, %s\n", rank,
               static_cast<long long>(tensors[0][999].item<std::int64_t>()),
               right ? "right" : "WRONG");
-  group->barrier(c10d::BarrierOptions())->wait();
-  group->shutdown();
   return right;
+}
+
+// Every rank writes to all ranks' memory; returns whether this one finds what they wrote.
+bool exchange(int rank) {
+  const auto tensor = symm::SymmetricTensor::empty({kWorldSize}, torch::kLong, kGroup);
+  for (int peer = 0; peer < kWorldSize; ++peer) tensor.remote(peer)[rank].fill_(10 * peer + rank);
+  tensor.barrier();
+  const bool right = tensor.local().equal(torch::arange(kWorldSize) + 10 * rank);
+  std::printf("rank %d: memory of %s, %s\n", rank, symm::memory_provider().c_str(),
+              right ? "right" : "WRONG");
+  return right;
+}
+
+bool run_rank(const std::string& path, int rank) {
+  auto options = c10::make_intrusive<symm::ProcessGroupSymm::Options>();
+  options->timeout = std::chrono::seconds(30);
+  auto store = c10::make_intrusive<c10d::PrefixStore>(
+      kGroup, c10::make_intrusive<c10d::FileStore>(path, kWorldSize));
+  auto backend = c10::make_intrusive<symm::ProcessGroupSymm>(store, rank, kWorldSize, options);
+  const bool summed = sum(*backend, rank);
+
+  // Symmetric memory belongs to a group that c10d knows by its name.
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, kWorldSize);
+  group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
+  group->setGroupName(kGroup);
+  c10d::register_process_group(kGroup, group);
+  const bool exchanged = exchange(rank);
+
+  backend->barrier(c10d::BarrierOptions())->wait();
+  c10d::unregister_process_group(kGroup);
+  backend->shutdown();
+  return summed && exchanged;
 }
 
 int exit_code_of_rank(const std::string& path, int rank) {

@@ -19,9 +19,9 @@
 #include <optional>
 #include <string>
 
-#include "symm_mem/c10d/memory_provider.hpp"
-
 namespace symm {
+
+struct MemoryProvider;
 
 class SymmetricTensor {
  public:
@@ -41,7 +41,7 @@ class SymmetricTensor {
   const at::Tensor& local() const { return local_; }
   int rank() const { return handle_->get_rank(); }
   int world_size() const { return handle_->get_world_size(); }
-  std::string provider() const { return provider_->name; }
+  std::string provider() const;
 
   // PyTorch's handle, for kernels: pointers by rank, signal pads, tables on the device.
   const c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory>& handle() const {

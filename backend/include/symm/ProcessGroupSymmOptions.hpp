@@ -8,13 +8,11 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/plan/algorithm.hpp"
-
 namespace symm {
 
 // Copyable; a group copies its options when it is made, so later changes do not reach it. Every
-// setter throws Error(kInvalidArgument) that names the option, what is expected and what came, and
-// then changes nothing.
+// setter throws a c10::ValueError that names the option, what is expected and what came, and then
+// changes nothing.
 class ProcessGroupSymmOptions final : public c10d::Backend::Options {
  public:
   static constexpr std::size_t kDefaultWorkspaceBytes = std::size_t{8} << 20;
@@ -31,7 +29,7 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   static c10::intrusive_ptr<ProcessGroupSymmOptions> from(
       const c10::intrusive_ptr<c10d::Backend::Options>& options);
 
-  // One of kAlgorithmNames; "auto" lets the table decide.
+  // The method of every collective that has it; "auto" lets a table decide.
   const std::string& algorithm() const { return algorithm_; }
   void set_algorithm(const std::string& name);
 
@@ -51,7 +49,8 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   // Asynchronous operations on a GPU run on streams of high priority; the host has none.
   bool is_high_priority_stream = false;
 
-  // Check what the base class lets anybody write: the time-out, and the list of ranks too.
+  // Check what the base class lets anybody write: the time-out, and the list of ranks too. Throw as
+  // the setters.
   void validate_timeout() const;
   void validate(int world_size) const;
 

@@ -1,4 +1,4 @@
-#include "symm_mem/c10d/symmetric_tensor.hpp"
+#include <symm/SymmetricTensor.hpp>
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -15,6 +15,7 @@
 #include "kernels/core/error.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/c10d/provider_choice.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 
@@ -97,6 +98,8 @@ SymmetricTensor::SymmetricTensor(at::Tensor tensor, std::string group_name)
                     " in ordinary memory on " + local_.device().str());
   });
 }
+
+std::string SymmetricTensor::provider() const { return provider_->name; }
 
 at::Tensor SymmetricTensor::remote(int rank) const {
   check_rank(rank, "remote");

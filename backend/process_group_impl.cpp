@@ -1,0 +1,130 @@
+#include "backend/process_group_impl.hpp"
+
+#include "backend/profiling.hpp"
+#include "symm_mem/c10d/c10d_store.hpp"
+#include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/process/blocking_section.hpp"
+
+namespace symm {
+
+using WorkPtr = ProcessGroupSymm::WorkPtr;
+
+namespace {
+
+CommunicatorConfig config_of(const ProcessGroupSymmOptions& options, int rank, int size) {
+  CommunicatorConfig config;
+  config.group_name = options.group_name.empty() ? "symm" : options.group_name;
+  config.rank = rank;
+  config.world_size = size;
+  config.global_ranks.assign(options.global_ranks_in_group.begin(),
+                             options.global_ranks_in_group.end());
+  config.timeout = options.timeout;
+  config.algorithm = parse_algorithm(options.algorithm(), "the option algorithm");
+  config.workspace_bytes = options.workspace_bytes();
+  config.device_workspace_bytes = options.device_workspace_bytes();
+  config.deterministic = options.deterministic;
+  config.high_priority = options.is_high_priority_stream;
+  return config;
+}
+
+class QueuedCollective final : public AsyncTask {
+ public:
+  explicit QueuedCollective(c10::intrusive_ptr<CollectiveWork> work) : work_(std::move(work)) {}
+  void run() noexcept override { work_->run(); }
+  void cancel(const Error& reason) noexcept override { work_->cancel(reason); }
+
+ private:
+  c10::intrusive_ptr<CollectiveWork> work_;
+};
+
+}  // namespace
+
+ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
+                             const c10::intrusive_ptr<c10d::Store>& store,
+                             const c10::intrusive_ptr<Options>& options)
+    : SegmentUser(group),
+      group_(group),
+      rank_(group.rank_),
+      size_(group.size_),
+      options_(Options::from(options)) {
+  if (size_ < 1 || rank_ < 0 || rank_ >= size_) {
+    throw Error(ErrorCode::kInvalidArgument, "rank: expected 0 to size - 1, got rank " +
+                                                 std::to_string(rank_) + " of size " +
+                                                 std::to_string(size_));
+  }
+  options_->validate(size_);
+  C10dStore adapter(store);
+  engine_ = GroupEngine::create(adapter, config_of(*options_, rank_, size_));
+}
+
+ProcessGroupSymm::Impl::~Impl() {
+  forget_segment_user(this);
+  if (!device_launcher_) return;
+  blocking_section([this] { device_launcher_->leave([this] { engine_->interrupt(); }); });
+}
+
+WorkPtr ProcessGroupSymm::Impl::issue(c10d::OpType type, const char* title, CallBatch calls,
+                                      Milliseconds timeout, bool async_op) {
+  engine_->check_usable();
+  const Milliseconds limit = engine_->timeout(timeout);
+  if (!calls.empty() && calls.front().device.is_cuda()) {
+    return issue_on_device(type, profiled(title), std::move(calls), limit, async_op);
+  }
+  if (!async_op && !coalescing() && engine_->may_run_inline()) {
+    return run_inline(type, profiled(title), calls, limit);
+  }
+  check_block(at::kCPU);
+  WorkPtr work = enqueue(type, profiled(title), std::move(calls), limit);
+  if (coalescing()) {
+    add_coalesced(work);
+  } else if (!async_op) {
+    work->wait();
+  }
+  return work;
+}
+
+WorkPtr ProcessGroupSymm::Impl::run_inline(c10d::OpType type, const char* title,
+                                           const CallBatch& calls, Milliseconds timeout) {
+  const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  auto work = c10::make_intrusive<WorkSymm>(rank_, type, title, sequence, outputs_of(calls));
+  try {
+    for (const CollectiveCall& call : calls) {
+      run_on_host(call, engine_->communicator(), timeout);
+    }
+  } catch (const Error& error) {
+    // A refused call was never made, so it has no number.
+    if (is_refusal(error)) sequence_.fetch_sub(1, std::memory_order_relaxed);
+    work->finish_at_birth();
+    throw;
+  }
+  work->finish_at_birth();
+  return work;
+}
+
+WorkPtr ProcessGroupSymm::Impl::enqueue(c10d::OpType type, const char* title, CallBatch calls,
+                                        Milliseconds timeout) {
+  for (const CollectiveCall& call : calls) engine_->communicator().validate(call.args);
+  const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  auto work = c10::make_intrusive<CollectiveWork>(rank_, type, title, sequence, std::move(calls),
+                                                  engine_->shared_communicator(), timeout);
+  engine_->queue().post(std::make_unique<QueuedCollective>(work));
+  return work;
+}
+
+void ProcessGroupSymm::Impl::check_block(at::Device device) {
+  if (!coalescing()) return;
+  std::lock_guard lock(mutex_);
+  if (device.is_cpu() ? device_block_.has_value() : !coalesced_.empty()) {
+    throw Error(ErrorCode::kUnsupported,
+                "a coalescing block is for calls on one device: got one on " + device.str() +
+                    " after one on " +
+                    (device.is_cpu() ? device_launcher_->device().str() : "cpu"));
+  }
+}
+
+void ProcessGroupSymm::Impl::add_coalesced(const WorkPtr& work) {
+  std::lock_guard lock(mutex_);
+  coalesced_.push_back(work);
+}
+
+}  // namespace symm

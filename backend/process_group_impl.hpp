@@ -1,0 +1,142 @@
+// What is behind the public header of ProcessGroupSymm: its state, and the steps that its
+// operations share.
+//
+// A c10d member function of ProcessGroupSymm does three things: it checks the tensors and turns
+// them into CollectiveArgs (collective_call.hpp), it runs them or queues them (issue), and it turns
+// symm::Error into PyTorch's exception (errors.hpp). Everything else is below the torch seam.
+//
+// The members of the group's interface throw PyTorch's exceptions, all others Error.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <symm/ProcessGroupSymm.hpp>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "backend/WorkSymm.hpp"
+#include "backend/collective_call.hpp"
+#include "backend/configured_call.hpp"
+#include "backend/device_launcher.hpp"
+#include "backend/engine/group_engine.hpp"
+#include "backend/engine/host/point_to_point.hpp"
+#include "symm_mem/c10d/group_links.hpp"
+
+namespace symm {
+
+class ProcessGroupSymm::Impl final : public SegmentUser {
+ public:
+  // `group` owns this object.
+  Impl(const ProcessGroupSymm& group, const c10::intrusive_ptr<c10d::Store>& store,
+       const c10::intrusive_ptr<Options>& options);
+  ~Impl() override;
+
+  static Impl& of(ProcessGroupSymm& group) { return *group.impl_; }
+
+  // What the Python module adds to c10d's interface.
+
+  // A collective with a plan and stages of its own (torch_symm.ccl). Collective; every rank must
+  // give the same request and op, and stages or none. ValueError for what check_request() refuses.
+  WorkPtr run_configured(const ConfiguredCall& given, bool async_op);
+
+  // Whether collectives would find `tensor`, on a GPU, in memory that has joined this group. Local.
+  bool device_knows(const at::Tensor& tensor) const;
+
+  // A barrier as an operation of the current stream where `device` is a GPU (capturable), as
+  // barrier() on the host. nullopt: the GPU that the group uses or is bound to on this rank, the
+  // host where there is none.
+  WorkPtr device_barrier(std::optional<at::Device> device);
+
+  // Memory of PyTorch's symmetric-memory API that has joined this group is read in place as well.
+  std::shared_ptr<LocalGroup> local_group() override;
+  void prepare_segment(const LocalSegment& local) override;
+  void add_segment(std::shared_ptr<Segment> segment, bool symmetric) override;
+  void set_symmetric(const std::shared_ptr<Segment>& segment) override;
+  void remove_segment(const std::shared_ptr<Segment>& segment) override;
+
+ private:
+  friend class ProcessGroupSymm;
+  using Milliseconds = std::chrono::milliseconds;
+
+  CallBuilder builder(CollectiveKind kind) const { return {kind, rank_, size_, gpu()}; }
+
+  // Runs or queues `calls`; see NOTE [Where an operation runs]. `title` names the operation in
+  // profiles.
+  WorkPtr issue(c10d::OpType type, const char* title, CallBatch calls, Milliseconds timeout,
+                bool async_op);
+  WorkPtr issue(c10d::OpType type, const char* title, CollectiveCall call, Milliseconds timeout,
+                bool async_op) {
+    CallBatch calls;
+    calls.push_back(std::move(call));
+    return issue(type, title, std::move(calls), timeout, async_op);
+  }
+  WorkPtr run_inline(c10d::OpType type, const char* title, const CallBatch& calls,
+                     Milliseconds timeout);
+  WorkPtr enqueue(c10d::OpType type, const char* title, CallBatch calls, Milliseconds timeout);
+
+  // The GPU of this group on this rank: the one in use, else the one it is bound to, else -1.
+  int gpu() const {
+    if (const DeviceLauncher* device = device_.load(std::memory_order_acquire)) {
+      return device->device().index();
+    }
+    const std::optional<at::Device>& bound = group_.bound_device_id_;
+    return bound && bound->is_cuda() ? bound->index() : -1;
+  }
+  // The half on `device`, made on first use. Throws as DeviceLauncher::DeviceLauncher.
+  DeviceLauncher& device_launcher(at::Device device);
+  WorkPtr issue_on_device(c10d::OpType type, const char* title, CallBatch calls,
+                          Milliseconds timeout, bool async_op);
+  // The barrier's call: on the device inside a capture, else on the host behind the device's work.
+  // Collective where `opts` names the GPU of a group that has not used one.
+  CollectiveCall barrier_call(const c10d::BarrierOptions& opts);
+
+  enum class Direction { kSend, kRecv };
+  WorkPtr transfer(Direction direction, c10d::OpType type, Tensors& tensors, int peer, int tag);
+  // `op` moves `tensor`.
+  WorkPtr transfer_on_device(c10d::OpType type, const at::Tensor& tensor, const TransferOp& op);
+  WorkPtr transfer_on_host(c10d::OpType type, const at::Tensor& tensor, const TransferOp& op);
+
+  bool coalescing() const {
+    return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
+  // A coalescing block is on one device. Throws kUnsupported.
+  void check_block(at::Device device);
+  void add_coalesced(const WorkPtr& work);
+  // A message on the host that waits for the end of its block.
+  struct HostMessage {
+    Message message;
+    c10::intrusive_ptr<TransferWork> work;
+  };
+  void start_messages(std::vector<HostMessage> block);
+  DeviceLauncher::Block& device_block(DeviceLauncher& device, std::uint64_t sequence);
+
+  const ProcessGroupSymm& group_;
+  const int rank_;
+  const int size_;
+  const c10::intrusive_ptr<Options> options_;
+  std::shared_ptr<GroupEngine> engine_;
+  std::mutex device_mutex_;  // guards the making of what follows
+  std::unique_ptr<DeviceLauncher> device_launcher_;
+  std::atomic<DeviceLauncher*> device_{nullptr};  // the same, once it is made
+  std::atomic<std::uint64_t> sequence_{0};        // operations issued so far
+
+  std::atomic<std::thread::id> coalescing_thread_{};
+  std::optional<DeviceLauncher::Block> device_block_;  // for that thread
+  std::vector<HostMessage> host_messages_;             // for that thread
+  std::mutex mutex_;                                   // guards what follows
+  std::vector<WorkPtr> coalesced_;
+  struct LastSplit {
+    c10::weak_intrusive_ptr<c10d::Store> store;
+    std::vector<int> ranks;
+    c10::weak_intrusive_ptr<c10d::Backend> backend;
+  };
+  std::optional<LastSplit> last_split_;
+};
+
+}  // namespace symm
