@@ -5,6 +5,7 @@
 
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
+#include "kernels/protocol/device_layout.hpp"
 #include "symm_mem/device/memory_handle.hpp"
 #include "symm_mem/process/byte_codec.hpp"
 
