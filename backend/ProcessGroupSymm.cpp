@@ -6,6 +6,7 @@
 #include "backend/profiling.hpp"
 #include "symm_mem/c10d/c10d_store.hpp"
 #include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/c10d/memory_provider.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
@@ -51,6 +52,7 @@ ProcessGroupSymm::ProcessGroupSymm(const c10::intrusive_ptr<c10d::Store>& store,
                                                    std::to_string(size));
     }
     options_->validate(size);
+    static_cast<void>(memory_provider());  // throws for a wrong SYMM_MEMORY_PROVIDER
     C10dStore adapter(store);
     engine_ = GroupEngine::create(adapter, config_of(*options_, rank, size));
   });

@@ -8,11 +8,13 @@
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 
 #include "backend/ProcessGroupSymm.hpp"
 #include "backend/device_streams.hpp"
+#include "backend/engine/group/settings.hpp"
 #include "backend/engine/live_groups.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
@@ -22,6 +24,8 @@
 #include "symm_mem/c10d/memory_provider.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "symm_mem/device/device_library.hpp"
+#include "symm_mem/device/memory_handle.hpp"
+#include "symm_mem/device/multicast.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
 namespace {
@@ -194,6 +198,26 @@ void bind_adoption(py::module_& module) {
       py::arg("tensor"), "None where the storage of `tensor` cannot be shared in place. Local.");
 }
 
+// What the compiled part makes of one of its variables.
+std::string environment_value(const std::string& name) {
+  return with_torch_errors([&]() -> std::string {
+    if (name == "SYMM_ALGO") return std::string(algorithm_name(symm::algorithm_in_environment()));
+    if (name == "SYMM_DETERMINISTIC") return symm::deterministic_in_environment() ? "1" : "0";
+    if (name == "SYMM_DISABLE_MULTICAST") return symm::multicast_disabled() ? "1" : "0";
+    if (name == "SYMM_HANDLE_TYPE") {
+      return std::string(symm::handle_preference_name(symm::handle_preference()));
+    }
+    if (name == "SYMM_ISA") return std::string(symm::isa_name(symm::selected_isa()));
+    if (name == "SYMM_MEMORY_PROVIDER") return symm::memory_provider();
+    if (name == "SYMM_TUNING_FILE") {
+      static_cast<void>(symm::tables_in_environment());  // throws where the file is wrong
+      const char* const path = std::getenv(name.c_str());
+      return path == nullptr ? "" : path;
+    }
+    throw py::value_error("name: got '" + name + "'");
+  });
+}
+
 py::dict build_info() {
   py::dict info;
   info["torch"] = TORCH_VERSION;
@@ -213,9 +237,6 @@ PYBIND11_MODULE(_C, module) {
   symm::bind_configured_calls(module);
   symm::register_symmetric_memory();
 
-  module.def(
-      "isa", [] { return with_torch_errors([] { return symm::isa_name(symm::selected_isa()); }); },
-      "Name of the instruction set that reductions on the CPU use.");
   module.def("device_library_problem", &device_library_problem, py::arg("device"),
              "The sentence that says why tensors on `device` (\"cuda\", \"hip\") cannot be used, "
              "or \"\".");
@@ -248,6 +269,20 @@ PYBIND11_MODULE(_C, module) {
              "Everybody's message, by rank. Collective.");
   module.def("mappings_made", &symm::mappings_made,
              "Mappings of symmetric memory that this process has made so far.");
+
+  module.def("environment_value", &environment_value, py::arg("name"),
+             py::call_guard<py::gil_scoped_release>(),
+             "What the compiled part reads from its variable; ValueError for a wrong value.");
+  module.def(
+      "multicast_switches",
+      [] {
+        py::dict switches;
+        for (const char* name : symm::kMulticastSwitches) {
+          switches[name] = symm::turns_multicast_off(name);
+        }
+        return switches;
+      },
+      "For each variable that can turn multicast off, whether it does.");
 
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [] { symm::interrupt_live_groups(); }, py::call_guard<py::gil_scoped_release>()));
