@@ -18,11 +18,8 @@
 #include "backend/engine/live_groups.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
-#include "symm_mem/c10d/adoption.hpp"
-#include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/memory_provider.hpp"
-#include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/memory_handle.hpp"
 #include "symm_mem/device/multicast.hpp"
@@ -174,30 +171,6 @@ at::Tensor allocate(std::int64_t bytes, const py::object& device) {
   return symm::allocate_symmetric(bytes, place);
 }
 
-void bind_adoption(py::module_& module) {
-  using symm::Adoption;
-  py::class_<Adoption>(
-      module, "Adoption",
-      "The storage of a tensor of another allocator that peers could map in place.")
-      .def_property_readonly("offset", &Adoption::offset)
-      .def_property_readonly("bytes", &Adoption::bytes)
-      .def(
-          "share",
-          [](Adoption& self, const std::string& group_name) {
-            return with_torch_errors(
-                [&] { return symm::blocking_call([&] { return self.share(group_name); }); });
-          },
-          py::arg("group_name"),
-          "Makes it symmetric in the group. Collective. \"\", or why that cannot be, on every "
-          "rank.");
-  module.def(
-      "adoption_of",
-      [](const at::Tensor& tensor) {
-        return with_torch_errors([&] { return Adoption::of(tensor); });
-      },
-      py::arg("tensor"), "None where the storage of `tensor` cannot be shared in place. Local.");
-}
-
 // What the compiled part makes of one of its variables.
 std::string environment_value(const std::string& name) {
   return with_torch_errors([&]() -> std::string {
@@ -235,7 +208,7 @@ PYBIND11_MODULE(_C, module) {
   symm::set_blocking_hook(&without_interpreter_lock);
   bind_process_group(module);
   symm::bind_configured_calls(module);
-  symm::register_symmetric_memory();
+  symm::bind_symmetric_memory(module);
 
   module.def("device_library_problem", &device_library_problem, py::arg("device"),
              "The sentence that says why tensors on `device` (\"cuda\", \"hip\") cannot be used, "
@@ -243,32 +216,6 @@ PYBIND11_MODULE(_C, module) {
   module.def("build_info", &build_info, "What this module was compiled with.");
   module.def("allocate", &allocate, py::arg("nbytes"), py::arg("device") = "cpu",
              "A uint8 tensor of zeros in memory that ProcessGroupSymm.rendezvous() accepts.");
-
-  module.def("contiguous_view", &symm::contiguous_view, py::arg("tensor"), py::arg("group_name"),
-             "All ranks' copies of a symmetric tensor as one, [world_size, *shape]. Collective.");
-  module.def(
-      "is_symmetric", &symm::is_symmetric, py::arg("tensor"), py::arg("group_name"),
-      "Whether `tensor` stands in memory of SYMM, and has joined the group, if one is named.");
-  module.def("place_of", &symm::place_of, py::arg("tensor"),
-             "(bytes from the start of its allocation, bytes of that), None for other memory.");
-  module.def(
-      "memory_provider_choice",
-      [] {
-        const symm::MemoryProviderChoice choice = [] {
-          const py::gil_scoped_release release;
-          return symm::memory_provider_choice();
-        }();
-        return std::make_pair(choice.name, choice.used);
-      },
-      "(the memory provider that this process has chosen or \"\", whether it is in use).");
-  module.def("record_memory_provider", &symm::record_memory_provider, py::arg("name"),
-             py::arg("used"), py::call_guard<py::gil_scoped_release>(),
-             "After `name` was selected in torch.");
-  bind_adoption(module);
-  module.def("tell", &symm::tell, py::arg("group_name"), py::arg("message"),
-             "Everybody's message, by rank. Collective.");
-  module.def("mappings_made", &symm::mappings_made,
-             "Mappings of symmetric memory that this process has made so far.");
 
   module.def("environment_value", &environment_value, py::arg("name"),
              py::call_guard<py::gil_scoped_release>(),

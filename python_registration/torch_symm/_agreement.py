@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from torch_symm._registration import load
+
 
 def tell(group: Any, caller: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Everybody's `facts` by group rank. Collective over `group`, a ProcessGroup.
 
     Raises RuntimeError, on every rank, where another function than `caller` tells at this point.
     """
-    from torch_symm._registration import load
-
     message = json.dumps({"caller": caller, **facts}).encode()
     everybody = [json.loads(text) for text in load().tell(group.group_name, message)]
     callers = [rank["caller"] for rank in everybody]

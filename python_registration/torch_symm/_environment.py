@@ -27,18 +27,6 @@ def backend_name(name: str) -> str:
     return value
 
 
-# Who can make symmetric memory; provider.py says what each is.
-MEMORY_PROVIDERS = ("native", "cuda", "nccl", "nvshmem")
-
-
-def memory_provider(name: str) -> str:
-    """One of MEMORY_PROVIDERS, or "" where it is unset."""
-    value = os.environ.get(name, "")
-    if value and value not in MEMORY_PROVIDERS:
-        raise ValueError(f"{name} must be one of {', '.join(MEMORY_PROVIDERS)}, but is {value!r}")
-    return value
-
-
 CHECKS = {
     "SYMM_DEFAULT": flag,
     "SYMM_REPLACE": backend_name,
