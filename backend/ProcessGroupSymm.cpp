@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <symm/memory_provider.hpp>
 #include "backend/process_group_impl.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/process/blocking_section.hpp"

@@ -1,5 +1,7 @@
 #include "backend/process_group_impl.hpp"
 
+#include <symm/memory_provider.hpp>
+
 #include "backend/profiling.hpp"
 #include "symm_mem/c10d/c10d_store.hpp"
 #include "symm_mem/c10d/errors.hpp"
@@ -53,6 +55,7 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
                                                  std::to_string(size_));
   }
   options_->validate(size_);
+  static_cast<void>(memory_provider());  // throws for a wrong SYMM_MEMORY_PROVIDER
   C10dStore adapter(store);
   engine_ = GroupEngine::create(adapter, config_of(*options_, rank_, size_));
 }

@@ -8,20 +8,20 @@
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 
 #include "backend/device_streams.hpp"
+#include "backend/engine/group/settings.hpp"
 #include "backend/engine/live_groups.hpp"
 #include "backend/process_group_impl.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
-#include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
-#include "symm_mem/c10d/provider_choice.hpp"
-#include "symm_mem/c10d/symmetric_allocator.hpp"
-#include "symm_mem/c10d/user_buffer.hpp"
 #include "symm_mem/device/device_library.hpp"
+#include "symm_mem/device/memory_handle.hpp"
+#include "symm_mem/device/multicast.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
 namespace {
@@ -140,29 +140,24 @@ std::string device_library_problem(const std::string& device) {
   throw py::value_error("device: expected 'cuda' or 'hip', got '" + device + "'");
 }
 
-void bind_user_buffer(py::module_& module) {
-  using symm::UserBuffer;
-  py::class_<UserBuffer>(
-      module, "UserBuffer",
-      "The storage of a tensor of another allocator that peers could map in place.")
-      .def_property_readonly("offset", &UserBuffer::offset)
-      .def_property_readonly("bytes", &UserBuffer::bytes)
-      .def(
-          "share",
-          [](UserBuffer& self, const std::string& group_name, bool symmetric) {
-            return with_torch_errors([&] {
-              return symm::blocking_call([&] { return self.share(group_name, symmetric); });
-            });
-          },
-          py::arg("group_name"), py::arg("symmetric"),
-          "Makes it symmetric in the group. Collective. \"\", or why that cannot be, on every "
-          "rank.");
-  module.def(
-      "user_buffer_of",
-      [](const at::Tensor& tensor) {
-        return with_torch_errors([&] { return UserBuffer::of(tensor); });
-      },
-      py::arg("tensor"), "None where the storage of `tensor` cannot be shared in place. Local.");
+// What the compiled part makes of one of its variables.
+std::string environment_value(const std::string& name) {
+  return with_torch_errors([&]() -> std::string {
+    if (name == "SYMM_ALGO") return std::string(algorithm_name(symm::algorithm_in_environment()));
+    if (name == "SYMM_DETERMINISTIC") return symm::deterministic_in_environment() ? "1" : "0";
+    if (name == "SYMM_DISABLE_MULTICAST") return symm::multicast_disabled() ? "1" : "0";
+    if (name == "SYMM_HANDLE_TYPE") {
+      return std::string(symm::handle_preference_name(symm::handle_preference()));
+    }
+    if (name == "SYMM_ISA") return std::string(symm::isa_name(symm::selected_isa()));
+    if (name == "SYMM_MEMORY_PROVIDER") return symm::memory_provider();
+    if (name == "SYMM_TUNING_FILE") {
+      static_cast<void>(symm::tables_in_environment());  // throws where the file is wrong
+      const char* const path = std::getenv(name.c_str());
+      return path == nullptr ? "" : path;
+    }
+    throw py::value_error("name: got '" + name + "'");
+  });
 }
 
 py::dict build_info() {
@@ -182,44 +177,26 @@ PYBIND11_MODULE(_C, module) {
   symm::set_blocking_hook(&without_interpreter_lock);
   bind_process_group(module);
   symm::bind_configured_calls(module);
-  symm::register_symmetric_memory();
+  symm::bind_symmetric_memory(module);
 
-  module.def(
-      "isa", [] { return with_torch_errors([] { return symm::isa_name(symm::selected_isa()); }); },
-      "Name of the instruction set that reductions on the CPU use.");
   module.def("device_library_problem", &device_library_problem, py::arg("device"),
              "The sentence that says why tensors on `device` (\"cuda\", \"hip\") cannot be used, "
              "or \"\".");
   module.def("build_info", &build_info, "What this module was compiled with.");
 
-  module.def("contiguous_view", &symm::contiguous_view, py::arg("tensor"), py::arg("group_name"),
-             "All ranks' copies of a symmetric tensor as one, [world_size, *shape]. Collective.");
+  module.def("environment_value", &environment_value, py::arg("name"),
+             py::call_guard<py::gil_scoped_release>(),
+             "What the compiled part reads from its variable; ValueError for a wrong value.");
   module.def(
-      "is_symmetric", &symm::is_symmetric, py::arg("tensor"), py::arg("group_name"),
-      "Whether `tensor` stands in memory of SYMM, and has joined the group, if one is named.");
-  module.def("place_of", &symm::place_of, py::arg("tensor"),
-             "(bytes from the start of its allocation, bytes of that), None for other memory.");
-  module.def(
-      "memory_provider_choice",
+      "multicast_switches",
       [] {
-        const symm::MemoryProviderChoice choice = [] {
-          const py::gil_scoped_release release;
-          return symm::memory_provider_choice();
-        }();
-        return std::make_pair(choice.name, choice.used);
+        py::dict switches;
+        for (const char* name : symm::kMulticastSwitches) {
+          switches[name] = symm::turns_multicast_off(name);
+        }
+        return switches;
       },
-      "(the memory provider that this process has chosen or \"\", whether it is in use).");
-  module.def("record_memory_provider", &symm::record_memory_provider, py::arg("name"),
-             py::arg("used"), py::call_guard<py::gil_scoped_release>(),
-             "After `name` was selected in torch.");
-  module.def("share", &symm::share, py::arg("tensor"), py::arg("group_name"), py::arg("symmetric"),
-             "Makes the memory of `tensor` symmetric in the group. Collective. False for memory of "
-             "others.");
-  bind_user_buffer(module);
-  module.def("all_gather_message", &symm::all_gather_message, py::arg("group_name"),
-             py::arg("message"), "Everybody's message, by rank. Collective.");
-  module.def("mappings_made", &symm::mappings_made,
-             "Mappings of symmetric memory that this process has made so far.");
+      "For each variable that can turn multicast off, whether it does.");
 
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [] { symm::interrupt_live_groups(); }, py::call_guard<py::gil_scoped_release>()));

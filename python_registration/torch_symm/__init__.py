@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch_symm import ccl
     from torch_symm._build_info import VERSION as __version__
-    from torch_symm._C import ProcessGroupSymm
+    from torch_symm._C import ProcessGroupSymm, memory_provider, providers
     from torch_symm.memory import (
         as_symmetric,
         copy_counts,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
         ones,
         zeros,
     )
-    from torch_symm.provider import memory_provider, providers
     from torch_symm.symmetric_tensor import SymmetricTensor
     from torch_symm.views import contiguous_view
 
@@ -54,9 +53,7 @@ _MODULES = {
     "full": "memory",
     "is_symmetric": "memory",
     "mem_pool": "memory",
-    "memory_provider": "provider",
     "ones": "memory",
-    "providers": "provider",
     "zeros": "memory",
 }
 
@@ -85,11 +82,11 @@ def __getattr__(name: str) -> Any:
         from torch_symm._build_info import VERSION
 
         return VERSION
-    if name in ("Options", "ProcessGroupSymm"):
+    if name in ("Options", "ProcessGroupSymm", "memory_provider", "providers"):
         from torch_symm._registration import load
 
-        process_group = load().ProcessGroupSymm
-        return process_group if name == "ProcessGroupSymm" else process_group.Options
+        compiled = load()
+        return compiled.ProcessGroupSymm.Options if name == "Options" else getattr(compiled, name)
     if name == "ccl":
         return importlib.import_module("torch_symm.ccl")
     if name in _MODULES:

@@ -1,20 +1,20 @@
-"""Small facts that the ranks of a group tell each other, whatever the group's backend is."""
+"""Small facts that every rank of a group learns of every other, whatever the group's backend is."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from torch_symm._registration import load
 
-def tell(group: Any, caller: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
+
+def all_gather_facts(group: Any, caller: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Everybody's `facts` by group rank. Collective over `group`, a ProcessGroup.
 
-    Raises RuntimeError, on every rank, where another function than `caller` tells at this point.
+    Raises RuntimeError, on every rank, where another function than `caller` is called at this point.
     """
-    from torch_symm._registration import load
-
     message = json.dumps({"caller": caller, **facts}).encode()
-    everybody = [json.loads(text) for text in load().tell(group.group_name, message)]
+    everybody = [json.loads(text) for text in load().all_gather_message(group.group_name, message)]
     callers = [rank["caller"] for rank in everybody]
     if any(name != caller for name in callers):
         raise RuntimeError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_symm._registration import load
+
 
 def resolve(group: Any, caller: str) -> Any:
     """The ProcessGroup that `group` names: one itself, a group's name, or None for the default one.
@@ -26,26 +28,15 @@ def resolve(group: Any, caller: str) -> Any:
             "may call this"
         )
     if isinstance(group, str):
-        return _by_name(group, caller)
+        return load().group_named(group, caller)
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(
             f"{caller}: group: expected a ProcessGroup, a group's name or None, got a "
             f"{type(group).__name__}"
         )
-    if _by_name(group.group_name, caller) is not group:
+    if load().group_named(group.group_name, caller) is not group:
         raise ValueError(
             f"{caller}: group: this group {group.group_name!r} has been destroyed, and another one "
             "has its name now"
         )
     return group
-
-
-def _by_name(name: str, caller: str) -> Any:
-    from torch.distributed import distributed_c10d
-
-    try:
-        return distributed_c10d._resolve_process_group(name)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"{caller}: group: this rank has no group named {name!r}; it may have been destroyed"
-        ) from error

@@ -113,11 +113,6 @@ def load() -> ModuleType:
     return module
 
 
-def loaded() -> ModuleType | None:
-    """The compiled module where load() has been called, else None."""
-    return load() if load.cache_info().currsize else None
-
-
 def torch_version_problem() -> str:
     """The sentence that says why this build does not fit the running torch, or ""."""
     import torch

@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_symm import _agreement, _groups, provider
+from torch_symm import _agreement, _groups
+from torch_symm._registration import load
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +35,11 @@ def empty(
         device: "cpu" or "cuda"; torch's default device where it is None.
 
     Raises:
-        NotImplementedError: the memory provider has no memory on that device.
-        RuntimeError: out of memory, or torch's symmetric memory is in use with another provider.
+        NotImplementedError: the memory provider has no memory on that device, or torch's symmetric
+            memory is in use with another one.
+        RuntimeError: out of memory.
     """
-    return _allocate(_shape(size), dtype, device, "empty")
+    return allocate(size, dtype, device, "empty")
 
 
 def zeros(
@@ -46,7 +48,7 @@ def zeros(
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
     """`empty`, filled with 0."""
-    return _allocate(_shape(size), dtype, device, "zeros").zero_()
+    return allocate(size, dtype, device, "zeros").zero_()
 
 
 def ones(
@@ -55,7 +57,7 @@ def ones(
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
     """`empty`, filled with 1."""
-    return _allocate(_shape(size), dtype, device, "ones").fill_(1)
+    return allocate(size, dtype, device, "ones").fill_(1)
 
 
 def full(
@@ -70,7 +72,7 @@ def full(
 
     if dtype is None:
         dtype = torch.full((), fill_value, device="cpu").dtype
-    return _allocate(_shape((size,)), dtype, device, "full").fill_(fill_value)
+    return allocate((size,), dtype, device, "full").fill_(fill_value)
 
 
 def mem_pool(device: torch.device | str | None = None) -> torch.cuda.MemPool:
@@ -85,7 +87,6 @@ def mem_pool(device: torch.device | str | None = None) -> torch.cuda.MemPool:
     Raises:
         NotImplementedError: `device` is not a GPU (on the CPU, use `empty`), or cannot be used.
     """
-    import torch
     import torch.distributed._symmetric_memory as symm_mem
 
     place = _device("cuda" if device is None else device)
@@ -93,8 +94,7 @@ def mem_pool(device: torch.device | str | None = None) -> torch.cuda.MemPool:
         raise NotImplementedError(
             f"mem_pool: device: torch has pools on cuda only, got {place}; use torch_symm.empty"
         )
-    with provider.allocating(place, "mem_pool"):
-        return symm_mem.get_mem_pool(torch.device(place))
+    return load().allocate_from_provider(place, "mem_pool", lambda: symm_mem.get_mem_pool(place))
 
 
 def is_symmetric(tensor: torch.Tensor, group: Any = None) -> bool:
@@ -111,19 +111,13 @@ def is_symmetric(tensor: torch.Tensor, group: Any = None) -> bool:
         ValueError: this rank is not in `group`, or the group was destroyed.
         NotImplementedError: a group is named, but the tensor's provider keeps no record of groups.
     """
-    from torch_symm._registration import load
-
     name = None if group is None else _groups.resolve(group, "is_symmetric").group_name
-    if load().is_symmetric(tensor, name):
-        return True
-    if provider.current().name == "native" or not _torch_knows(tensor):
-        return False
-    if name is not None:
-        provider.require("groups_known", "record of the groups of its memory", "is_symmetric")
-    return True
+    return load().is_symmetric(tensor, name)
 
 
-def as_symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
+def as_symmetric(
+    tensor: torch.Tensor, group: Any = None, *, symmetric: bool = False
+) -> torch.Tensor:
     """The tensor to use where `group` needs one in symmetric memory. Collective over `group`.
 
     Where every rank's `tensor` stands at the same place of memory that can be shared, that is
@@ -139,29 +133,36 @@ def as_symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
     Args:
         tensor: of the same shape and dtype on every rank.
         group: a ProcessGroup or its name; the default group where it is None.
+        symmetric: registers the memory for symmetric use: a promise, the same on every rank, that
+            whenever one rank passes a tensor in it to a collective of `group`, every rank passes one
+            at the same offset, and that an all_to_all has equal shares on every rank or on none.
+            Collectives of symm may then use copy engines and multicast. A broken promise fails the
+            group on every rank.
 
     Raises:
-        ValueError: this rank is not in `group`; or shapes or dtypes differ, on every rank then.
-        NotImplementedError: the memory provider has no memory on the tensor's device.
+        ValueError: this rank is not in `group`; or shapes, dtypes or `symmetric` differ, on every
+            rank then.
+        NotImplementedError: the memory provider has no memory on the tensor's device, or no
+            symmetric registration.
     """
     import torch
 
     process_group = _groups.resolve(group, "as_symmetric")
-    adoption = _adoption(tensor)
+    buffer = _user_buffer(tensor)
     reason = "the memory of at least one rank's tensor cannot be shared in place"
-    if _all_can_share(tensor, adoption, process_group):
-        if adoption is not None:
-            reason = _share(adoption, tensor, process_group)
+    if _all_can_share(tensor, buffer, process_group, symmetric):
+        if buffer is not None:
+            reason = _register(buffer, tensor, process_group, symmetric)
             shared = not reason
         else:
-            shared = provider.rendezvous(tensor, process_group, "as_symmetric") is not None
+            shared = _rendezvous(tensor, process_group, symmetric)
         if shared:
             _copy_counts.add("in_place", tensor.nbytes)
             return tensor
-    copy = _allocate(tensor.shape, tensor.dtype, tensor.device, "as_symmetric")
+    copy = allocate(tensor.shape, tensor.dtype, tensor.device, "as_symmetric")
     with torch.no_grad():
         copy.copy_(tensor)
-    provider.rendezvous(copy, process_group, "as_symmetric")
+    _rendezvous(copy, process_group, symmetric)
     if _copy_counts.add("copied", tensor.nbytes) == 1:
         warnings.warn(
             f"torch_symm.as_symmetric() copied a tensor of shape {tuple(tensor.shape)}, because "
@@ -200,73 +201,63 @@ class _CopyCounts:
 _copy_counts = _CopyCounts()
 
 
-def _adoption(tensor: torch.Tensor) -> Any:
+def _user_buffer(tensor: torch.Tensor) -> Any:
     """What can make another allocator's memory symmetric in place, None where nothing can."""
-    from torch_symm._registration import load
-
-    if provider.current().name != "native" or tensor.device.type != "cuda":
+    if tensor.device.type != "cuda" or load().memory_provider() != "native":
         return None
-    return load().adoption_of(tensor)
+    return load().user_buffer_of(tensor)
 
 
-def _share(adoption: Any, tensor: torch.Tensor, group: Any) -> str:
+def _rendezvous(tensor: torch.Tensor, group: Any, symmetric: bool) -> bool:
+    """False for memory that cannot be shared. Collective."""
+    if not symmetric:
+        return load().rendezvous(tensor, group.group_name, "as_symmetric") is not None
+    if (provider := load().memory_provider()) != "native":
+        raise NotImplementedError(
+            f"as_symmetric: the memory provider {provider!r} has no symmetric registration; native "
+            "has: choose it by memory_provider() or SYMM_MEMORY_PROVIDER"
+        )
+    return bool(load().share(tensor, group.group_name, True))
+
+
+def _register(buffer: Any, tensor: torch.Tensor, group: Any, symmetric: bool) -> str:
     """Why that cannot be, or "": the same on every rank. Collective."""
     # Chosen and used, so that torch's own rendezvous() knows the memory too. The choice's lock is
     # not held while peers are waited for.
-    with provider.allocating(tensor.device, "as_symmetric"):
-        pass
-    return str(adoption.share(group.group_name))
+    load().allocate_from_provider(tensor.device, "as_symmetric", lambda: None)
+    return str(buffer.share(group.group_name, symmetric))
 
 
-def _all_can_share(tensor: torch.Tensor, adoption: Any, group: Any) -> bool:
+def _all_can_share(tensor: torch.Tensor, buffer: Any, group: Any, symmetric: bool) -> bool:
     """The same answer on every rank. Collective."""
     mine = {
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype),
         "device": tensor.device.type,
-        "place": _place(tensor, adoption),
+        "symmetric": bool(symmetric),
+        "location": _location(tensor, buffer),
     }
-    everybody = _agreement.tell(group, "as_symmetric", mine)
-    for what in ("shape", "dtype", "device"):
+    everybody = _agreement.all_gather_facts(group, "as_symmetric", mine)
+    for what in ("shape", "dtype", "device", "symmetric"):
         values = [rank[what] for rank in everybody]
         if any(value != values[0] for value in values):
             raise ValueError(
-                f"as_symmetric: tensor: expected the same {what} on every rank of group "
+                f"as_symmetric: {'' if what == 'symmetric' else 'tensor: '}expected the same {what} on every rank of group "
                 f"{group.group_name!r}, got {_agreement.by_rank(values)}"
             )
-    place = mine["place"]
-    return place is not None and all(rank["place"] == place for rank in everybody)
+    location = mine["location"]
+    return location is not None and all(rank["location"] == location for rank in everybody)
 
 
-def _place(tensor: torch.Tensor, adoption: Any) -> list[Any] | None:
+def _location(tensor: torch.Tensor, buffer: Any) -> list[Any] | None:
     """[bytes from the start of its allocation, bytes of that], None in memory of another kind.
 
     Of memory that is to be shared in a way of its own the list says so too.
     """
-    from torch_symm._registration import load
-
-    if adoption is not None:
-        return [adoption.offset, adoption.bytes, "adopted"]
+    if buffer is not None:
+        return [buffer.offset, buffer.bytes, "user buffer"]
     found = load().place_of(tensor)
-    if found is not None:
-        return list(found)
-    if provider.current().name != "native" and _torch_knows(tensor):
-        offset = tensor.storage_offset() * tensor.element_size()
-        return [offset, tensor.untyped_storage().nbytes()]
-    return None
-
-
-def _torch_knows(tensor: torch.Tensor) -> bool:
-    import torch.distributed._symmetric_memory as symm_mem
-
-    known = getattr(symm_mem, "is_symm_mem_tensor", None)  # torch 2.12 and newer
-    return known is not None and known(tensor)
-
-
-def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
-    if len(size) == 1 and isinstance(size[0], Sequence):
-        size = tuple(size[0])
-    return tuple(int(extent) for extent in size)
+    return None if found is None else list(found)
 
 
 def _device(device: torch.device | str | None) -> torch.device:
@@ -279,16 +270,19 @@ def _device(device: torch.device | str | None) -> torch.device:
     return place
 
 
-def _allocate(
-    shape: Sequence[int], dtype: torch.dtype | None, device: Any, caller: str
+def allocate(
+    size: Sequence[Any], dtype: torch.dtype | None, device: Any, caller: str
 ) -> torch.Tensor:
-    import torch
+    """`empty` of the shape `size`, or of the one sequence in it, whose errors name `caller`."""
     import torch.distributed._symmetric_memory as symm_mem
 
-    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if len(size) == 1 and isinstance(size[0], Sequence):
+        size = size[0]
+    shape = tuple(int(extent) for extent in size)
+    # At least one element of memory, so that the tensor is known by its address.
+    stored = (1,) if 0 in shape else shape
     place = _device(device)
-    with provider.allocating(place, caller):
-        if 0 in shape:
-            # At least one element of memory, so that the tensor is known by its address.
-            return symm_mem.empty(1, dtype=dtype, device=place)[:0].view(shape)
-        return symm_mem.empty(shape, dtype=dtype, device=place)
+    tensor = load().allocate_from_provider(
+        place, caller, lambda: symm_mem.empty(stored, dtype=dtype, device=place)
+    )
+    return tensor[:0].view(shape) if 0 in shape else tensor

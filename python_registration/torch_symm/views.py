@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch_symm import _groups, provider
+from torch_symm import _groups
+from torch_symm._registration import load
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +55,6 @@ def contiguous_view(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
 
 
 def _of_local(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    from torch_symm._registration import load
-
-    if tensor.device.type == "cuda":
-        provider.require("views", "contiguous view", "contiguous_view")
     return load().contiguous_view(tensor, group.group_name)
 
 

@@ -1,22 +1,16 @@
 #include <symm/SymmetricTensor.hpp>
 
-#include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/strides.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <utility>
-#include <vector>
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
-#include "symm_mem/c10d/provider_choice.hpp"
-#include "symm_mem/c10d/symmetric_allocator.hpp"
+#include "symm_mem/c10d/provider_registry.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 
 namespace symm {
@@ -39,29 +33,6 @@ at::Tensor allocate_tensor(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::D
   return is_empty ? allocate({1}).narrow(0, 0, 0).view(sizes) : allocate(sizes);
 }
 
-// PyTorch's providers meet through a store that is registered under the group's name, and its NCCL
-// provider needs a communicator, which the first collective of a group makes.
-void prepare_group(const std::string& provider, const at::Tensor& tensor, const std::string& name) {
-  const auto group = c10d::resolve_process_group(name);
-  try {
-    torch_memory::get_group_info(name);
-  } catch (const c10::Error&) {
-    torch_memory::set_group_info(
-        name, group->getRank(), group->getSize(),
-        c10::make_intrusive<c10d::PrefixStore>("symmetric_memory", group->getStore()));
-  }
-  if (provider != "nccl") return;
-  const auto backend = group->getBackend(c10::kCUDA);
-  if (backend->getBackendName() != "nccl") {
-    throw Error(ErrorCode::kUnsupported,
-                "SymmetricTensor: group: the memory provider 'nccl' serves groups whose backend is "
-                "nccl, got '" +
-                    name + "' with " + backend->getBackendName() + "; native and cuda serve any");
-  }
-  std::vector<at::Tensor> one = {at::zeros({1}, tensor.options().dtype(c10::kFloat))};
-  backend->allreduce(one)->wait();
-}
-
 std::size_t in_milliseconds(const SymmetricTensor::Timeout& timeout) {
   return timeout ? static_cast<std::size_t>(std::max<std::int64_t>(1, timeout->count())) : 0;
 }
@@ -71,8 +42,10 @@ std::size_t in_milliseconds(const SymmetricTensor::Timeout& timeout) {
 SymmetricTensor SymmetricTensor::empty(c10::IntArrayRef sizes, const c10::TensorOptions& options,
                                        const std::string& group_name) {
   return with_torch_errors([&] {
-    at::Tensor tensor = allocate_from_provider(options.device(), "SymmetricTensor::empty", [&] {
-      return allocate_tensor(sizes, options.dtype().toScalarType(), with_index(options.device()));
+    at::Tensor tensor;
+    allocate_from_provider(options.device(), "SymmetricTensor.empty", [&] {
+      const auto dtype = options.dtype().toScalarType();
+      tensor = allocate_tensor(sizes, dtype, with_index(options.device()));
     });
     return SymmetricTensor(std::move(tensor), group_name);
   });
@@ -88,14 +61,13 @@ SymmetricTensor::SymmetricTensor(at::Tensor tensor, std::string group_name)
                   "SymmetricTensor: tensor: expected a contiguous one, got shape " +
                       printed(local_.sizes()) + " with strides " + printed(local_.strides()));
     }
-    register_symmetric_memory();
-    if (provider() != "native" && local_.is_cuda()) prepare_group(provider(), local_, group_name_);
-    handle_ = torch_memory::rendezvous(local_, group_name_);
+    handle_ = rendezvous(local_, group_name_, "SymmetricTensor");
     if (handle_) return;
     throw Error(ErrorCode::kInvalidArgument,
                 "SymmetricTensor: tensor: expected one in memory of the provider '" + provider() +
-                    "' (SymmetricTensor::empty), got shape " + printed(local_.sizes()) +
-                    " in ordinary memory on " + local_.device().str());
+                    "' (SymmetricTensor.empty, torch_symm.empty, torch_symm.as_symmetric), got "
+                    "shape " +
+                    printed(local_.sizes()) + " in ordinary memory on " + local_.device().str());
   });
 }
 
@@ -108,20 +80,25 @@ at::Tensor SymmetricTensor::remote(int rank) const {
                              offset_bytes() / static_cast<std::int64_t>(local_.itemsize()));
 }
 
+at::Tensor SymmetricTensor::signal_pad(int rank) const {
+  check_rank(rank, "signal_pad");
+  return handle_->get_signal_pad(rank, {});
+}
+
 void SymmetricTensor::barrier(int channel, Timeout timeout) const {
-  require(*provider_, &MemoryProvider::barrier, "barrier", "SymmetricTensor::barrier");
+  require(*provider_, &MemoryProvider::barrier, "barrier", "SymmetricTensor.barrier");
   handle_->barrier(channel, in_milliseconds(timeout));
 }
 
 void SymmetricTensor::put_signal(int rank, int channel, Timeout timeout) const {
   check_rank(rank, "put_signal");
-  require(*provider_, &MemoryProvider::signals, "signals", "SymmetricTensor::put_signal");
+  require(*provider_, &MemoryProvider::signals, "signals", "SymmetricTensor.put_signal");
   handle_->put_signal(rank, channel, in_milliseconds(timeout));
 }
 
 void SymmetricTensor::wait_signal(int rank, int channel, Timeout timeout) const {
   check_rank(rank, "wait_signal");
-  require(*provider_, &MemoryProvider::signals, "signals", "SymmetricTensor::wait_signal");
+  require(*provider_, &MemoryProvider::signals, "signals", "SymmetricTensor.wait_signal");
   handle_->wait_signal(rank, channel, in_milliseconds(timeout));
 }
 
@@ -129,21 +106,20 @@ void* SymmetricTensor::multicast_pointer() const {
   void* const start = handle_->get_multicast_ptr();
   if (start != nullptr) return static_cast<std::byte*>(start) + offset_bytes();
   throw_torch_error(Error(ErrorCode::kUnsupported,
-                          "SymmetricTensor::multicast_pointer: the memory provider '" + provider() +
+                          "SymmetricTensor.multicast_pointer: the memory provider '" + provider() +
                               "' has made no multicast object for this memory on " +
                               local_.device().str()));
 }
 
 at::Tensor SymmetricTensor::contiguous_view() const {
-  require(*provider_, &MemoryProvider::views, "contiguous view",
-          "SymmetricTensor::contiguous_view");
+  require(*provider_, &MemoryProvider::views, "contiguous view", "SymmetricTensor.contiguous_view");
   return symm::contiguous_view(local_, group_name_);
 }
 
 void SymmetricTensor::check_rank(int rank, const char* caller) const {
   if (rank >= 0 && rank < world_size()) return;
   throw_torch_error(Error(ErrorCode::kInvalidArgument,
-                          std::string("SymmetricTensor::") + caller + ": rank: expected 0 to " +
+                          std::string("SymmetricTensor.") + caller + ": rank: expected 0 to " +
                               std::to_string(world_size() - 1) + ", got " + std::to_string(rank)));
 }
 

@@ -1,17 +1,21 @@
 #include "symm_mem/c10d/contiguous_view.hpp"
 
 #include <ATen/ops/from_blob.h>
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
+#include "symm_mem/c10d/provider_registry.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 #include "symm_mem/process/byte_codec.hpp"
@@ -187,10 +191,25 @@ at::Tensor view_of(const at::Tensor& tensor, const Input& input, SharedAllocatio
       .make_tensor();
 }
 
+// Whether one of PyTorch's own providers is in force and has allocated the memory of `tensor`,
+// which PyTorch tells from 2.12 on.
+bool is_of_torch([[maybe_unused]] const at::Tensor& tensor, const MemoryProvider& provider) {
+  if (std::string_view(provider.name) == "native") return false;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12
+  return c10d::symmetric_memory::is_symm_mem_tensor(tensor);
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 at::Tensor contiguous_view(const at::Tensor& tensor, const std::string& group_name) {
   return with_torch_errors([&] {
+    if (tensor.is_cuda()) {
+      require(current_memory_provider(), &MemoryProvider::views, "contiguous view",
+              "contiguous_view");
+    }
     const Input input = examine(tensor);
     return blocking_call([&] {
       const std::shared_ptr<SharedAllocation> shared = agree(tensor, input, group_name);
@@ -212,16 +231,30 @@ bool share(const at::Tensor& tensor, const std::string& group_name, bool symmetr
 
 bool is_symmetric(const at::Tensor& tensor, const std::optional<std::string>& group_name) {
   const std::shared_ptr<Allocation> allocation = allocation_of(tensor);
-  if (!group_name) return allocation != nullptr;
-  const auto group = c10d::resolve_process_group(*group_name);
-  return allocation && allocation->shared_with(group.get()) != nullptr;
+  const auto group = group_name ? c10d::resolve_process_group(*group_name) : nullptr;
+  if (allocation) return !group || allocation->shared_with(group.get()) != nullptr;
+  return with_torch_errors([&] {
+    const MemoryProvider& provider = current_memory_provider();
+    if (!is_of_torch(tensor, provider)) return false;
+    if (group) {
+      require(provider, &MemoryProvider::groups_known, "record of the groups of its memory",
+              "is_symmetric");
+    }
+    return true;
+  });
 }
 
 std::optional<std::pair<std::int64_t, std::int64_t>> place_of(const at::Tensor& tensor) {
   const std::shared_ptr<Allocation> allocation = allocation_of(tensor);
-  if (!allocation || allocation->is_user_buffer()) return std::nullopt;
-  return std::pair(static_cast<std::int64_t>(start_of(tensor) - allocation->base()),
-                   static_cast<std::int64_t>(allocation->bytes()));
+  if (allocation && !allocation->is_user_buffer()) {
+    return std::pair(static_cast<std::int64_t>(start_of(tensor) - allocation->base()),
+                     static_cast<std::int64_t>(allocation->bytes()));
+  }
+  return with_torch_errors([&]() -> std::optional<std::pair<std::int64_t, std::int64_t>> {
+    if (allocation || !is_of_torch(tensor, current_memory_provider())) return std::nullopt;
+    return std::pair(tensor.storage_offset() * static_cast<std::int64_t>(tensor.itemsize()),
+                     static_cast<std::int64_t>(tensor.storage().nbytes()));
+  });
 }
 
 std::vector<std::string> all_gather_message(const std::string& group_name,

@@ -19,8 +19,9 @@ namespace symm {
 // Collective over the group: every rank must pass a contiguous tensor of the same shape and dtype
 // at the same offset of its allocation, which must come from SYMM. The ranks compare that; where
 // they differ, all raise DistBackendError (or ValueError for what only this rank did wrong) and go
-// on. Memory that has not joined the group does so now. Another call for memory that has a view
-// maps nothing. Blocks without Python's interpreter lock.
+// on. On a GPU, another memory provider raises NotImplementedError. Memory that has not joined the
+// group does so now. Another call for memory that has a view maps nothing. Blocks without Python's
+// interpreter lock.
 at::Tensor contiguous_view(const at::Tensor& tensor, const std::string& group_name);
 
 // Makes the memory of `tensor` symmetric in the group, as a rendezvous of PyTorch's API does;
@@ -28,13 +29,14 @@ at::Tensor contiguous_view(const at::Tensor& tensor, const std::string& group_na
 // has not allocated. Collective; blocks without Python's interpreter lock.
 bool share(const at::Tensor& tensor, const std::string& group_name, bool symmetric);
 
-// Whether `tensor` is in memory of SYMM, or in a registered user buffer
-// (user_buffer.hpp), and, where a group is named, in memory that has joined it. Local. Throws what
-// c10d throws for an unknown group.
+// Whether `tensor` is in memory of SYMM or of the provider in force, or in a registered user
+// buffer (user_buffer.hpp), and, where a group is named, in memory that has joined it. Local.
+// Throws what c10d throws for an unknown group, and NotImplementedError where a group is named and
+// the tensor's provider keeps no record of groups.
 bool is_symmetric(const at::Tensor& tensor, const std::optional<std::string>& group_name);
 
-// Where `tensor` stands in its allocation: {bytes from its start, bytes of the allocation}; nullopt
-// for memory that SYMM has not allocated. Local.
+// Where `tensor` is in its allocation, of PyTorch's providers in its storage: {bytes from the
+// start, bytes of it all}; nullopt for memory that the provider in force has not allocated. Local.
 std::optional<std::pair<std::int64_t, std::int64_t>> place_of(const at::Tensor& tensor);
 
 // Hands every rank of the group everybody's `message`, at most 4 KiB, by rank. Collective, in one

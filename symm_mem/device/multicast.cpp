@@ -3,17 +3,36 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "kernels/core/error.hpp"
+
 namespace symm {
 
+namespace {
+
+std::string_view value_of(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+bool turns_multicast_off(const char* name) { return value_of(name) == "1"; }
+
 std::string multicast_disabled_by() {
-  for (const char* name :
-       {"SYMM_DISABLE_MULTICAST", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"}) {
-    const char* const value = std::getenv(name);
-    if (value != nullptr && std::string_view(value) == "1") return name;
+  for (const char* name : kMulticastSwitches) {
+    if (turns_multicast_off(name)) return name;
   }
   return "";
 }
 
-bool multicast_disabled() { return !multicast_disabled_by().empty(); }
+bool multicast_disabled() {
+  const std::string_view own = value_of(kMulticastSwitches[0]);
+  if (!own.empty() && own != "0" && own != "1") {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        std::string(kMulticastSwitches[0]) + ": expected 0 or 1, got '" + std::string(own) + "'");
+  }
+  return !multicast_disabled_by().empty();
+}
 
 }  // namespace symm

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "test/support/environment.hpp"
+#include "test/support/expect_error.hpp"
 
 namespace symm {
 namespace {
@@ -34,6 +35,16 @@ TEST_F(MulticastTest, EachSwitchAloneDisablesIt) {
     EXPECT_FALSE(multicast_disabled()) << name;
     ::unsetenv(name);
   }
+}
+
+TEST_F(MulticastTest, AWrongValueIsRefusedAndNamed) {
+  for (const char* value : {"", "0"}) {
+    ::setenv(kSwitches[0], value, 1);
+    EXPECT_FALSE(multicast_disabled()) << value;
+  }
+  ::setenv(kSwitches[0], "yes", 1);
+  test::expect_error(test::error_of([] { multicast_disabled(); }), ErrorCode::kInvalidArgument,
+                     {"SYMM_DISABLE_MULTICAST: expected 0 or 1", "'yes'"});
 }
 
 TEST_F(MulticastTest, AnotherSwitchThatIsOffDoesNotEnableIt) {

@@ -7,6 +7,7 @@
 #include "kernels/core/platform.hpp"
 #include "kernels/protocol/device_layout.hpp"
 #include "symm_mem/device/memory_handle.hpp"
+#include "symm_mem/device/multicast.hpp"
 #include "symm_mem/process/byte_codec.hpp"
 
 namespace symm {
@@ -24,23 +25,31 @@ constexpr std::size_t kMostWorkspace = std::size_t{1} << 30;
 
 }  // namespace
 
+Algorithm algorithm_in_environment() {
+  const char* const name = std::getenv("SYMM_ALGO");
+  return name == nullptr ? Algorithm::kAuto : parse_algorithm(name, "SYMM_ALGO");
+}
+
+bool deterministic_in_environment() {
+  const char* const value = std::getenv("SYMM_DETERMINISTIC");
+  const std::string text = value == nullptr ? "1" : value;
+  if (text != "0" && text != "1") {
+    refuse("SYMM_DETERMINISTIC: expected 0 or 1, got '" + text + "'");
+  }
+  return text == "1";
+}
+
+PlanTables tables_in_environment() {
+  const char* const path = std::getenv("SYMM_TUNING_FILE");
+  return path == nullptr ? PlanTables{} : PlanTables::from_file(path);
+}
+
 Environment Environment::read() {
-  Environment environment;
-  if (const char* name = std::getenv("SYMM_ALGO"); name != nullptr) {
-    environment.algorithm = parse_algorithm(name, "SYMM_ALGO");
-  }
-  if (const char* value = std::getenv("SYMM_DETERMINISTIC"); value != nullptr) {
-    const std::string text = value;
-    if (text != "0" && text != "1") {
-      refuse("SYMM_DETERMINISTIC: expected 0 or 1, got '" + text + "'");
-    }
-    environment.deterministic = text == "1";
-  }
-  if (const char* path = std::getenv("SYMM_TUNING_FILE"); path != nullptr) {
-    environment.tables = PlanTables::from_file(path);
-  }
-  static_cast<void>(handle_preference());  // throws for a wrong value
-  return environment;
+  static_cast<void>(handle_preference());  // throws for a wrong value, as the next one does
+  static_cast<void>(multicast_disabled());
+  return {.algorithm = algorithm_in_environment(),
+          .deterministic = deterministic_in_environment(),
+          .tables = tables_in_environment()};
 }
 
 void check_config(const CommunicatorConfig& config) {

@@ -11,11 +11,16 @@
 
 namespace symm {
 
-// The environment of this process. Throws Error(kInvalidArgument) that names the variable.
-//   SYMM_ALGO         an algorithm's name: forces it for every collective that has it
-//   SYMM_DETERMINISTIC  0: algorithms may be named whose sums have other bits; 1: as unset
-//   SYMM_TUNING_FILE  path of JSON tuning tables (PlanTables::from_json)
-//   SYMM_HANDLE_TYPE  checked here, read where memory is made and shared (handle_preference())
+// SYMM_ALGO: an algorithm's name, which forces it for every collective that has it. This and the
+// next two throw Error(kInvalidArgument) that names the variable.
+Algorithm algorithm_in_environment();
+// SYMM_DETERMINISTIC. 0: algorithms may be named whose sums have other bits; 1: as unset.
+bool deterministic_in_environment();
+// SYMM_TUNING_FILE: path of JSON tuning tables (PlanTables::from_json).
+PlanTables tables_in_environment();
+
+// The above. SYMM_HANDLE_TYPE and SYMM_DISABLE_MULTICAST are checked with them, and read where
+// memory is made and shared.
 struct Environment {
   Algorithm algorithm = Algorithm::kAuto;
   bool deterministic = true;

@@ -82,7 +82,7 @@ def make_workspace(
 def _make(nbytes: int, group: Any, place: torch.device, caller: str) -> Workspace:
     from torch_symm._registration import load
 
-    everybody = _agreement.tell(group, caller, {"nbytes": nbytes, "device": place.type})
+    everybody = _agreement.all_gather_facts(group, caller, {"nbytes": nbytes, "device": place.type})
     for what in ("nbytes", "device"):
         values = [rank[what] for rank in everybody]
         if any(value != values[0] for value in values):

@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -54,6 +52,11 @@ def collect() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpus": len(os.sched_getaffinity(0)),
+        "gpu": {
+            "driver": driver_version(),
+            "torch_cuda": torch.version.cuda,
+            "visible": visible_gpus(),
+        },
         "usable": True,
         "problem": "",
     }
@@ -65,21 +68,17 @@ def collect() -> dict[str, Any]:
     except ImportError as error:
         facts |= {"usable": False, "problem": str(error)}
     else:
-        checks |= _compiled_checks(compiled)
+        checks |= {name: compiled.environment_value for name in VARIABLES if name not in checks}
         facts["devices"] = {"cpu": ""} | {
             device: compiled.device_library_problem(device) for device in ("cuda", "hip")
         }
-    disabled_by = _environment.multicast_disabled_by()
-    facts["gpu"] = {
-        "driver": driver_version(),
-        "torch_cuda": torch.version.cuda,
-        "visible": visible_gpus(),
-        "multicast": {
+        switches = compiled.multicast_switches()
+        disabled_by = [name for name, off in switches.items() if off]
+        facts["gpu"]["multicast"] = {
             "allowed": not disabled_by,
             "disabled_by": disabled_by,
-            "variables": {name: os.environ.get(name) for name in _environment.MULTICAST_SWITCHES},
-        },
-    }
+            "variables": {name: os.environ.get(name) for name in switches},
+        }
     for name, check in checks.items():
         try:
             parsed[name] = check(name)
@@ -99,27 +98,6 @@ def collect() -> dict[str, Any]:
         facts["usable"] = False
         facts["problem"] = facts["problem"] or "; ".join(problems.values())
     return facts
-
-
-def _compiled_checks(compiled: ModuleType) -> dict[str, Callable[[str], Any]]:
-    """For each variable that the compiled part reads: what gives its value or raises ValueError."""
-
-    def algorithm(name: str) -> str:
-        options = compiled.ProcessGroupSymm.Options()
-        options.algorithm = os.environ.get(name) or "auto"
-        return options.algorithm
-
-    def tuning_file(name: str) -> str | None:
-        path = os.environ.get(name)
-        if path and not os.access(path, os.R_OK):
-            raise ValueError(f"{name} must be the path of a readable file, but is {path!r}")
-        return path or None
-
-    return {
-        "SYMM_ISA": lambda _: compiled.isa(),
-        "SYMM_ALGO": algorithm,
-        "SYMM_TUNING_FILE": tuning_file,
-    }
 
 
 def show(facts: dict[str, Any]) -> None:
@@ -153,9 +131,9 @@ def _show_gpu(table: Table, gpu: dict[str, Any]) -> None:
         table.add_row(f"GPU {index}", text)
     if not gpu["visible"]:
         table.add_row("GPUs", "torch sees none")
-    multicast = gpu["multicast"]
-    names = " and ".join(f"{name}=1" for name in multicast["disabled_by"])
-    table.add_row("GPU multicast", "allowed" if multicast["allowed"] else f"off, by {names}")
+    if "multicast" in gpu:
+        names = " and ".join(f"{name}=1" for name in gpu["multicast"]["disabled_by"])
+        table.add_row("GPU multicast", f"off, by {names}" if names else "allowed")
 
 
 @app.command()

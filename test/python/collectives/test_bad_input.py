@@ -77,7 +77,10 @@ def test_group_that_the_rank_is_not_in():
 WRONG_ENVIRONMENT = {
     "SYMM_ALGO": ("foo", ["foo", "one_shot", "two_shot", "ring", "pipelined"]),
     "SYMM_DETERMINISTIC": ("yes", ["yes", "0 or 1"]),
+    "SYMM_DISABLE_MULTICAST": ("yes", ["yes", "0 or 1"]),
+    "SYMM_HANDLE_TYPE": ("foo", ["foo", "auto, posix or fabric"]),
     "SYMM_ISA": ("foo", ["foo", "baseline", "avx2", "avx512"]),
+    "SYMM_MEMORY_PROVIDER": ("foo", ["foo", "native, cuda, nccl, nvshmem"]),
     "SYMM_TUNING_FILE": ("no/such/file.json", ["no/such/file.json"]),
 }
 

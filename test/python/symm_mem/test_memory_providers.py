@@ -1,7 +1,5 @@
 """One suite over every provider of symmetric memory that the machine has."""
 
-import types
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -69,7 +67,7 @@ def selected_for_good(rank, name):
     torch_symm.memory_provider(name)
     for other in NAMES:
         if other != name:
-            text = message_of(RuntimeError, torch_symm.memory_provider, other)
+            text = message_of(NotImplementedError, torch_symm.memory_provider, other)
             if repr(name) not in text or repr(other) not in text:
                 problems.append(text)
     if torch_symm.memory_provider() != name:
@@ -149,7 +147,7 @@ def part_of_an_allocation(rank, name):
         expected = pattern(1000, peer, 3)[400:700]
         problems += model.mismatch(f"rows of {peer}", shared.remote(peer).flatten(), expected)
     text = message_of(ValueError, torch_symm.SymmetricTensor, whole[:, 4:7])
-    problems += [] if "contiguous" in text and "(100, 1)" in text else [text]
+    problems += [] if "contiguous" in text and "[100, 1]" in text else [text]
     plain = torch.ones(4, device=DEVICE)
     text = message_of(ERRORS, torch_symm.SymmetricTensor, plain)
     meet()
@@ -266,24 +264,6 @@ def where_multicast_is(rank, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_multicast_pointer_is_never_null(name):
     check_provider(where_multicast_is, 2, name)
-
-
-def test_a_multicast_pointer_is_that_of_the_tensor():
-    """Not of its allocation, where torch's handles have theirs."""
-    from torch_symm import SymmetricTensor
-
-    whole = torch.empty(10)
-    shared = SymmetricTensor.__new__(SymmetricTensor)
-    shared.local = whole[3:7]
-    shared.handle = types.SimpleNamespace(
-        rank=1, multicast_ptr=4096, buffer_ptrs=[0, whole.data_ptr()]
-    )
-    assert shared.multicast_pointer() == 4096 + 12
-    # Torch that tells where the storage stands; a provider may have mapped it twice.
-    shared.handle.buffer_ptrs, shared.handle.offset = [0, 8192], 256
-    assert shared.multicast_pointer() == 4096 + 256 + 12
-    shared.local = whole[3:3]
-    assert shared.multicast_pointer() == 4096
 
 
 def on_the_cpu(rank, name):

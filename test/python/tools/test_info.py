@@ -55,7 +55,7 @@ def test_other_values_leave_multicast_on() -> None:
 def test_a_wrong_switch_is_named() -> None:
     done = run_info("--json", SYMM_DISABLE_MULTICAST="yes")
     assert done.returncode == 1
-    assert "SYMM_DISABLE_MULTICAST must be 0 or 1" in json.loads(done.stdout)["problem"]
+    assert "SYMM_DISABLE_MULTICAST: expected 0 or 1" in json.loads(done.stdout)["problem"]
 
 
 def test_the_table_tells_about_gpus() -> None:

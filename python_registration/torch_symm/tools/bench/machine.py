@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from torch_symm._environment import MULTICAST_SWITCHES
+from torch_symm._registration import load
 from torch_symm.tools.gpus import driver_version, nccl_version, visible_gpus
 
 
@@ -41,7 +41,7 @@ def describe_machine(backends: Sequence[str], ranks: int, device: str) -> dict[s
 
 def _describe_gpus() -> dict[str, str | int]:
     names = [gpu["name"] for gpu in visible_gpus()]
-    switches = ("NCCL_NVLS_ENABLE", *MULTICAST_SWITCHES)
+    switches = ("NCCL_NVLS_ENABLE", *load().multicast_switches())
     return {
         "gpus": ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)),
         "driver": driver_version() or "unknown",

@@ -1,5 +1,5 @@
-// One object for a tensor that all ranks of a group share, whoever provides the memory: what
-// torch_symm.SymmetricTensor is in Python, for LibTorch programs.
+// One object for a tensor that all ranks of a group share, whoever provides the memory. Python's
+// torch_symm.SymmetricTensor is this class.
 //
 // Groups are named as in c10d::register_process_group(); ranks are group ranks. What is collective
 // says so, blocks, and must come in one order on all ranks. Thread safe, where each thread that
@@ -41,6 +41,7 @@ class SymmetricTensor {
   const at::Tensor& local() const { return local_; }
   int rank() const { return handle_->get_rank(); }
   int world_size() const { return handle_->get_world_size(); }
+  // The name of the memory provider, as memory_provider() returns it.
   std::string provider() const;
 
   // PyTorch's handle, for kernels: pointers by rank, signal pads, tables on the device.
@@ -50,6 +51,8 @@ class SymmetricTensor {
 
   // The tensor of `rank`, to be read and written here. Local. It does not keep the memory mapped.
   at::Tensor remote(int rank) const;
+  // The signal pad of `rank`, as uint32. Leave it zero. Local.
+  at::Tensor signal_pad(int rank) const;
 
   // Waits for all ranks; what they wrote before is seen after. On the CPU done on return, on a GPU
   // an operation of the current stream. Collective.
