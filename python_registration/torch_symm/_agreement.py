@@ -11,7 +11,7 @@ from torch_symm._registration import load
 def all_gather_facts(group: Any, caller: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Everybody's `facts` by group rank. Collective over `group`, a ProcessGroup.
 
-    Raises RuntimeError, on every rank, where another function than `caller` is called at this point.
+    Raises RuntimeError, on every rank, where `caller` differs.
     """
     message = json.dumps({"caller": caller, **facts}).encode()
     everybody = [json.loads(text) for text in load().all_gather_message(group.group_name, message)]

@@ -133,11 +133,10 @@ def as_symmetric(
     Args:
         tensor: of the same shape and dtype on every rank.
         group: a ProcessGroup or its name; the default group where it is None.
-        symmetric: registers the memory for symmetric use: a promise, the same on every rank, that
-            whenever one rank passes a tensor in it to a collective of `group`, every rank passes one
-            at the same offset, and that an all_to_all has equal shares on every rank or on none.
-            Collectives of symm may then use copy engines and multicast. A broken promise fails the
-            group on every rank.
+        symmetric: registers the memory for symmetric use, the same on every rank: whenever one rank
+            passes a tensor in it to a collective of `group`, every rank passes one at the same
+            offset, and an all_to_all has equal shares on every rank or on none. Collectives of symm
+            may then use copy engines and multicast. Asymmetric use fails the group on every rank.
 
     Raises:
         ValueError: this rank is not in `group`; or shapes, dtypes or `symmetric` differ, on every
@@ -242,7 +241,7 @@ def _all_can_share(tensor: torch.Tensor, buffer: Any, group: Any, symmetric: boo
         values = [rank[what] for rank in everybody]
         if any(value != values[0] for value in values):
             raise ValueError(
-                f"as_symmetric: {'' if what == 'symmetric' else 'tensor: '}expected the same {what} on every rank of group "
+                f"as_symmetric: tensor: expected the same {what} on every rank of group "
                 f"{group.group_name!r}, got {_agreement.by_rank(values)}"
             )
     location = mine["location"]

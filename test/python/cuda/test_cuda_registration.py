@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 import model
+import torch_symm
 from graph_operations import captured
 from harness import WORLD_SIZE, check, expect_no_mismatch, options_with, run_ranks
 
@@ -20,15 +21,9 @@ OFFSET = 129  # elements into the memory: tensors need not stand at its start
 SYMMETRIC_COUNTS = [1_027, 2_000_003]
 
 
-def backend(group=None):
-    return (group or dist.group.WORLD)._get_backend(torch.device("cuda"))
-
-
-def symmetric_bytes(registered: bool, group=None) -> torch.Tensor:
-    import torch_symm
-
-    memory = torch_symm._C.allocate(BYTES, device=f"cuda:{torch.cuda.current_device()}")
-    backend(group).rendezvous(memory, symmetric=registered)
+def symmetric_bytes(registered: bool) -> torch.Tensor:
+    memory = torch_symm.empty(BYTES, dtype=torch.uint8, device="cuda")
+    assert torch_symm.as_symmetric(memory, symmetric=registered) is memory
     return memory
 
 
@@ -83,9 +78,9 @@ def compare_in_place(rank, registered):
     return problems
 
 
-@pytest.mark.parametrize("promise", [False, True], ids=["no promise", "promise"])
-def test_results_are_those_of_plain_tensors(promise):
-    check(compare_in_place, WORLD_SIZE, promise)
+@pytest.mark.parametrize("registered", [False, True], ids=["symmetric", "registered"])
+def test_results_are_those_of_plain_tensors(registered):
+    check(compare_in_place, WORLD_SIZE, registered)
 
 
 def on_some_ranks_only(rank):
@@ -200,22 +195,3 @@ def test_asymmetric_use_raises_on_every_rank():
         assert text is not None, f"rank {rank}: no error"
         assert "symmetric registration" in text, f"rank {rank}: {text}"
         assert seconds < 10, f"rank {rank}: {seconds:.1f} s"
-
-
-def test_memory_that_the_group_does_not_know():
-    """rendezvous() of a plain tensor is refused; the group goes on."""
-    check(foreign_memory, WORLD_SIZE)
-
-
-def foreign_memory(rank):
-    problems = []
-    try:
-        backend().rendezvous(torch.ones(1000, device="cuda"), symmetric=False)
-        problems.append("rendezvous() took a plain tensor")
-    except ValueError as error:
-        if "allocate" not in str(error):
-            problems.append(f"the remedy is not named: {error}")
-    tensor = torch.full((9,), rank + 1.0, device="cuda")
-    dist.all_reduce(tensor)
-    total = float(WORLD_SIZE * (WORLD_SIZE + 1) // 2)
-    return problems + model.mismatch("after it", tensor, torch.full((9,), total))
