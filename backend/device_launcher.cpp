@@ -47,8 +47,8 @@ DeviceWork::Launch DeviceLauncher::launch_on(const std::optional<c10::Stream>& s
 void DeviceLauncher::put(const DeviceWork::Launch& launch, const CallBatch& calls,
                          milliseconds timeout) {
   const std::lock_guard lock(collectives_mutex_);
-  streams_->order(launch.current, launch.stream);
-  streams_->extend(last_collective_, launch.stream, launch.capture, launch.current);
+  streams_->order(launch.issuing, launch.stream);
+  streams_->extend(last_collective_, launch.stream, launch.capture, launch.issuing);
   const DeviceLaunch to{launch.stream.native_handle(), timeout, launch.capture != 0};
   for (const CollectiveCall& call : calls) {
     if (call.copies_before.empty() && call.copies_after.empty()) [[likely]] {
@@ -84,10 +84,10 @@ std::size_t DeviceLauncher::p2p_stream_of(const TransferOp& op) {
 void DeviceLauncher::put(const DeviceWork::Launch& launch, std::span<const TransferOp> ops,
                          milliseconds timeout) {
   const std::lock_guard lock(messages_mutex_);
-  streams_->order(launch.current, launch.stream);
+  streams_->order(launch.issuing, launch.stream);
   for (const TransferOp& op : ops) {
     streams_->extend(last_messages_[p2p_stream_of(op)], launch.stream, launch.capture,
-                     launch.current);
+                     launch.issuing);
   }
   group_->transfer(ops, {launch.stream.native_handle(), timeout, launch.capture != 0});
 }

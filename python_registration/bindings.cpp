@@ -10,6 +10,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <symm/memory_provider.hpp>
 #include <utility>
 
 #include "backend/device_streams.hpp"

@@ -259,7 +259,8 @@ void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Buffe
   const int channels = std::clamp(plan.channels, 1, kMaxChannels);
   const void* kernel = is_ll ? move_ll_kernel_address() : move_pipeline_kernel_address();
   if (reduces(args.kind)) {
-    const ReduceKernelPair& kernels = reduce_kernels(reduction_rule(args.dtype, args.op));
+    // By value: GCC 13 takes a reference for one to the temporary rule.
+    const ReduceKernelPair kernels = reduce_kernels(reduction_rule(args.dtype, args.op));
     kernel = is_ll ? kernels.ll : kernels.pipeline;
   }
   if (is_ll) {
