@@ -161,8 +161,8 @@ def pad_barriers(world: int, threads_a_rank: bool, rounds: int = 3, fault: str =
     """Barriers on a signal pad between writing one's data and reading the peers', and after it.
 
     try_put and try_take of kernels/protocol/signal_pad.hpp, used as by HostSignals::barrier, or
-    with a thread for each peer as by signal_barrier of kernels/gpu/device/signal.cuh. Fault "blind":
-    a put does not wait until the signal before it was taken.
+    with a thread for each peer as by signal_barrier of kernels/gpu/device/signal.cuh. Fault
+    "blind": a put does not wait until the signal before it was taken.
     """
     kind = "a thread a peer" if threads_a_rank else "one thread a rank"
     program = Program(f"pad barriers, {kind}, {world} ranks")
