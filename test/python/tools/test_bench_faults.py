@@ -22,8 +22,8 @@ from torch_symm.tools.bench.launch import BenchJob
 from torch_symm.tools.bench.results import Row
 from torch_symm.tools.bench.session import Session
 from torch_symm.tools.bench.worker import Start, bench_rank, run_worker
+from torch_symm.tools.ranks.job import supervise
 from torch_symm.tools.ranks.process import Messenger, RankPlace
-from torch_symm.tools.ranks.supervisor import supervise
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -1,4 +1,4 @@
-"""The supervisor of the tools: sets of ranks follow each other, whatever a rank does."""
+"""Jobs of the tools: sets of ranks follow each other, whatever a rank does."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 import torch.multiprocessing as mp
 
 from torch_symm.tools.ranks.graph import CaptureError, capture
+from torch_symm.tools.ranks.job import Gravity, Trouble, supervise
 from torch_symm.tools.ranks.launched import rank_count
 from torch_symm.tools.ranks.process import Messenger, RankPlace
-from torch_symm.tools.ranks.supervisor import Gravity, Trouble, supervise
 
 pytestmark = pytest.mark.timeout(120)
 
