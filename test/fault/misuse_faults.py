@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 import model
 from errors import unsaid
-from harness import DEVICE, IS_SYMM, RankFailure, Ranks, describe, run_ranks
+from harness import DEVICE, IS_SYMM, run_ranks
+from rank_processes import RankFailure, describe, start_ranks
 from trials import Ending, Progress, Trial, fresh_setup, what_is_missing, words_for
 
 TIMEOUT = 1.0
@@ -94,9 +95,9 @@ def different_calls(index: int) -> Trial:
         words.append(rf"rank {odd_one}\b")
     progress = Progress(3)
     with fresh_setup(3, timeout=TIMEOUT) as setup:
-        ranks = Ranks(_differ, 3, (setup, progress, name, odd_one, count))
+        ranks = start_ranks(_differ, 3, (setup, progress, name, odd_one, count))
         quiet = odd_one if name == "no call" else -1
-        ranks.collect_but(quiet, time.monotonic() + TIMEOUT + HANG)
+        ranks.collect(time.monotonic() + TIMEOUT + HANG, leave_out=quiet)
         progress.set_end(1)
         reports = ranks.finish(HANG)
     problems, seconds = [], []

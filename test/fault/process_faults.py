@@ -7,7 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from harness import BACKEND, DEVICE, IS_SYMM, ON_CUDA, WORLD_SIZE, Ranks, describe, run_ranks
+from harness import BACKEND, DEVICE, IS_SYMM, ON_CUDA, WORLD_SIZE, run_ranks
+from rank_processes import describe, start_ranks
 from scripts import ScriptRunner
 from trials import (
     COLLECTIVES,
@@ -63,7 +64,7 @@ def stopped_beyond_the_timeout(index: int) -> Trial:
         victim %= 3
         time.sleep(delay)
         ranks.signal(victim, signal.SIGSTOP)
-        ranks.collect_but(victim, time.monotonic() + TIMEOUT + HANG)
+        ranks.collect(time.monotonic() + TIMEOUT + HANG, leave_out=victim)
         ranks.signal(victim, signal.SIGKILL)
         reports = ranks.finish(HANG)
     # A message has one other side, which may itself be waiting for the stopped rank.
@@ -147,7 +148,7 @@ def killed_during_set_up(index: int) -> Trial:
     stage, victim, limit = STAGES[index % len(STAGES)], index // 4 % 3, TIMEOUT + 1.0
     progress = Progress(3)
     with fresh_setup(3, timeout=TIMEOUT) as setup:
-        ranks = Ranks(_set_up_and_tear_down, 3, (setup, progress, stage))
+        ranks = start_ranks(_set_up_and_tear_down, 3, (setup, progress, stage))
         progress.wait_for(1 + index % 3 if stage in ("new_group", "split") else 1)
         time.sleep((index * 31 % 29) * (0.0002 if stage != "init" else 0.0006))
         killed = time.monotonic()
@@ -252,7 +253,7 @@ def aborted_on_one_rank(index: int) -> Trial:
     victim = index % 3
     progress = Progress(3)
     with fresh_setup(3) as setup:
-        ranks = Ranks(_abort_one, 3, (setup, progress, victim))
+        ranks = start_ranks(_abort_one, 3, (setup, progress, victim))
         progress.wait_for(1)
         time.sleep((index * 13 % 17) * 0.0005)
         aborted = time.monotonic()

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from errors import unsaid
-from harness import DEVICE, IS_SYMM, ON_CUDA, Ranks, Setup, describe, synchronize
+from harness import DEVICE, IS_SYMM, ON_CUDA, Setup, synchronize
+from rank_processes import describe, start_ranks
 
 LONG = 60.0  # a group time-out that no trial may need
 
@@ -244,7 +245,7 @@ def looping_ranks(
     """(ranks, progress) once every rank has done three calls."""
     progress = Progress(world_size)
     with fresh_setup(world_size, timeout) as setup:
-        ranks = Ranks(body, world_size, (setup, progress, word, count, victim))
+        ranks = start_ranks(body, world_size, (setup, progress, word, count, victim))
         if not progress.wait_for(3):
             raise AssertionError("the ranks did not start: " + describe(ranks.finish(0)))
         try:

@@ -11,12 +11,12 @@ import model
 from harness import (
     DEVICE,
     IS_SYMM,
-    RankFailure,
     check,
     expect_no_mismatch,
     options_with,
     run_ranks,
 )
+from rank_processes import RankFailure
 from refused_calls import CASES, WORLD_SIZE, ones, refused
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="the texts are symm's")

@@ -19,15 +19,14 @@ from harness import (
     ON_CUDA,
     Setup,
     crowded,
-    describe,
     expect_no_mismatch,
     new_group_in_order,
     resources,
-    run_processes,
     run_ranks,
     synchronize,
     use_device,
 )
+from rank_processes import describe, run_processes
 
 CHOICES_OF_RANKS = [
     [[0, 1], [2, 3]],

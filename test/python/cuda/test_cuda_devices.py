@@ -15,11 +15,10 @@ from harness import (
     GPUS,
     WORLD_SIZE,
     check,
-    describe,
     expect_no_mismatch,
-    run_processes,
     run_ranks,
 )
+from rank_processes import describe, run_processes
 
 pytestmark = pytest.mark.cuda
 

@@ -15,6 +15,7 @@ SYMM_TEST_REUSE=1) tests that ask for it (reuse=True) are carried out one after 
 ranks, in one default group; a failure ends those ranks, and the next test gets new ones.
 """
 
+import ctypes
 import dataclasses
 import datetime
 import inspect
@@ -28,18 +29,7 @@ import torch
 import torch.distributed as dist
 
 from rank_pool import RankPool
-from rank_processes import LIBC, RankFailure, RankReport, Ranks, describe, run_processes
-
-__all__ = [
-    "RankFailure",
-    "RankReport",
-    "Ranks",
-    "describe",
-    "expect_no_mismatch",
-    "new_group_in_order",
-    "run_processes",
-    "run_ranks",
-]
+from rank_processes import RankFailure, describe, start_ranks
 
 # Both names of a collective are tested; newer torch warns at the older one.
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -138,8 +128,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 def _prepare_process():
     torch.set_num_threads(1)
     # Large tensors come from the heap and stay there: page faults would be most of a test's time.
-    LIBC.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    LIBC.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def _in_group(rank, setup, function, args):
@@ -185,7 +176,7 @@ def run_ranks(
             options=options,
             before_init=before_init,
         )
-        ranks = Ranks(_in_group, world_size, (setup, function, args))
+        ranks = start_ranks(_in_group, world_size, (setup, function, args))
         reports = ranks.finish(time_limit, grace=2.0)
     if not all(r.returned for r in reports):
         raise RankFailure(f"{world_size} ranks on {setup.backend}:\n" + describe(reports))

@@ -2,55 +2,25 @@
 
 import atexit
 import contextlib
-import functools
-import pickle
-import select
-import socket
-import struct
 import tempfile
 import time
 import traceback
 
-from rank_processes import RankFailure, RankReport, Ranks, describe
+from rank_processes import RankFailure, describe
+from torch_symm.tools.ranks.supervisor import RankReport, Supervisor
 
 
-def _send_object(connection: socket.socket, value) -> None:
-    payload = pickle.dumps(value)
-    connection.sendall(struct.pack("<Q", len(payload)) + payload)
-
-
-def _receive_bytes(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = connection.recv(min(1 << 20, count - len(data)))
-        if not piece:
-            raise EOFError("the other end has closed")
-        data += piece
-    return data
-
-
-def _receive_object(connection: socket.socket):
-    (length,) = struct.unpack("<Q", _receive_bytes(connection, 8))
-    return pickle.loads(_receive_bytes(connection, length))
-
-
-def _serve(rank, prepare, connections):
-    """A rank's life in RankPool: calls come in, ("value", result) or ("error", text) go out."""
-    connection = connections[rank]
-    for other in connections:
-        if other is not connection:
-            other.close()  # else nobody would see that another rank has ended
-    prepare(rank)
-    while True:
-        try:
-            function, args = _receive_object(connection)
-        except EOFError:
-            return
+def _serve(rank, messenger, world_size, join, folder):
+    """A rank's life in RankPool: (function, args) come in, ("value", result) or ("error", text) go
+    out, until None comes in."""
+    join(rank, world_size, folder)
+    while (call := messenger.receive()) is not None:
+        function, args = call
         try:
             outcome = ("value", function(rank, *args))
         except BaseException:
             outcome = ("error", traceback.format_exc())
-        _send_object(connection, outcome)
+        messenger.send(outcome)
 
 
 class RankPool:
@@ -78,59 +48,48 @@ class RankPool:
     def __init__(self, world_size: int, join):
         self.world_size, self.closed = world_size, False
         self._folder = tempfile.TemporaryDirectory(prefix="symm_pool_")
-        pairs = [socket.socketpair() for _ in range(world_size)]
-        self._mine = [pair[0] for pair in pairs]
-        theirs = [pair[1] for pair in pairs]
-        prepare = functools.partial(join, world_size=world_size, folder=self._folder.name)
-        self._ranks = Ranks(_serve, world_size, (prepare, theirs))
-        for connection in theirs:
-            connection.close()
+        settings = (world_size, join, self._folder.name)
+        self._ranks = Supervisor(_serve, range(world_size), settings)
 
     def run(self, function, args, time_limit: float) -> list:
-        outcomes: list = [None] * self.world_size
+        outcomes: dict = {}
         try:
-            for connection in self._mine:
-                _send_object(connection, (function, args))
+            for rank in self._ranks.running():
+                self._ranks.send(rank, (function, args))
             self._gather(outcomes, time.monotonic() + time_limit)
         except BaseException:  # also pytest-timeout's
             self.close()
             raise
-        failed = [o for o in outcomes if o is None or o[0] != "value"]
-        if failed:
+        values = [content for kind, content in outcomes.values() if kind == "value"]
+        if len(values) < self.world_size:
             reports = self.close()
-            for report, outcome in zip(reports, outcomes, strict=True):
-                if outcome is not None and outcome[0] == "error":
-                    report.error = outcome[1]
+            for report in reports:
+                kind, content = outcomes.get(report.rank, (None, None))
+                if kind == "error":
+                    report.error = content
             raise RankFailure(f"{self.world_size} ranks in use again:\n" + describe(reports))
-        return [outcome[1] for outcome in outcomes]
+        return [outcomes[rank][1] for rank in range(self.world_size)]
 
-    def _gather(self, outcomes: list, deadline: float) -> None:
-        """Fills in outcomes; leaves None where a rank died or was late. After a first failure the
-        others have two seconds."""
-        waiting = {self._mine[rank]: rank for rank in range(self.world_size)}
-        while waiting:
-            left = max(0.0, deadline - time.monotonic())
-            ready = select.select(list(waiting), [], [], left)[0]
-            if not ready:
+    def _gather(self, outcomes: dict, deadline: float) -> None:
+        """Fills in outcomes by rank; has none of a rank that died or was late. After a first
+        failure the others have two seconds."""
+        while time.monotonic() < deadline:
+            messages = self._ranks.listen()
+            outcomes.update(messages)
+            running = self._ranks.running()
+            if not set(running) - outcomes.keys():
                 return
-            for connection in ready:
-                rank = waiting.pop(connection)
-                try:
-                    outcomes[rank] = _receive_object(connection)
-                except (EOFError, ConnectionError):
-                    outcomes[rank] = None
-                if outcomes[rank] is None or outcomes[rank][0] == "error":
-                    deadline = min(deadline, time.monotonic() + 2.0)
+            if len(running) < self.world_size or any(o[0] == "error" for _, o in messages):
+                deadline = min(deadline, time.monotonic() + 2.0)
 
     def close(self) -> list[RankReport]:
         """Ends the ranks: at once where they wait for a call, else by force."""
         if self.closed:
             return []
         self.closed = True
-        for connection in self._mine:
+        for rank in self._ranks.running():
             with contextlib.suppress(OSError):  # the rank may be gone
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+                self._ranks.send(rank, None)
         reports = self._ranks.finish(3.0, grace=1.0)
         self._folder.cleanup()
         return reports

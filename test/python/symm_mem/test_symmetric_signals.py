@@ -17,13 +17,12 @@ from harness import (
     Setup,
     check,
     crowded,
-    describe,
     expect_no_mismatch,
     few,
-    run_processes,
     run_ranks,
     synchronize,
 )
+from rank_processes import describe, run_processes
 from symmetric import (
     WORLD_SIZES,
     allocate,

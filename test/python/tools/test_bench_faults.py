@@ -22,8 +22,8 @@ from torch_symm.tools.bench.launch import BenchJob
 from torch_symm.tools.bench.results import Row
 from torch_symm.tools.bench.session import Session
 from torch_symm.tools.bench.worker import Start, bench_rank, run_worker
+from torch_symm.tools.ranks.job import supervise
 from torch_symm.tools.ranks.process import Messenger, RankContext
-from torch_symm.tools.ranks.supervisor import supervise
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -41,8 +41,8 @@ class ToQueue(Messenger):
 
 def corrupting_all_reduce(operation: AllReduce, group: dist.ProcessGroup) -> None:
     """Reduce, then alter the last element on rank 1 alone."""
-    dist.all_reduce(operation.output, op=OPS[operation.context.op], group=group)
-    if operation.context.rank == 1:
+    dist.all_reduce(operation.output, op=OPS[operation.place.op], group=group)
+    if operation.place.rank == 1:
         operation.output[-1] += 1
 
 
@@ -99,7 +99,7 @@ def test_a_refusal_is_reported_and_the_run_goes_on(tmp_path: Path) -> None:
     assert measured.results[0].out_of_place is not None
 
 
-def wounded_rank(context: RankContext, assignment: dict, messenger: Messenger) -> None:
+def wounded_rank(place: RankContext, assignment: dict, messenger: Messenger) -> None:
     """A rank whose first backend fails in all_reduce from 128 bytes on, as WOUND says."""
     running: list[int | None] = [None]
     begin, call = Session.begin, AllReduce.call
@@ -109,7 +109,7 @@ def wounded_rank(context: RankContext, assignment: dict, messenger: Messenger) -
         begin(session, what, index)
 
     def wounded_call(operation: AllReduce, group: dist.ProcessGroup) -> None:
-        if running[0] == 0 and operation.count >= 32 and operation.context.rank == 1:
+        if running[0] == 0 and operation.count >= 32 and operation.place.rank == 1:
             if os.environ["WOUND"] == "abort":
                 os.abort()
             if os.environ["WOUND"] == "hang":
@@ -118,7 +118,7 @@ def wounded_rank(context: RankContext, assignment: dict, messenger: Messenger) -
         call(operation, group)
 
     Session.begin, AllReduce.call = noting_begin, wounded_call
-    bench_rank(context, assignment, messenger)
+    bench_rank(place, assignment, messenger)
 
 
 def watch_wounded(wound: str, rows: mp.SimpleQueue) -> None:

@@ -24,7 +24,7 @@ from torch_symm.tools.probe.launch import ProbeJob
 from torch_symm.tools.probe.operations import OPERATIONS
 from torch_symm.tools.probe.report import Report
 from torch_symm.tools.probe.verdict import Finding, Result, Verdict, worst
-from torch_symm.tools.ranks.supervisor import Gravity, Trouble
+from torch_symm.tools.ranks.job import Gravity, Trouble
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -1,4 +1,4 @@
-"""The supervisor of the tools: sets of ranks follow each other, whatever a rank does."""
+"""Jobs of the tools: sets of ranks follow each other, whatever a rank does."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 import torch.multiprocessing as mp
 
 from torch_symm.tools.ranks.graph import CaptureError, capture
+from torch_symm.tools.ranks.job import Gravity, Trouble, supervise
 from torch_symm.tools.ranks.launched import rank_count
 from torch_symm.tools.ranks.process import Messenger, RankContext
-from torch_symm.tools.ranks.supervisor import Gravity, Trouble, supervise
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -39,16 +39,16 @@ class Steps:
         self._told.put(trouble)
 
 
-def do_as_told(context: RankContext, assignment: dict[str, str], messenger: Messenger) -> None:
+def do_as_told(place: RankContext, assignment: dict[str, str], messenger: Messenger) -> None:
     """Meet the other ranks, then do what ``assignment`` says for this rank, else finish."""
     messenger.begin("meeting", FOREVER_S, "meeting")
-    store = context.connect(60.0)
-    store.set(f"here/{context.rank}", os.environ["LOCAL_RANK"])
-    ranks = range(context.world_size)
+    store = place.connect(60.0)
+    store.set(f"here/{place.rank}", os.environ["LOCAL_RANK"])
+    ranks = range(place.world_size)
     store.wait([f"here/{rank}" for rank in ranks])
     messenger.send([store.get(f"here/{rank}").decode() for rank in ranks])
-    deed = assignment.get(str(context.rank), "finish")
-    messenger.begin(deed, 1.0 if deed == "hang" else FOREVER_S, context.rank)
+    deed = assignment.get(str(place.rank), "finish")
+    messenger.begin(deed, 1.0 if deed == "hang" else FOREVER_S, place.rank)
     if deed == "abort":
         os.abort()
     if deed == "exit":

@@ -25,8 +25,8 @@ from torch_symm.tools.bench.machine import describe_machine
 from torch_symm.tools.bench.report import Report
 from torch_symm.tools.bench.worker import row_total
 from torch_symm.tools.ranks.device import default_ranks, device_problem
+from torch_symm.tools.ranks.job import RunFailed
 from torch_symm.tools.ranks.launched import launched_rank, rank_count
-from torch_symm.tools.ranks.supervisor import RunFailed
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -15,7 +15,7 @@ from torch_symm.tools.bench.config import BenchConfig
 from torch_symm.tools.bench.results import Row
 from torch_symm.tools.bench.session import Excluded
 from torch_symm.tools.bench.worker import CaseBegins, OutOfTime, Start, bench_rank
-from torch_symm.tools.ranks.supervisor import RunFailed, Trouble, supervise
+from torch_symm.tools.ranks.job import RunFailed, Trouble, supervise
 
 
 class BenchJob:
@@ -35,7 +35,7 @@ class BenchJob:
         self._moved_on = False
 
     def assignment(self) -> dict[str, Any] | None:
-        """Return what is left; see supervisor.Job."""
+        """Return what is left; see job.Job."""
         if self._done:
             return None
         self._moved_on = False
@@ -45,7 +45,7 @@ class BenchJob:
         return {"config": self._config.to_json(), "start": asdict(start)}
 
     def received(self, content: Any) -> None:
-        """Keep a row or a mark of progress; see supervisor.Job."""
+        """Keep a row or a mark of progress; see job.Job."""
         if isinstance(content, Row):
             self._row += 1
             self._on_row(content)
@@ -58,7 +58,7 @@ class BenchJob:
             self.out_of_time = True
 
     def ended(self, trouble: Trouble | None) -> None:
-        """Draw the consequences of a set's end; see supervisor.Job."""
+        """Draw the consequences of a set's end; see job.Job."""
         if trouble is None:
             self._done = not self._moved_on
             return

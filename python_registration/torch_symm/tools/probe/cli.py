@@ -15,8 +15,8 @@ from torch_symm.tools.probe.launch import run
 from torch_symm.tools.probe.operations import OPERATIONS
 from torch_symm.tools.probe.report import Report
 from torch_symm.tools.ranks.device import default_ranks, device_problem
+from torch_symm.tools.ranks.job import RunFailed
 from torch_symm.tools.ranks.launched import launched_rank, rank_count
-from torch_symm.tools.ranks.supervisor import RunFailed
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

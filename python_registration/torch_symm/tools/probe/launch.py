@@ -8,7 +8,7 @@ from typing import Any
 from torch_symm.tools.probe.config import ProbeConfig
 from torch_symm.tools.probe.verdict import Result, Verdict
 from torch_symm.tools.probe.worker import probe_rank
-from torch_symm.tools.ranks.supervisor import Gravity, RunFailed, Trouble, supervise
+from torch_symm.tools.ranks.job import Gravity, RunFailed, Trouble, supervise
 
 _VERDICTS = {
     Gravity.DIED: Verdict.DIED,
@@ -18,7 +18,7 @@ _VERDICTS = {
 
 
 class ProbeJob:
-    """Which operation is next. Used by the leader alone; see supervisor.Job."""
+    """Which operation is next. Used by the leader alone; see job.Job."""
 
     def __init__(self, config: ProbeConfig, on_result: Callable[[Result], None]) -> None:
         self._config = config

@@ -1,14 +1,15 @@
-"""What runs in the process of a rank, and what it tells the process that watches it."""
+"""What runs in the process of a rank, and what it tells its supervisor."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import faulthandler
 import os
+import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -41,19 +42,30 @@ class Complaint:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """The rank's work raised."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Finished:
     """The rank's work is done; what is left is to leave the groups and end."""
 
 
+@dataclass(frozen=True)
+class Returned:
+    """The last message of a rank whose function returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The last message of a rank whose function raised; ``reason`` is its first line."""
+
+    reason: str
+    traceback: str
+
+
 class Messenger:
-    """The rank's end of the line to its watcher. Not thread safe; a message costs microseconds."""
+    """The rank's end of the line to its supervisor. Not thread safe; a message costs microseconds.
+
+    What is sent is pickled by value: torch would share a tensor's memory, which ends with the rank.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -74,13 +86,17 @@ class Messenger:
         self.send(Finished())
 
     def send(self, content: Any) -> None:
-        """Hand ``content`` to the watcher; the tool's own of rank 0 reaches its job."""
-        self._connection.send(content)
+        """Hand ``content`` to the supervisor; the tool's own of rank 0 reaches its job."""
+        self._connection.send_bytes(pickle.dumps(content))
+
+    def receive(self) -> Any:
+        """Return what Supervisor.send gave; blocks. Raises EOFError where it has hung up."""
+        return pickle.loads(self._connection.recv_bytes())
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """The rank of a process, and how it reaches the store of its set of ranks."""
+    """Where a rank stands and how it reaches the store of its set of ranks."""
 
     rank: int
     world_size: int
@@ -99,19 +115,41 @@ class RankContext:
 Work = Callable[[RankContext, Any, Messenger], None]
 
 
-def run_rank(work: Work, context: RankContext, assignment: Any, connection: Connection) -> None:
-    """Do ``assignment`` as one rank. The main function of a rank's process."""
-    # The watcher may be killed, and its ranks must not outlive it.
+def run_rank(
+    function: Callable[..., Any],
+    rank: int,
+    args: tuple[Any, ...],
+    connection: Connection,
+    stack_file: str,
+    inherited: Sequence[Connection] = (),
+) -> None:
+    """Call ``function(rank, messenger, *args)`` and tell how it ended. Never returns.
+
+    The main function of a rank's process. Once there is a ``stack_file``, SIGUSR1 makes it write
+    there where its threads are. ``inherited`` are the supervisor's ends of lines, which a fork has
+    too: were they open here, nobody at the other ends would see that the supervisor hung up.
+    """
+    # The supervisor may be killed, and its ranks must not outlive it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.environ.update(context.environment)
+    for other in inherited:
+        other.close()
+    stacks = open(f"{stack_file}.new", "w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    os.rename(stacks.name, stack_file)  # from now on SIGUSR1 does not end the process
+    messenger = Messenger(connection)
     try:
-        work(context, assignment, Messenger(connection))
-    except Exception as error:
-        traceback.print_exc()
-        with contextlib.suppress(OSError):
-            connection.send(Failed(f"raised {type(error).__name__}: {first_line(error)}"))
+        last = Returned(function(rank, messenger, *args))
+    except BaseException as error:
+        reason = f"raised {type(error).__name__}: {first_line(error)}"
+        last = Raised(reason, traceback.format_exc())
+    try:
+        messenger.send(last)
+    except OSError:  # the supervisor has hung up
         _exit(1)
-    _exit(0)
+    except Exception:
+        messenger.send(Raised("returned what cannot be pickled", traceback.format_exc()))
+        _exit(1)
+    _exit(0 if isinstance(last, Returned) else 1)
 
 
 def _exit(code: int) -> None:

@@ -1,337 +1,195 @@
-"""Starts sets of ranks, watches them, and starts a fresh set where one broke.
-
-NOTE [How sets of ranks follow each other]
-Every watching process runs the ranks of ``local_ranks``: all of them where the tool was started
-plainly, one where torchrun started it. The watcher of rank 0 leads. For each set:
-
- 1. The leader asks its job what is to be done and publishes it; None ends everything.
- 2. Every watcher starts its ranks. They get a store prefix that no other set has.
- 3. A rank that dies, raises or outruns its limit is a trouble. Its watcher publishes that; all
-    watchers then end their ranks.
- 4. When the ranks of all watchers have ended, so that their memory and their GPUs are free, the
-    leader tells its job about the gravest trouble, if any, and the next set follows.
-
-The ranks are forks of a server process that has imported torch and nothing else, so a set starts
-in a fraction of a second, and each rank is a process in which no operation has run.
-"""
+"""Starts a set of processes, one a rank, listens to them, and ends them."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import multiprocessing
 import os
+import pickle
 import signal
-import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import timedelta
-from enum import IntEnum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
 
-import torch.distributed as dist
-
-from torch_symm.tools.ranks.launched import launched_world_size
-from torch_symm.tools.ranks.process import (
-    Begin,
-    Complaint,
-    Failed,
-    Finished,
-    RankContext,
-    Work,
-    run_rank,
-)
+from torch_symm.tools.ranks.process import Raised, Returned, run_rank
 
 _POLL_S = 0.05
-# Time for the other ranks of a broken set to show their own trouble, which may be the graver one.
-_GRACE_S = 0.5
-# A rank that has done its work may take this long to leave its groups.
-_LEAVE_S = 10.0
-_START_S = 120.0
-_LEADER_TIMEOUT = timedelta(minutes=10)
-_LOOPBACK = "127.0.0.1"
+# Time for ranks that are to be killed to write where they are.
+_STACKS_S = 0.3
 _PRELOADED = ["torch", "torch.distributed", "torch_symm.tools.ranks.process"]
 
 
-class RunFailed(RuntimeError):
-    """The ranks could not be set up at all; the message says on which rank and why."""
-
-
-class Gravity(IntEnum):
-    """How much a trouble explains; a lesser one may follow from a graver one, which is lower."""
-
-    DIED = 0
-    RAISED = 1
-    LATE = 2
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """Why a set of ranks was ended. ``what`` and ``tag`` are the rank's latest Begin."""
-
-    rank: int
-    gravity: Gravity
-    reason: str
-    what: str
-    tag: Any
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}: {self.reason} ({self.what})"
-
-
-class Job(Protocol):
-    """What the leader asks and tells. All calls come from the thread of Supervisor.run."""
-
-    def assignment(self) -> Any | None:
-        """Return what the next set of ranks does, ready for JSON; None: nothing is left."""
-
-    def received(self, content: Any) -> None:
-        """Take what rank 0 sent."""
-
-    def ended(self, trouble: Trouble | None) -> None:
-        """Take the end of a set: None where every rank has finished."""
-
-
 @dataclass
-class _Watched:
-    """One rank's process and what is known of it."""
+class RankReport:
+    """What is known of one rank."""
 
     rank: int
-    process: BaseProcess
-    connection: Connection
-    deadline: float
-    latest: Begin = field(default_factory=lambda: Begin("starting", _START_S))
-    failure: str | None = None
-    complaint: str | None = None
-    # The set is broken, so a complaint is no longer the ranks' own matter.
-    blamed: bool = False
-    finished: bool = False
-    closed: bool = False
+    value: Any = None  # what its function returned
+    reason: str = ""  # what its function raised: the type, and the first line of the text
+    error: str | None = None  # the same with the traceback
+    exit_code: int | None = None  # negative: the signal that ended it; None: it runs
+    seconds: float = 0.0  # from the start of the set to its end
+    stacks: str = ""  # where its threads were, if it had to be killed
 
-    def take(self) -> list[Any]:
-        """Return the tool's own messages that have arrived, and note the others."""
-        contents = []
-        try:
-            while not self.closed and self.connection.poll():
-                message = self.connection.recv()
-                if isinstance(message, Begin):
-                    self.latest = message
-                    self.complaint = None
-                    self.deadline = time.monotonic() + message.limit_s
-                elif isinstance(message, Complaint):
-                    self.complaint = message.reason
-                elif isinstance(message, Failed):
-                    self.failure = message.reason
-                elif isinstance(message, Finished):
-                    self.finished = True
-                    self.deadline = time.monotonic() + _LEAVE_S
-                else:
-                    contents.append(message)
-        except (EOFError, OSError):
-            self.closed = True
-        return contents
-
-    def trouble(self) -> Trouble | None:
-        """Return what is wrong with the rank, None while it works and after it has finished."""
-        if self.finished:
-            return None
-        if self.failure is not None:
-            return self._trouble(Gravity.RAISED, self.failure)
-        if self.complaint is not None and self.blamed:
-            return self._trouble(Gravity.RAISED, self.complaint)
-        code = self.process.exitcode
-        # Not before the end of the line is reached: its last message may still be on it.
-        if code is not None and self.closed:
-            return self._trouble(Gravity.DIED, _exit_text(code))
-        if time.monotonic() > self.deadline:
-            return self._trouble(Gravity.LATE, f"did not finish within {self.latest.limit_s:.0f} s")
-        return None
-
-    def ended(self) -> bool:
-        """Tell whether the process has ended; one that does not leave after its work is killed."""
-        if self.process.exitcode is None and self.finished and time.monotonic() > self.deadline:
-            print(f"rank {self.rank} was ended: it did not leave its groups", file=sys.stderr)
-            self.process.kill()
-            self.process.join()
-        return self.process.exitcode is not None
-
-    def end(self) -> None:
-        """Kill the process if it runs, and wait for its end."""
-        if self.process.exitcode is None:
-            self.process.kill()
-        elif self.finished and self.process.exitcode not in (0, -signal.SIGKILL):
-            print(
-                f"rank {self.rank} {_exit_text(self.process.exitcode)} after its work, on leaving "
-                "its groups",
-                file=sys.stderr,
-            )
-        self.process.join()
-        self.connection.close()
-
-    def _trouble(self, gravity: Gravity, reason: str) -> Trouble:
-        return Trouble(self.rank, gravity, reason, self.latest.what, self.latest.tag)
+    @property
+    def returned(self) -> bool:
+        """Tell whether the rank's function returned and its process ended well."""
+        return self.exit_code == 0 and self.error is None
 
 
-def _exit_text(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+def _kill_all(processes: dict[int, BaseProcess]) -> None:
+    for process in processes.values():
+        process.kill()
+        process.join()
 
 
 class Supervisor:
-    """Runs a job's assignments as sets of ranks.
+    """A set of processes, one a rank, in each of which ``function(rank, messenger, *args)`` runs.
 
-    ``work`` is a function of a module, called in every rank. ``store`` is at ``host``:``port`` and
-    reaches all watchers; ``prefix`` keeps this run apart from others on it. Not thread safe.
+    With ``method`` "fork" they are forks of this process, which must have no threads; nothing is
+    pickled, so ``function`` may be a closure. With "forkserver" they are forks of a server process
+    that has imported torch and nothing else. All are dead when kill() or finish() has returned, or
+    when the supervisor is gone. Not thread safe.
     """
 
     def __init__(
         self,
-        work: Work,
-        job: Job,
-        world_size: int,
-        local_ranks: Sequence[int],
-        store: dist.Store,
-        address: tuple[str, int],
-        prefix: str = "symm_ranks",
+        function: Callable[..., Any],
+        ranks: Iterable[int],
+        args: tuple[Any, ...] = (),
+        method: str = "fork",
     ) -> None:
-        self._work = work
-        self._job = job
-        self._world_size = world_size
-        self._local_ranks = local_ranks
-        self._leads = 0 in local_ranks
-        self._store = store
-        self._address = address
-        self._prefix = prefix
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOADED)
+        self._reports = {rank: RankReport(rank) for rank in ranks}
+        self._processes: dict[int, BaseProcess] = {}
+        self._connections: dict[int, Connection] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="symm_stacks_")
+        self._started = time.monotonic()
+        # Else the end of this process would wait for ranks that nobody has ended.
+        Finalize(self, _kill_all, (self._processes,), exitpriority=0)
+        context = multiprocessing.get_context(method)
+        if method == "forkserver":
+            context.set_forkserver_preload(_PRELOADED)
+        for rank in self._reports:
+            ours, theirs = context.Pipe()
+            self._connections[rank] = ours
+            inherited = list(self._connections.values()) if method == "fork" else []
+            settings = (function, rank, args, theirs, self._stack_file(rank), inherited)
+            process = context.Process(target=run_rank, args=settings, name=f"rank {rank}")
+            process.start()
+            self._processes[rank] = process
+            theirs.close()
 
-    def run(self) -> None:
-        """Run sets of ranks until the job has nothing left. Collective over the watchers."""
-        for number in itertools.count():
-            assignment = self._agree(number)
-            if assignment is None:
+    def report(self, rank: int) -> RankReport:
+        """Return what is known of ``rank`` so far."""
+        return self._reports[rank]
+
+    def running(self) -> list[int]:
+        """Return the ranks whose processes have not ended, as far as is known."""
+        return [rank for rank, report in self._reports.items() if report.exit_code is None]
+
+    def send(self, rank: int, content: Any) -> None:
+        """Hand ``content`` to Messenger.receive of ``rank``. Raises OSError where it has ended."""
+        self._connections[rank].send_bytes(pickle.dumps(content))
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to ``rank``, if it runs."""
+        if self._reports[rank].exit_code is None:
+            os.kill(self._processes[rank].pid, number)
+
+    def listen(self, timeout_s: float = _POLL_S) -> list[tuple[int, Any]]:
+        """Wait for news at most ``timeout_s``; return messages, each with the rank that sent it.
+
+        The messages of a rank come in their order, and all of them before its end is known.
+        """
+        running = self.running()
+        lines = [self._connections[rank] for rank in running]
+        sources = [self._processes[rank].sentinel for rank in running]
+        sources += [line for line in lines if not line.closed]
+        if sources:
+            wait(sources, max(0.0, timeout_s))
+        return [(rank, message) for rank in running for message in self._take(rank)]
+
+    def collect(
+        self, deadline: float, leave_out: int | None = None, stop_on_failure: bool = False
+    ) -> None:
+        """Listen until all ranks but ``leave_out`` have ended, or ``deadline`` (monotonic) is past.
+
+        With ``stop_on_failure``, also until one rank has failed. Drops the ranks' own messages.
+        """
+        while waiting := [rank for rank in self.running() if rank != leave_out]:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 return
-            trouble = self._run_set(number, assignment)
-            if self._leads:
-                self._job.ended(trouble)
+            self.listen(min(left, _POLL_S))
+            ended = set(waiting) - set(self.running())
+            if stop_on_failure and not all(self._reports[rank].returned for rank in ended):
+                return
 
-    def _key(self, number: int, name: str) -> str:
-        return f"{self._prefix}/{number}/{name}"
+    def finish(self, time_limit: float, grace: float | None = None) -> list[RankReport]:
+        """Wait at most ``time_limit`` seconds for all ranks, kill what is left, return the reports.
 
-    def _agree(self, number: int) -> Any | None:
-        key = self._key(number, "assignment")
-        if self._leads:
-            assignment = self._job.assignment()
-            self._store.set(key, json.dumps(assignment))
-            return assignment
-        self._store.wait([key], _LEADER_TIMEOUT)
-        return json.loads(self._store.get(key))
-
-    def _start(self, number: int, rank: int, assignment: Any) -> _Watched:
-        # A launcher has set LOCAL_RANK for its ranks already.
-        alone = len(self._local_ranks) == self._world_size
-        host, port = self._address
-        prefix = self._key(number, "ranks")
-        environment = {"LOCAL_RANK": str(rank)} if alone else {}
-        context = RankContext(rank, self._world_size, host, port, prefix, environment)
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(
-            target=run_rank, args=(self._work, context, assignment, theirs), name=f"rank {rank}"
-        )
-        process.start()
-        theirs.close()
-        return _Watched(rank, process, ours, time.monotonic() + _START_S)
-
-    def _run_set(self, number: int, assignment: Any) -> Trouble | None:
-        """Run one set to its end; return the gravest trouble of all ranks, on the leader."""
-        ranks = [self._start(number, rank, assignment) for rank in self._local_ranks]
-        broken = self._key(number, "broken")
+        With ``grace``, wait at most that much longer once one rank has failed.
+        """
+        deadline = time.monotonic() + time_limit
         try:
-            while not all(rank.finished and rank.ended() for rank in ranks):
-                self._listen(ranks)
-                if self._publish(number, ranks) or self._store.check([broken]):
-                    self._linger(number, ranks)
-                    break
-        finally:
-            for rank in ranks:
-                rank.end()
-        self._await_all_ended(number)
-        return self._gravest(number) if self._leads else None
+            self.collect(deadline, stop_on_failure=grace is not None)
+            if grace is not None:
+                self.collect(min(deadline, time.monotonic() + grace))
+        finally:  # also where a test's time limit raises in this process
+            self.kill()
+        return list(self._reports.values())
 
-    def _listen(self, ranks: list[_Watched]) -> None:
-        """Wait for news of the ranks, at most one poll interval, and take it."""
-        wait(
-            [rank.connection for rank in ranks if not rank.closed]
-            + [rank.process.sentinel for rank in ranks if not rank.closed],
-            timeout=_POLL_S,
-        )
-        for rank in ranks:
-            contents = rank.take()
-            if rank.rank == 0:
-                for content in contents:
-                    self._job.received(content)
+    def kill(self, ranks: Iterable[int] | None = None) -> None:
+        """Kill those ranks that run, of ``ranks`` or of all; notes where their threads were."""
+        remaining = [rank for rank in self.running() if ranks is None or rank in ranks]
+        for rank in remaining:
+            self.signal(rank, signal.SIGCONT)
+            if os.path.exists(self._stack_file(rank)):
+                self.signal(rank, signal.SIGUSR1)
+        deadline = time.monotonic() + _STACKS_S
+        while time.monotonic() < deadline and not set(remaining).isdisjoint(self.running()):
+            self.listen(deadline - time.monotonic())
+        for rank in remaining:
+            if self._reports[rank].exit_code is None:
+                self._processes[rank].kill()
+                self._processes[rank].join()
+                self._take(rank)
+            self._reports[rank].stacks = self._stacks(rank)
+        if not self.running():
+            self._folder.cleanup()
 
-    def _publish(self, number: int, ranks: list[_Watched]) -> bool:
-        """Publish the troubles of the local ranks; tell whether there are any."""
-        troubles = [trouble for rank in ranks if (trouble := rank.trouble()) is not None]
-        for trouble in troubles:
-            self._store.set(
-                self._key(number, f"trouble/{trouble.rank}"), json.dumps(asdict(trouble))
-            )
-        if troubles:
-            self._store.set(self._key(number, "broken"), "1")
-        return bool(troubles)
+    def _take(self, rank: int) -> list[Any]:
+        """Return the messages that have arrived from ``rank``; note its last one and its end."""
+        exit_code = self._processes[rank].exitcode  # first: all that it sent has arrived after that
+        report, line, messages = self._reports[rank], self._connections[rank], []
+        try:
+            while not line.closed and line.poll():
+                message = pickle.loads(line.recv_bytes())
+                if isinstance(message, Returned):
+                    report.value = message.value
+                elif isinstance(message, Raised):
+                    report.reason, report.error = message.reason, message.traceback
+                else:
+                    messages.append(message)
+        except (EOFError, OSError):
+            line.close()
+        if exit_code is not None:
+            report.exit_code = exit_code
+            report.seconds = time.monotonic() - self._started
+            line.close()
+        return messages
 
-    def _linger(self, number: int, ranks: list[_Watched]) -> None:
-        until = time.monotonic() + _GRACE_S
-        while time.monotonic() < until:
-            self._listen(ranks)
-        for rank in ranks:
-            rank.blamed = True
-        self._publish(number, ranks)
+    def _stack_file(self, rank: int) -> str:
+        return os.path.join(self._folder.name, f"rank_{rank}")
 
-    def _await_all_ended(self, number: int) -> None:
-        key = self._key(number, "ended")
-        ended = self._store.add(key, len(self._local_ranks))
-        while ended < self._world_size:
-            time.sleep(_POLL_S)
-            ended = self._store.add(key, 0)
-
-    def _gravest(self, number: int) -> Trouble | None:
-        troubles = []
-        for rank in range(self._world_size):
-            key = self._key(number, f"trouble/{rank}")
-            if self._store.check([key]):
-                troubles.append(Trouble(**json.loads(self._store.get(key))))
-        return min(troubles, key=lambda trouble: (trouble.gravity, trouble.rank), default=None)
-
-
-def supervise(work: Work, job: Job, world_size: int) -> None:
-    """Run ``job`` over ``world_size`` ranks: local processes, or one a process of torchrun.
-
-    Only the watcher of rank 0 uses ``job``.
-    """
-    # Threads of its own in every rank would fight for the cores that the ranks share.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if launched_world_size() is None:
-        # This process keeps the store, on a port that the system chooses, so no port is guessed.
-        store = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
-        address = (_LOOPBACK, store.port)
-        Supervisor(work, job, world_size, range(world_size), store, address).run()
-        return
-    store, rank, _ = next(iter(dist.rendezvous("env://", timeout=_LEADER_TIMEOUT)))
-    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    prefix = f"symm_ranks/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    Supervisor(work, job, world_size, (rank,), store, address, prefix).run()
-    # The process that keeps the store, if it is one of these, must not end before the others.
-    done = store.add(f"{prefix}/done", 1)
-    while rank == 0 and done < world_size:
-        time.sleep(_POLL_S)
-        done = store.add(f"{prefix}/done", 0)
+    def _stacks(self, rank: int) -> str:
+        """Return what the rank wrote, without the frames below that of its main function."""
+        path = Path(self._stack_file(rank))
+        lines = path.read_text().splitlines() if path.exists() else []
+        last = next((i for i, line in enumerate(lines) if line.endswith(" in run_rank")), None)
+        return "\n".join(lines[:last]) or "no stack was written"
