@@ -24,13 +24,14 @@
 #include "backend/engine/group/communicator_config.hpp"
 #include "kernels/core/collective.hpp"
 #include "kernels/core/error.hpp"
-#include "kernels/plan/plan.hpp"
+#include "kernels/plan/plan_request.hpp"
 #include "symm_mem/bootstrap/store.hpp"
 #include "symm_mem/segment/segment.hpp"
 
 namespace symm {
 
 class PointToPoint;
+struct Plan;
 
 class Communicator {
  public:

@@ -1,6 +1,7 @@
 // The engine of a device over fake GPUs: exchange of segments, choice of methods, promises,
 // messages.
 #include "backend/engine/device/device_engine.hpp"
+#include "kernels/plan/plan.hpp"
 
 #include <gtest/gtest.h>
 
