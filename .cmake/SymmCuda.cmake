@@ -2,8 +2,8 @@
 # libsymm at run time. It needs a CUDA toolkit to build and neither a GPU nor a driver.
 #
 #   SYMM_BUILD_CUDA           AUTO: built when nvcc is found and nothing is sanitized; ON; OFF
-#   CMAKE_CUDA_ARCHITECTURES  as CMake takes them, e.g. "90"; else machine code for three, and PTX of
-#                             the last for newer ones
+#   CMAKE_CUDA_ARCHITECTURES  as CMake takes them, e.g. "90"; where unset, machine code for three
+#                             and PTX of the last for newer ones
 #   SYMM_CUDA_LIBRARY         a libsymm_cuda.so of another build, taken as it is; no toolkit needed
 #
 # Defines the target symm_cuda where it is built, and SYMM_CUDA_DIRECTORY, the folder of the build

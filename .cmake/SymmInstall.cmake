@@ -1,6 +1,6 @@
 # Install rules of libsymm. Component "development": a library with its public headers and a CMake
-# package, so that a LibTorch program can find_package(symm) and link symm::symm. Component "python":
-# the same library inside the Python package; it is what a wheel holds.
+# package, so that a LibTorch program can find_package(symm) and link symm::symm. Component
+# "python": the same library inside the Python package; it is what a wheel holds.
 
 if(SKBUILD)
   # In a Python environment torch lies beside the package, wherever the environment stands.

@@ -4,6 +4,7 @@
 
 #include "backend/configured_call.hpp"
 #include "backend/process_group_impl.hpp"
+#include "kernels/plan/plan.hpp"
 #include "symm_mem/c10d/errors.hpp"
 
 namespace symm {

@@ -9,6 +9,7 @@
 
 #include "backend/process_group_impl.hpp"
 #include "kernels/plan/placement.hpp"
+#include "kernels/plan/plan.hpp"
 #include "python_registration/bindings.hpp"
 #include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/errors.hpp"

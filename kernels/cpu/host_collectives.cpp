@@ -12,6 +12,7 @@
 #include "kernels/algorithms/reduce.hpp"
 #include "kernels/algorithms/reduce_scatter.hpp"
 #include "kernels/algorithms/scatter.hpp"
+#include "kernels/plan/plan.hpp"
 
 namespace symm {
 

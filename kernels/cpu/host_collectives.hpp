@@ -3,9 +3,10 @@
 
 #include "kernels/core/collective.hpp"
 #include "kernels/cpu/host_executor.hpp"
-#include "kernels/plan/plan.hpp"
 
 namespace symm {
+
+struct Plan;
 
 // Provides the slots of a call. `workspace` is requested only by calls that need it, on every rank
 // of the group in the same call (a plan follows from shared facts), so making it may be collective.

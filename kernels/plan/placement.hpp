@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "kernels/core/collective.hpp"
-#include "kernels/plan/plan.hpp"
+#include "kernels/plan/algorithm.hpp"
 
 namespace symm {
 

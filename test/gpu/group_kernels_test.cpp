@@ -10,6 +10,7 @@
 
 #include "kernels/core/reduce_op.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
+#include "kernels/plan/plan.hpp"
 #include "test/gpu/device_rig.hpp"
 
 namespace symm::test {

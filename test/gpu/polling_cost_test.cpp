@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <span>
 
+#include "kernels/plan/plan.hpp"
 #include "test/gpu/device_rig.hpp"
 
 namespace symm::test {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <random>
 
+#include "kernels/plan/plan.hpp"
 #include "test/gpu/device_rig.hpp"
 
 namespace symm::test {

@@ -1,6 +1,7 @@
 // Calls with a plan of their own, on the host and on fake GPUs.
 #include <gtest/gtest.h>
 
+#include "kernels/plan/plan.hpp"
 #include "test/support/collective_cases.hpp"
 #include "test/support/device_ranks.hpp"
 #include "test/support/environment.hpp"

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "kernels/cpu/host_collectives.hpp"
+#include "kernels/plan/plan.hpp"
 #include "test/support/collective_cases.hpp"
 #include "test/support/rank_threads.hpp"
 

@@ -1,5 +1,6 @@
 """The layout rules of the project: who may include what, and that every header stands alone."""
 
+import functools
 import os
 import re
 import shutil
@@ -29,6 +30,9 @@ FOLDERS = [
 PUBLIC_ROOTS = ["symm_mem/c10d/include", "backend/include"]
 # A folder that has more is more than one concept. A header and its source count once.
 MOST_NAMES_IN_A_FOLDER = 20
+# What an edit of the planner compiles anew; other headers declare its types.
+PLANNER = Path("kernels/plan/plan.hpp")
+MOST_SOURCES_OF_THE_PLANNER = 25
 SUFFIXES = {".hpp", ".cpp", ".cuh", ".cu", ".inc", ".h"}
 
 TOP_LEVEL = {
@@ -82,6 +86,7 @@ def is_gpu_file(path: Path) -> bool:
     )
 
 
+@functools.cache
 def includes(path: Path) -> list[tuple[int, str, str]]:
     """(line number, "<" or '"', name) of each include."""
     found = []
@@ -141,6 +146,25 @@ def test_there_are_sources():
 def test_include_rule():
     faults = [fault for path in SOURCES for fault in include_faults(path)]
     assert not faults, "\n" + "\n".join(faults)
+
+
+def all_includes(path: Path) -> set[Path]:
+    """The headers of the project that a file includes, by itself or by way of others."""
+    found: set[Path] = set()
+    to_read = [path]
+    while to_read:
+        for _, quote, name in includes(to_read.pop()):
+            target = project_file(quote, name)
+            if target is not None and target not in found:
+                found.add(target)
+                to_read.append(target)
+    return found
+
+
+def test_few_sources_depend_on_the_planner():
+    sources = [path for path in SOURCES if path.suffix in {".cpp", ".cu"}]
+    dependent = [str(path) for path in sources if PLANNER in all_includes(path)]
+    assert 0 < len(dependent) <= MOST_SOURCES_OF_THE_PLANNER, "\n".join(dependent)
 
 
 def test_every_folder_has_a_place():

@@ -19,6 +19,7 @@
 
 #include "kernels/core/atomics.hpp"
 #include "kernels/core/error.hpp"
+#include "kernels/plan/plan.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/device_runtime.hpp"
 #include "test/support/fake_multicast.hpp"

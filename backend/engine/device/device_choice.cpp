@@ -4,6 +4,7 @@
 
 #include "backend/engine/group/validation.hpp"
 #include "kernels/plan/multimem.hpp"
+#include "kernels/plan/plan.hpp"
 
 namespace symm {
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/host_collectives.hpp"
 #include "kernels/plan/placement.hpp"
+#include "kernels/plan/plan.hpp"
 
 namespace symm {
 

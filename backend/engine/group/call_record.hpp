@@ -8,10 +8,12 @@
 #include <string>
 
 #include "kernels/core/collective.hpp"
-#include "kernels/plan/plan.hpp"
+#include "kernels/plan/algorithm.hpp"
 #include "kernels/protocol/control_region.hpp"
 
 namespace symm {
+
+struct Plan;
 
 // The bytes that a plan is chosen by (staged_bytes). Of an all_to_all a rank knows its own row
 // only, so its plan follows from the kind alone: the call finds out in its first step

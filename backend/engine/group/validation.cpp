@@ -2,8 +2,10 @@
 
 #include <string>
 
+#include "backend/engine/group/settings.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/cpu/host_collectives.hpp"
+#include "kernels/plan/plan.hpp"
 #include "kernels/protocol/control_region.hpp"
 #include "kernels/protocol/device_layout.hpp"
 

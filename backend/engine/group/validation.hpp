@@ -1,11 +1,12 @@
 // Checks of a collective's arguments that need no peer.
 #pragma once
 
-#include "backend/engine/group/settings.hpp"
 #include "kernels/core/collective.hpp"
-#include "kernels/plan/plan.hpp"
+#include "kernels/plan/plan_request.hpp"
 
 namespace symm {
+
+struct Agreement;
 
 // Throws Error(kInvalidArgument) or Error(kUnsupported) that names the argument, what is expected
 // and what came. Local.

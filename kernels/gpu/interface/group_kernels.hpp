@@ -14,10 +14,11 @@
 #include <span>
 
 #include "kernels/core/collective.hpp"
-#include "kernels/plan/plan.hpp"
 #include "kernels/protocol/device_layout.hpp"
 
 namespace symm {
+
+struct Plan;
 
 // A stream of the device's runtime: cudaStream_t or hipStream_t.
 using StreamHandle = void*;

@@ -15,6 +15,7 @@
 #include "kernels/gpu/launch/transfer_schedule.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
 #include "kernels/gpu/vendor/gpu_check.hpp"
+#include "kernels/plan/plan.hpp"
 
 namespace symm {
 

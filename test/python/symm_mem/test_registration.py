@@ -24,9 +24,9 @@ def register(rank):
         tensor = torch_symm.full(1000, rank + 1.0, device=DEVICE)
         if joined_before:
             torch_symm.as_symmetric(tensor)
-        for _ in range(2):
-            if torch_symm.as_symmetric(tensor, symmetric=True) is not tensor:
-                problems.append(f"copied, joined before: {joined_before}")
+        registered = [torch_symm.as_symmetric(tensor, symmetric=True) for _ in range(2)]
+        if any(one is not tensor for one in registered):
+            problems.append(f"copied, joined before: {joined_before}")
         dist.all_reduce(tensor)
         total = float(WORLD_SIZE * (WORLD_SIZE + 1) // 2)
         problems += model.mismatch("registered", tensor, torch.full((1000,), total))

@@ -42,7 +42,7 @@ class ToQueue(Messenger):
 def corrupting_all_reduce(operation: AllReduce, group: dist.ProcessGroup) -> None:
     """Reduce, then alter the last element on rank 1 alone."""
     dist.all_reduce(operation.output, op=OPS[operation.place.op], group=group)
-    if operation.place.rank == 1:
+    if operation.context.rank == 1:
         operation.output[-1] += 1
 
 
@@ -109,7 +109,7 @@ def wounded_rank(place: RankContext, assignment: dict, messenger: Messenger) -> 
         begin(session, what, index)
 
     def wounded_call(operation: AllReduce, group: dist.ProcessGroup) -> None:
-        if running[0] == 0 and operation.count >= 32 and operation.place.rank == 1:
+        if running[0] == 0 and operation.count >= 32 and operation.context.rank == 1:
             if os.environ["WOUND"] == "abort":
                 os.abort()
             if os.environ["WOUND"] == "hang":
