@@ -22,7 +22,7 @@ FOLDERS = [
     *["kernels/plan", "kernels/algorithms", "symm_mem/bootstrap", "kernels/gpu/interface"],
     *["kernels/cpu", "kernels/gpu/launch", "kernels/gpu/device", "symm_mem/device"],
     *["kernels/gpu/ll", "kernels/gpu/simple", "symm_mem/segment", "kernels/gpu/entry"],
-    *["backend/engine/group", "symm_mem/group", "backend/engine/host"],
+    *["symm_mem/group", "backend/engine/group", "backend/engine/host"],
     *["symm_mem/c10d/include/symm", "symm_mem/c10d", "backend/engine/device", "backend/engine"],
     *["backend/include/symm", "backend", "python_registration"],
 ]

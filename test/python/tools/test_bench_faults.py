@@ -41,7 +41,7 @@ class ToQueue(Messenger):
 
 def corrupting_all_reduce(operation: AllReduce, group: dist.ProcessGroup) -> None:
     """Reduce, then alter the last element on rank 1 alone."""
-    dist.all_reduce(operation.output, op=OPS[operation.place.op], group=group)
+    dist.all_reduce(operation.output, op=OPS[operation.context.op], group=group)
     if operation.context.rank == 1:
         operation.output[-1] += 1
 
