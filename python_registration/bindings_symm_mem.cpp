@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "python_registration/bindings.hpp"
+#include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/provider_registry.hpp"
@@ -155,6 +156,13 @@ void bind_symmetric_memory(py::module_& module) {
              "Whether `tensor` is in symmetric memory, and has joined the group, if one is named.");
   module.def("place_of", &place_of, py::arg("tensor"), WithoutLock(),
              "(bytes from the start of its allocation, bytes of that), None for other memory.");
+  module.def(
+      "allocate_bytes",
+      [](std::int64_t bytes, at::Device device) {
+        return with_torch_errors([&] { return allocate_bytes(bytes, device); });
+      },
+      py::arg("nbytes"), py::arg("device"), WithoutLock(),
+      "A uint8 tensor of zeros in memory of symm, whatever provider was chosen. Local.");
   module.def("share", &share, py::arg("tensor"), py::arg("group_name"), py::arg("symmetric"),
              WithoutLock(),
              "Makes the memory of `tensor` symmetric in the group. Collective. False for memory of "

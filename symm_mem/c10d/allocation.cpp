@@ -377,6 +377,15 @@ std::shared_ptr<Allocation> allocate(std::size_t bytes, c10::Device device,
   return made;
 }
 
+at::Tensor allocate_bytes(std::int64_t bytes, c10::Device device) {
+  const auto allocation = allocate(static_cast<std::size_t>(bytes), device, std::nullopt);
+  return at::for_blob(allocation->base(), {bytes})
+      .deleter([](void* base) { free_allocation(base); })
+      .options(at::TensorOptions().dtype(at::kByte).device(allocation->device()))
+      .target_device(allocation->device())
+      .make_tensor();
+}
+
 std::shared_ptr<Allocation> find_allocation(const void* pointer) {
   std::shared_ptr<Allocation> found;  // let go of, and asked, outside the lock
   {

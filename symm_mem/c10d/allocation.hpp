@@ -150,6 +150,9 @@ class Allocation {
 // The allocations of this process, by address. Local, thread safe.
 std::shared_ptr<Allocation> allocate(std::size_t bytes, c10::Device device,
                                      std::optional<std::string> group_name);
+// A one-dimensional uint8 tensor of `bytes` zeros in such memory, whatever provider the process has
+// chosen. Cold: not under graph capture, and the end of memory on a GPU waits for the device.
+at::Tensor allocate_bytes(std::int64_t bytes, c10::Device device);
 // The allocation, or the user buffer that is still there, in whose buffer `pointer` lies;
 // null where there is none.
 std::shared_ptr<Allocation> find_allocation(const void* pointer);

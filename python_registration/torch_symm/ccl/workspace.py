@@ -91,8 +91,8 @@ def _make(nbytes: int, group: Any, place: torch.device, caller: str) -> Workspac
                 f"{group.group_name!r}, got {_agreement.by_rank(values)}"
             )
     half = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
-    memory = load().allocate(2 * half, place)
-    load().share(memory, group.group_name)
+    memory = load().allocate_bytes(2 * half, place)
+    load().share(memory, group.group_name, False)
     return Workspace(group, place, nbytes, memory, half)
 
 
