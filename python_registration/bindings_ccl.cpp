@@ -11,7 +11,6 @@
 #include "kernels/plan/placement.hpp"
 #include "kernels/plan/plan.hpp"
 #include "python_registration/bindings.hpp"
-#include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
@@ -56,17 +55,6 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> plac
   return table;
 }
 
-// Makes the symmetric memory of `tensor` known to the group of that name. Collective.
-void share(const at::Tensor& tensor, const std::string& group_name) {
-  with_torch_errors([&] {
-    const std::shared_ptr<Allocation> allocation = find_allocation(tensor.const_data_ptr());
-    if (!allocation) {
-      throw Error(ErrorCode::kInvalidArgument, "share: expected a tensor from allocate()");
-    }
-    allocation->share(group_name);
-  });
-}
-
 }  // namespace
 
 void bind_configured_calls(py::module_& module) {
@@ -109,10 +97,6 @@ void bind_configured_calls(py::module_& module) {
       },
       py::arg("group"), py::arg("device"), py::call_guard<py::gil_scoped_release>(),
       "A barrier on the current stream of a GPU, on the host for \"cpu\".");
-  module.def(
-      "share", &share, py::arg("tensor"), py::arg("group_name"),
-      py::call_guard<py::gil_scoped_release>(),
-      "Makes memory of allocate() known to a group; forgotten once it is freed. Collective.");
   module.def("placements", &placements,
              "(collective, algorithm, device, what peers touch) of every algorithm.");
 }
