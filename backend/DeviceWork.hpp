@@ -9,7 +9,7 @@
 //
 // Tensors of an asynchronous operation are kept until wait(), and released on its caller's thread.
 // Where the current stream is then another one than at the call, or where the Work is dropped
-// without wait(), the caching allocator is told of the operation's stream (record_stream).
+// without wait(), record_stream makes the caching allocator keep them until the stream has passed.
 //
 // The Work of a call that ran on the current stream has no event unless one is asked for.
 //

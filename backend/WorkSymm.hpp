@@ -46,7 +46,7 @@ class WorkSymm : public c10d::Work {
   std::vector<at::Tensor> result() override;
   // Host memory needs no stream order: rethrows the failure of a finished Work.
   void synchronize() override;
-  // Blocks until finished and rethrows. timeout <= 0 stands for the operation's own time-out, which
+  // Blocks until finished and rethrows. timeout <= 0 means the operation's own time-out, which
   // ends it with an error. A positive one that passes first throws DistBackendError and leaves the
   // operation in flight.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;

@@ -43,7 +43,7 @@ struct CollectiveCall {
 // On the host at once, on a GPU on the current stream.
 void copy_tensors(const std::vector<TensorCopy>& copies);
 
-// The calls that one c10d operation stands for; more than one for the coalesced forms.
+// The calls of one c10d operation; more than one for the coalesced forms.
 using CallBatch = c10::SmallVector<CollectiveCall, 1>;
 
 // Builds one call, checking each tensor as it is added. Inputs that are only read may be

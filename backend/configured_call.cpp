@@ -111,7 +111,7 @@ bool peers_read_input(const CollectiveCall& call, int rank, Algorithm algorithm)
       return true;
     case RemoteAccess::kReadsInput:
     case RemoteAccess::kReadsInputApart: {
-      CollectiveArgs apart = call.args;  // as it will be once the input stands in a stage
+      CollectiveArgs apart = call.args;  // as it will be once the input is in a stage
       apart.output = nullptr;
       return input_array(apart, rank, algorithm).data != nullptr;
     }

@@ -45,8 +45,8 @@ void stage_input(CollectiveCall& call, const at::Tensor& stage);
 // Lets the call write its one output to `stage`, from which it is copied when the call has ended.
 void stage_output(CollectiveCall& call, const at::Tensor& stage);
 
-// Whether peers of this rank would read the input of `call` by `algorithm`, if that stood in a
-// segment and nothing was written there.
+// Whether peers of this rank would read the input of `call` by `algorithm`, if that were in a
+// segment and nothing were written there.
 bool peers_read_input(const CollectiveCall& call, int rank, Algorithm algorithm);
 
 }  // namespace symm

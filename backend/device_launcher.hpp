@@ -43,8 +43,8 @@ class DeviceLauncher {
     c10::SmallVector<TransferOp, 8> messages;
   };
 
-  // Makes the group's engine on `device`. Local. Throws as Communicator::device_group(), and
-  // kUnsupported inside a capture.
+  // Makes the communicator's DeviceGroup on `device`. Local. Throws as
+  // Communicator::device_group(), and kUnsupported inside a capture.
   DeviceLauncher(std::shared_ptr<Communicator> communicator, at::Device device);
 
   at::Device device() const { return streams_->device(); }
@@ -68,11 +68,11 @@ class DeviceLauncher {
   // Everything put on the device so far, and on this thread's current stream.
   std::shared_ptr<DevicePoint> mark();
 
-  // Take leave of the device when the group ends. finish() waits for what is in flight, at most for
-  // `limit`. leave() settles what becomes of Works whose end nobody has seen, calls `stop`, which
-  // makes kernels give up, and lets go of the engine, which waits for them before its memory goes.
-  // Neither throws; nothing is done in a forked child.
+  // Two steps of the group's end; neither throws, and in a forked child both do nothing. finish()
+  // waits for operations in flight, at most for `limit`.
   void finish(std::chrono::milliseconds limit) noexcept;
+  // Decides the result of Works whose end was not seen, calls `stop`, which ends the kernels, and
+  // releases the communicator, whose destructor waits for them before it frees memory.
   template <typename Stop>
   void leave(Stop&& stop) noexcept {
     if (streams_->in_forked_child() || streams_->closed()) return;
@@ -91,7 +91,7 @@ class DeviceLauncher {
            std::chrono::milliseconds timeout);
   static std::size_t p2p_stream_of(const TransferOp& op);
   std::vector<c10::Event> events(bool with_current);
-  // What becomes of the operations in flight: nullopt where all have ended well.
+  // The result of the operations in flight: nullopt where all have ended well.
   std::optional<Error> what_is_unfinished() noexcept;
   void close(std::optional<Error> unfinished) noexcept;
 

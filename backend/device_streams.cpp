@@ -85,7 +85,7 @@ void DeviceStreams::extend(StreamChain& chain, const c10::Stream& next, std::uin
   const bool related = last && (capture == 0 || chain.capture == capture);
   if (related && *last != next && *last != ordered) {
     // A stream that a capture has taken over since: whoever began the capture has put an end to
-    // what stood on it before, and an event recorded there now would belong to the capture.
+    // what was on it before, and an event recorded there now would belong to the capture.
     if (capture_of(*last) == capture) order(*last, next);
   }
   last = next;
@@ -200,8 +200,8 @@ DevicePoint::~DevicePoint() {
 }
 
 void DevicePoint::wait(milliseconds limit) const {
-  // A kernel that waits in vain gives up at its own time-out, which names the peer; that it is told
-  // here comes a little later.
+  // A kernel that waits in vain gives up at its own time-out, which names the peer; the failure
+  // arrives here a little later.
   constexpr milliseconds kGrace{500};
   const Deadline deadline(limit + kGrace);
   Pause pause;

@@ -71,7 +71,7 @@ class DeviceStreams {
     return runtime_.capture_id(stream.native_handle());
   }
 
-  // What is put on `after` from now on waits for what stands on `before`. Both are in the same
+  // What is put on `after` from now on waits for what is on `before`. Both are in the same
   // capture, or none is, or `before` is and draws `after` into its capture.
   void order(const c10::Stream& before, const c10::Stream& after);
 
@@ -87,7 +87,7 @@ class DeviceStreams {
   c10::Event take_event();
   void give_back(c10::Event&& event) noexcept;
 
-  // Events behind all that stands on the group's streams, on the chain's last one, and, where
+  // Events behind all that is on the group's streams, on the chain's last one, and, where
   // `with_current`, on this thread's; streams in a capture are left out.
   std::vector<c10::Event> mark(const StreamChain& chain, bool with_current);
   bool reached(const std::vector<c10::Event>& events) const;

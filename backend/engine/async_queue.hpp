@@ -19,7 +19,7 @@
 
 namespace symm {
 
-// One piece of work. Exactly one of run() and cancel() is called, once.
+// One task. Exactly one of run() and cancel() is called, once.
 class AsyncTask {
  public:
   virtual ~AsyncTask() = default;

@@ -21,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// The last proposal must say what the first does.
+// The last proposal must be as the first.
 template <class Value>
 void check_same(const std::string& group_name, const char* name, Value Agreement::*setting,
                 const std::vector<Agreement>& proposals) {
@@ -137,7 +137,7 @@ void Communicator::connect(KeyValueStore& store) {
   mailboxes_ = std::make_unique<MailboxEngine>(config_, memory_.get(), *group_);
 }
 
-// Every rank sees all proposals, so all come to the same verdict.
+// Every rank has all proposals, so all decide the same.
 void Communicator::adopt_agreement() {
   std::vector<Agreement> proposals;
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -158,7 +158,7 @@ void Communicator::run_call(const CallRecord& record, milliseconds timeout, Body
   try {
     went_well = trace_->verify_all() && body();
   } catch (const Error& error) {
-    // A peer that left because of a failure has told of it: that is the cause.
+    // A peer that left because of a failure has published it: that is the cause.
     if (trace_->check_peers()) observer_->fail(error.code(), error.what());
   }
   if (!went_well) throw Error(group_->failure());
@@ -270,8 +270,8 @@ DeviceGroup& Communicator::device_group(DeviceId device) {
   return *device_group_;
 }
 
-// A failure is told to the peers and thrown by every later call. Peers that cannot be told find out
-// by their time-out; the error itself matters more.
+// A failure is posted to the peers and thrown by every later call. Peers that the post does not
+// reach have their time-out; the error itself matters more.
 void Communicator::make_device_group(GpuRuntime& runtime) {
   const DeviceGroupContext context{config_, *agreement_, *group_, memory_.get()};
   const auto failed =

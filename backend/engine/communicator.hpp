@@ -59,8 +59,9 @@ class Communicator {
            const PlanRequest& request);
   void run(const CollectiveArgs& args, std::chrono::milliseconds timeout = {});
 
-  // How `args` would be carried out, copy engines of promised memory left out. Throws
-  // Error(kInvalidArgument) as check_request(). Local, cheap; counts of `args` must be there.
+  // How `args` would be carried out, without regard to symmetric registration.
+  // Throws Error(kInvalidArgument) as check_request(). Local, cheap; counts of `args` must be
+  // there.
   Plan plan(const CollectiveArgs& args, const PlanRequest& request, PlanTarget target) const;
 
   // Throws what run() would throw for `args` without communicating: kInvalidArgument or
@@ -87,26 +88,26 @@ class Communicator {
   // Local, any thread.
   void drain_device();
 
-  // The ranks' connections, pages and failure, which the group's symmetric memory uses too.
+  // The local group, which the group's symmetric memory uses too.
   const std::shared_ptr<LocalGroup>& local_group() const { return group_; }
 
   // Throws what add_segment() would throw for a segment of that memory. Local.
   void check_segment(const LocalSegment& local);
   // Makes a segment of the same ranks, in host or device memory, known to the group, so that a
   // tensor inside it is read in place by the peers. Local; every rank does the same in the same
-  // order, before a call that uses it, and no call of the group may be queued. `symmetric`: the
-  // promise that whenever a rank passes a tensor inside this segment to a collective, every rank
-  // passes one at the same offset; copy engines need it, and a broken promise fails the group. It
-  // includes that an all_to_all on this memory has equal shares on every rank or on none. All ranks
-  // must give the same.
+  // order, before a call that uses it, and no call of the group may be queued. `symmetric`:
+  // symmetric registration, the same on every rank. Whenever a rank passes a tensor inside this
+  // segment to a collective, every rank then passes one at the same offset, and an all_to_all on
+  // this memory has equal shares on every rank or on none. Copy engines need it; asymmetric use
+  // fails the group.
   void add_segment(std::shared_ptr<Segment> segment, bool symmetric);
-  // Makes that promise for a segment that the group knows.
+  // Registers a segment that the group knows for symmetric use.
   void set_symmetric(const std::shared_ptr<Segment>& segment);
-  // Every rank has agreed to use `segment` in no further call. Local; waits for the device, and no
+  // No rank uses `segment` in a further call. Local; waits for the device, and no
   // call of the group may be queued.
   void remove_segment(const std::shared_ptr<Segment>& segment);
 
-  // Fails the group on this rank and tells the peers; calls in progress here and there throw
+  // Fails the group on this rank and publishes that; calls in progress here and on the peers throw
   // kAborted. Local, any thread, never blocks.
   void abort(const std::string& reason);
 

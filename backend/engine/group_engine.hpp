@@ -1,11 +1,11 @@
 // One process group's communicator together with its queue, and how the two end.
 //
-// NOTE [Ways to end]
+// NOTE [How a group ends]
 //   shutdown()   what destroy_process_group does: takes no new call, lets the queued ones finish
 //                (each is bounded by its own time-out), then leaves in good order.
 //   interrupt()  the process ends or the group is dropped: queued operations are cancelled, running
-//                ones are interrupted, peers are told that this rank has left.
-//   abort()      the group has failed: peers are told at once; later calls throw the failure.
+//                ones are interrupted, peers see that this rank has left.
+//   abort()      the group has failed: that is published at once; later calls throw the failure.
 // None of them blocks for ever, and each may be called more than once and from any thread.
 //
 // In a forked child every member throws or does nothing: the parent's memory and sockets are not

@@ -241,7 +241,7 @@ std::optional<PeerRecord> read_record(KeyValueStore& store, const BootstrapMeshC
   }
 }
 
-// Every rank reads every record, its own too, before it connects: so all come to one verdict.
+// Every rank reads every record, its own too, before it connects, so all throw the same.
 std::vector<PeerRecord> read_records(KeyValueStore& store, const BootstrapMeshConfig& config,
                                      const PeerRecord& own, const Deadline& deadline) {
   std::vector<PeerRecord> records;
@@ -339,7 +339,7 @@ std::unique_ptr<BootstrapMesh> BootstrapMesh::connect(KeyValueStore& store,
   }
   const Deadline deadline(config.timeout);
   std::unique_ptr<SocketMesh> mesh = connect_sockets(store, config, deadline);
-  // Nobody returns before everybody stands.
+  // No rank returns before all ranks are connected.
   const std::vector<std::uint8_t> ready = {1};
   try {
     mesh->exchange(kSetupSequence, ready, -1, deadline.remaining(), nullptr);

@@ -1,12 +1,12 @@
 // The authenticated connections between the ranks of one group on one host.
 //
-// NOTE [Peer mesh]
+// NOTE [Bootstrap mesh]
 // Every rank listens on a unix stream socket inside a private directory (0700), publishes
 // {version, boot id, pid, uid, 128-bit nonce, socket path, payload} in the Store, connects to
 // every lower rank and accepts from every higher one. A connection counts only when the peer's uid
 // (SO_PEERCRED) is ours and it has shown the nonce that the Store names. The directory is removed
-// as soon as the mesh stands. The sockets then stay open for the life of the group: the kernel
-// closes them when a process ends, so a dead peer is an immediate hang-up, also across pid
+// as soon as all ranks are connected. The sockets then stay open for the life of the group: the
+// kernel closes them when a process ends, so a dead peer is an immediate hang-up, also across pid
 // namespaces, and they carry descriptors (SCM_RIGHTS).
 //
 // Thread safety: hung_up(), post() and take() may be called from any thread at any time, also while

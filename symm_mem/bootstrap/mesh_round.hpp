@@ -36,7 +36,7 @@ struct MeshRound {
   std::vector<BootstrapMesh::Received> take_all() const;
 };
 
-// Runs `step`; its error is remembered instead of thrown, so that the other ranks can be told.
+// Runs `step`; its error is returned instead of thrown, so that it can be sent to the other ranks.
 template <typename Step>
 std::optional<Error> try_step(Step&& step) {
   try {

@@ -214,7 +214,8 @@ void PeerConnector::wait(const Deadline& deadline) {
   std::chrono::milliseconds slice = kProbePeriod;
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;
-    // A peer that stands may have begun the closing round already: its frame must not wake us.
+    // A peer that is connected may have begun the closing round already: its frame must not wake
+    // us.
     if (stage(peer) == Stage::kStanding) watch(socket(peer), POLLRDHUP);
     if (stage(peer) == Stage::kGreeted) watch(socket(peer), POLLIN);
     if (stage(peer) == Stage::kWaiting && peer < rank_) slice = kRetryPeriod;

@@ -3,8 +3,8 @@
 // NOTE [Connecting]
 // Every rank connects to the lower ranks and accepts from the higher ones. One loop without
 // blocking calls drives all connections, so that no stranger and no dead rank can hold up the
-// others. Who died is seen in three ways: a listener that refuses (the connector's side), a
-// hang-up of a connection that stands, and for a higher rank that has not connected yet a probe,
+// others. A dead rank shows in one of three events: a listener that refuses (the connector's side),
+// a hang-up of an established connection, and for a higher rank that has not connected yet a probe,
 // which is a connection to its listener that says nothing and is closed at once.
 //
 // NOTE [Earlier tries]
@@ -39,7 +39,7 @@ class PeerConnector {
   // Returns when every peer is connected; take sockets() then. Throws Error: kTimeout naming the
   // ranks that did not come, kPeerLost naming the ranks, kSecurity when a listener cannot show our
   // nonce, kUnsupported when a peer's socket is in another mount namespace. What a refused
-  // stranger did is told in one line on stderr. Not thread safe.
+  // stranger did is one line on stderr. Not thread safe.
   void run(const Deadline& deadline);
 
   // By rank; invalid for this one and for those that are not connected.

@@ -156,7 +156,7 @@ void say_goodbye(const std::string& prefix, std::span<const int> sockets,
       if (socket >= 0) send_frame(socket, frame);
     }
   } catch (const std::exception&) {
-    // The sockets are about to close, which tells the peers as well.
+    // The sockets are about to close, which peers notice as well.
   }
 }
 

@@ -1,9 +1,9 @@
 // One round in which every rank of a mesh sends every other one frame.
 //
 // NOTE [Goodbye]
-// A rank whose set-up or round fails tells its peers why before it closes its sockets, so that they
-// name the cause and not just the rank that left. An ordinary round of set-up carries {1}; a
-// goodbye has the same sequence and carries {0, error code, text}.
+// A rank whose set-up or round fails sends its peers the reason before it closes its sockets, so
+// that they name the cause and not just the rank that left. An ordinary round of set-up carries
+// {1}; a goodbye has the same sequence and carries {0, error code, text}.
 #pragma once
 
 #include <chrono>
@@ -49,8 +49,8 @@ std::vector<BootstrapMesh::Received> run_exchange(const ExchangeRound& round, Fr
                                                   const Deadline& deadline,
                                                   const std::function<bool()>& give_up);
 
-// Tells every open socket (-1: none) that this rank's set-up failed. `prefix` is left out of what
-// is told. Does not block or throw.
+// Sends over every open socket (-1: none) that this rank's set-up failed, without `prefix`. Does
+// not block or throw.
 void say_goodbye(const std::string& prefix, std::span<const int> sockets,
                  const Error& error) noexcept;
 

@@ -123,8 +123,9 @@ void SymmetricTensor::check_rank(int rank, const char* caller) const {
                               std::to_string(world_size() - 1) + ", got " + std::to_string(rank)));
 }
 
-// Of the tensor, from the start of its allocation; an empty tensor has no address. A handle stands
-// for the start of the tensor's storage, and a provider may have mapped this rank's memory twice.
+// Of the tensor, from the start of its allocation; an empty tensor has no address. A handle is
+// that of the start of the tensor's storage, and a provider may have mapped this rank's memory
+// twice.
 std::int64_t SymmetricTensor::offset_bytes() const {
   if (local_.numel() == 0) return 0;
   return static_cast<std::int64_t>(handle_->get_offset()) +

@@ -89,7 +89,8 @@ void drop_user_buffers_that_are_gone() {
   }
 }
 
-// What a rank says of its allocation: words, and behind them the ids of what it has freed.
+// A rank's metadata of its allocation: words, followed by the ids of the segments that it has
+// freed.
 enum Word : std::size_t {
   kId,
   kBytes,
@@ -102,7 +103,7 @@ enum Word : std::size_t {
 };
 using Words = std::vector<std::uint64_t>;
 
-// Every rank's words, so all ranks throw the same.
+// `all` is the same on every rank, so all ranks throw the same.
 void check_same(const LocalGroup& peers, const std::vector<Words>& all, Word word,
                 const char* what) {
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
@@ -119,7 +120,7 @@ bool all_have(const std::vector<Words>& all, Word word, std::uint64_t value) {
   return std::all_of(all.begin(), all.end(), [=](const Words& one) { return one[word] == value; });
 }
 
-// What every rank has freed; what one has not may still be in use there.
+// The ids that every rank has freed: a segment that a rank has not may be in use there.
 std::vector<std::uint64_t> freed_everywhere(const std::vector<Words>& all) {
   std::vector<std::uint64_t> ids(all[0].begin() + kWords, all[0].end());
   for (const Words& one : all) {

@@ -54,7 +54,7 @@ class SharedAllocation {
   const std::shared_ptr<Segment>& buffers() const { return buffers_; }
   bool uses_built_in_pad() const { return pads_ == buffers_; }
 
-  // By rank. The tables stand on the device, where a kernel reads them.
+  // By rank. The tables are on the device, where a kernel reads them.
   const std::vector<void*>& buffer_pointers() const { return buffer_pointers_; }
   const std::vector<void*>& pad_pointers() const { return pad_pointers_; }
   void** buffer_table() const;

@@ -48,8 +48,8 @@ void C10dStore::set(const std::string& key, const std::vector<std::uint8_t>& val
 
 std::vector<std::uint8_t> C10dStore::get(const std::string& key,
                                          std::chrono::milliseconds timeout) {
-  // FileStore counts whole seconds and may wait one longer than it was told, so the last second is
-  // spent asking.
+  // FileStore counts whole seconds and may wait one longer than asked, so the last second is spent
+  // polling.
   constexpr std::chrono::milliseconds kLastSecond{1000};
   constexpr std::chrono::milliseconds kPeriod{5};
   const Deadline deadline(timeout);

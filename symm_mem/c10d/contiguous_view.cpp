@@ -192,7 +192,7 @@ at::Tensor view_of(const at::Tensor& tensor, const Input& input, SharedAllocatio
 }
 
 // Whether one of PyTorch's own providers is in force and has allocated the memory of `tensor`,
-// which PyTorch tells from 2.12 on.
+// which PyTorch reports from 2.12 on.
 bool is_of_torch([[maybe_unused]] const at::Tensor& tensor, const MemoryProvider& provider) {
   if (std::string_view(provider.name) == "native") return false;
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12

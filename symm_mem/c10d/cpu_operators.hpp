@@ -4,8 +4,8 @@
 // They are collective over the group that is named, except where "local" is said. An operator
 // returns when its result is there and no peer reads this rank's memory any more. Sums are made in
 // group-rank order, in float32, and rounded once, so every rank gets the bits that all_reduce of a
-// symm group gives. Every rank must pass a tensor of the same shape that stands at the same place
-// of its allocation; as on CUDA, nothing checks that. Calls of one group come from one thread at a
+// symm group gives. Every rank must pass a tensor of the same shape at the same offset of its
+// allocation; as on CUDA, nothing checks that. Calls of one group come from one thread at a
 // time. Wrong arguments raise c10::Error before anything is written, a dtype other than float32
 // and bfloat16 c10::NotImplementedError; what ends a wait is raised by SymmetricMemory::barrier.
 //
@@ -28,7 +28,7 @@ at::Tensor one_shot_all_reduce_out(const at::Tensor& input, const std::string& r
                                    const std::string& group_name, const at::Tensor& out);
 
 // The same of local_input, which is copied to symm_buffer first. Where it is shorter, the rest of
-// the buffer takes part as it stands.
+// the buffer takes part unchanged.
 at::Tensor one_shot_all_reduce_copy(const at::Tensor& symm_buffer, const at::Tensor& local_input,
                                     const std::string& reduce_op, const std::string& group_name);
 at::Tensor one_shot_all_reduce_copy_out(const at::Tensor& symm_buffer,

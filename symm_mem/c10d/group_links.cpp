@@ -71,7 +71,7 @@ SegmentUser* segment_user_of(const BackendPtr& backend) {
   return found == all_links().users.end() ? nullptr : found->second;
 }
 
-// Null where no backend of the group tells its options.
+// Null where no backend of the group has options.
 c10::intrusive_ptr<c10d::Backend::Options> options_of(c10d::ProcessGroup& group,
                                                       c10::DeviceType preferred) {
   std::vector<c10::DeviceType> types = {preferred};

@@ -2,11 +2,11 @@
 //
 // NOTE [Links of groups]
 // A link belongs to a ProcessGroup object, not to its name: a group that is destroyed and made
-// again under the same name gets a new one. It is made by the group's first rendezvous: with a
-// backend of this library over the LocalGroup of its collectives, else over one that is made from
-// the group's Store alone. torch does not tell when a group of another backend is destroyed; its
-// link is dropped when the next one is made, and its handles ask the registry of groups each time
-// they are used. A backend of this library tells, so that peers see its end at once.
+// again under the same name gets a new one. The group's first rendezvous makes it: with a backend
+// of this library over the LocalGroup of its collectives, else over one that is connected through
+// the group's Store. torch does not report that a group of another backend is destroyed: its link
+// is dropped when the next link is made, and its handles check the registry of groups each time
+// they are used. A backend of this library leaves its LocalGroup, so peers see its end at once.
 //
 // Thread safe. What is collective says so, blocks, and must be called without Python's interpreter
 // lock.
@@ -41,7 +41,7 @@ class SegmentUser {
   SegmentUser(const SegmentUser&) = delete;
   SegmentUser& operator=(const SegmentUser&) = delete;
 
-  // The ranks' connections, which the group's symmetric memory uses too.
+  // The local group of the collectives, which the group's symmetric memory uses too.
   virtual std::shared_ptr<LocalGroup> local_group() = 0;
   // Makes ready for a segment of that memory. Throws Error where it cannot be used; then no rank
   // adds it.
@@ -62,7 +62,7 @@ class GroupLink {
   LocalGroup& peers() const { return *peers_; }
   const std::string& name() const { return name_; }
 
-  // Throws Error(kAborted) where the group has been destroyed or the link is broken. Local.
+  // Throws Error(kAborted) where the group has been destroyed or has failed. Local.
   void check_usable() const;
   bool belongs_to(const c10d::ProcessGroup* group) const;
 

@@ -19,8 +19,8 @@
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "symm_mem/device/device_library.hpp"
 
-// What PyTorch tells about the libraries that it was built with. Declared here because its headers
-// need CUDA's, and weak: in a PyTorch without the library the address is null.
+// PyTorch's functions that report the libraries it was built with. Declared here because its
+// headers need CUDA's, and weak: in a PyTorch without the library the address is null.
 namespace torch::cuda::nccl {
 [[gnu::weak]] std::uint64_t version();  // major << 32 | minor << 16 | patch
 }
@@ -44,11 +44,11 @@ constexpr std::array<MemoryProvider, 4> kKnown = {{
 constexpr std::uint64_t kNcclWithSignals = std::uint64_t{2} << 32 | std::uint64_t{29} << 16;
 
 struct Choice {
-  // Guards what follows. Recursive: memory that is freed during an allocation may have Python code
-  // run, which may ask for the choice.
+  // Guards what follows. Recursive: freeing memory during an allocation may run Python code that
+  // asks for the choice.
   std::recursive_mutex mutex;
   const MemoryProvider* chosen = nullptr;  // by name, or by the first allocation
-  bool used = false;                       // memory was allocated, so that the choice stands
+  bool used = false;                       // memory was allocated: the choice is final
 };
 
 Choice& choice() {

@@ -23,7 +23,7 @@ struct MemoryProvider {
   bool signals;      // between two ranks; of "nccl" from NCCL 2.29 on
   bool barrier;
   bool views;         // contiguous ones over all ranks
-  bool groups_known;  // tells which groups have mapped a tensor's memory
+  bool groups_known;  // knows which groups have mapped a tensor's memory
 
   using Capability = bool MemoryProvider::*;
 };
@@ -36,7 +36,7 @@ const MemoryProvider& current_memory_provider();
 void require(const MemoryProvider& provider, MemoryProvider::Capability capability,
              const std::string& what, const std::string& caller);
 
-// Runs `allocate` with the provider selected in PyTorch; once it has returned, the choice stands.
+// Runs `allocate` with the provider selected in PyTorch; once it has returned, the choice is final.
 // The choice is locked meanwhile, so a caller may not hold Python's interpreter lock, which
 // `allocate` may take.
 void allocate_from_provider(c10::Device device, const std::string& caller,

@@ -1,8 +1,8 @@
 // PyTorch's handle of an allocation in a group: torch.distributed._symmetric_memory's rendezvous()
 // returns it.
 //
-// Pointers are to the start of the ranks' allocations; get_offset() tells where in its allocation
-// the pointer lies with which this rank came to the rendezvous. Everything is local except
+// Pointers are to the start of the ranks' allocations; get_offset() is the offset, in its
+// allocation, of the pointer that this rank passed to the rendezvous. Everything is local except
 // barrier(). Thread safe, where each thread that signals has a channel of its own.
 //
 // NOTE [Signals of handles]

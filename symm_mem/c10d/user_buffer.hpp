@@ -28,13 +28,13 @@ class UserBuffer {
  public:
   // Local. nullopt where the storage cannot be registered: see above; and for memory of symm
   // itself, and a storage that does not begin at a multiple of 128 bytes. What was registered
-  // before is found again where the same memory still stands there.
+  // before is found again where the same memory is still there.
   static std::optional<UserBuffer> of(const at::Tensor& tensor);
 
   // As of(), for a storage of which it is known that `memory` backs all of it.
   UserBuffer(const at::Tensor& tensor, ChunkedMemory memory);
 
-  // Where the tensor stands in what was registered, and how large that is; in bytes.
+  // The tensor's offset in what was registered, and the size of that; in bytes.
   std::int64_t offset() const { return offset_; }
   std::int64_t bytes() const { return static_cast<std::int64_t>(allocation_->bytes()); }
 

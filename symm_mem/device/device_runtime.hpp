@@ -1,8 +1,8 @@
-// What a kind of device must descriptor to hold symmetric memory: physical allocations that can be
-// handed to another process, and address ranges to map them into.
+// What a kind of device must have to hold symmetric memory: physical allocations that can be handed
+// to another process, and address ranges to map them into.
 //
 // NOTE [Physical memory and mappings]
-// A PhysicalMemory owns bytes, a Mapping owns a chunk of address space in which one such memory is
+// A PhysicalMemory owns bytes, a Mapping owns a range of address space in which one such memory is
 // visible, an AddressRange owns address space without memory. They are separate RAII owners: the
 // same memory may be mapped twice (a peer segment and a contiguous view), and a mapping keeps its
 // memory alive. Nothing here is collective. The host implementation is host_runtime.cpp; a GPU one
@@ -39,8 +39,8 @@ class PhysicalMemory {
   virtual std::size_t bytes() const = 0;  // a multiple of the runtime's granularity
 };
 
-// Memory that stands side by side in one range of addresses: a buffer that begins `start` bytes
-// into the first of `chunks` and ends in the last.
+// Physical chunks that are side by side in one range of addresses: a buffer that begins `start`
+// bytes into the first of `chunks` and ends in the last.
 struct ChunkedMemory {
   std::vector<std::shared_ptr<PhysicalMemory>> chunks;
   std::size_t start = 0;
@@ -138,7 +138,7 @@ class GpuRuntime : public DeviceRuntime {
  public:
   virtual const GpuIdentity& identity() const = 0;
 
-  // A number that tells one ongoing capture from another; 0 where `stream` is not captured. Throws
+  // A number that differs between ongoing captures; 0 where `stream` is not captured. Throws
   // Error(kSystem) when it was and the capture has been invalidated.
   virtual std::uint64_t capture_id(StreamHandle stream) = 0;
 

@@ -1,4 +1,4 @@
-// One GPU of this process, and the way into its context from any thread.
+// One GPU of this process, and its context for any thread.
 //
 // NOTE [Contexts]
 // All work is done in the device's primary context, the one of PyTorch and of the vendor's runtime.

@@ -77,7 +77,7 @@ class GpuMulticastObject final : public MulticastObject {
 
 }  // namespace
 
-// The switches are looked at here as well as by those who ask, so that no way leads round them.
+// Tests the switches here as well as in the callers, so that no caller can pass them by.
 std::string GpuMulticast::problem() {
   if (const std::string switched_off = multicast_disabled_by(); !switched_off.empty()) {
     return switched_off + "=1";

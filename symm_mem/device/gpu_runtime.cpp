@@ -78,7 +78,7 @@ class VmmRuntime final : public GpuRuntime {
                              std::to_string(memory.bytes()) + " bytes of memory");
   }
 
-  // The driver does not tell the size of what it imports; mapping fails where it is less.
+  // The driver does not report the size of what it imports; mapping fails where it is less.
   std::shared_ptr<PhysicalMemory> import_memory(MemoryHandle handle, std::size_t bytes) override {
     if (bytes == 0 || bytes % granularity_ != 0) {
       throw Error(

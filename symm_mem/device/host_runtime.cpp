@@ -65,7 +65,7 @@ class HostRange final : public AddressRange {
     base_ = static_cast<std::byte*>(base);
   }
   ~HostRange() override {
-    // A child has holes where the mappings stood and may have put its own memory there.
+    // A child has holes where the mappings were and may have put its own memory there.
     if (generation_ == fork_generation()) ::munmap(base_, bytes_);
   }
   HostRange(const HostRange&) = delete;

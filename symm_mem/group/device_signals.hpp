@@ -1,6 +1,6 @@
 // The signals of one group on one GPU of this rank. Kernels that wait for a peer cannot see that
-// its process has ended: a task of the group's watchdog makes them leave, and the next operation
-// then raises which ranks are gone. Thread safe.
+// its process has ended: a task of the group's watchdog ends them, and the next operation raises
+// an error that names the ranks. Thread safe.
 #pragma once
 
 #include <cstdint>

@@ -16,8 +16,7 @@ constexpr std::chrono::microseconds kSleep{50};
 
 }  // namespace
 
-// How one operation waits. `absent` looks at the slots and tells whether a rank is still waited
-// for.
+// How one operation waits. `absent` tests by the slots whether a rank is still waited for.
 class HostSignals::Patience {
  public:
   Patience(LocalGroup& group, std::string operation, const Timeout& timeout)

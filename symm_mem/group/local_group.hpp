@@ -2,22 +2,23 @@
 // failure and one watchdog. Collectives and symmetric memory of a group share one such object.
 //
 // NOTE [How a failure spreads]
-// The first thing that goes wrong on a rank (a peer that died or left, a time-out of a collective,
-// a different call, abort()) is kept as the failure of the group on this rank and published on its
-// page. Whoever waits looks, every few milliseconds, at its own failure, at the pages of its peers
-// and at their connections, so that a failure known to one rank ends the waits of all. A peer that
-// is gone is no failure for a call that it has completed. A failed group ends collectives and
-// symmetric memory alike; a rendezvous that failed ends nothing but itself.
+// The first error of a rank (a peer that died or left, a time-out of a collective, a different
+// call, abort()) is the failure of the group on this rank and is published on its page. Whoever
+// waits polls, every few milliseconds, its own failure, the pages of its peers and their
+// connections, so one rank's failure ends the waits of all. A peer that is gone is no failure for a
+// call that it has completed. The failure ends collectives and symmetric memory of the group; a
+// rendezvous that fails ends nothing but itself.
 //
 // NOTE [Metadata exchange]
-// In exchange_metadata() every rank writes a message on its page, enters the exchange's number, and
-// reads everybody's message once all have entered it. Two messages take turns, so a fast rank
-// writes the next one beside that which a slow one still reads; it cannot be further ahead, since
-// an exchange ends only when everybody has come. It costs a few microseconds where all ranks come
-// together, and no system call. Whatever ranks decide from the messages, all decide alike.
+// In exchange_metadata() every rank writes a message on its page, stores the exchange's number, and
+// reads all messages once all ranks have stored it. A page has two messages, used by turns: a fast
+// rank writes the next one while a slow rank still reads this one, and cannot be further ahead,
+// since an exchange ends only when all ranks have come. It takes a few microseconds and no system
+// call where all ranks come at the same time. All ranks have the same messages, so they decide the
+// same from them.
 //
-// A rank that gives up an exchange, or a rendezvous that it began, says so on its page. Ranks that
-// wait for it, or come later, raise; then all go on with the next number, over the same
+// A rank that gives up an exchange, or a rendezvous that it began, stores that number on its page.
+// Ranks that wait for it, or come later, raise; all go on with the next number over the same
 // connections.
 //
 // Metadata exchanges and share() are collective over the group, in the same order on every rank,
@@ -54,7 +55,7 @@ struct LocalGroupConfig {
   std::string group_name;  // for messages
   int rank = 0;            // group rank
   int world_size = 1;
-  std::int64_t global_rank = 0;                // of this rank; for messages, told to the peers
+  std::int64_t global_rank = 0;                // of this rank; for messages, known to all
   std::chrono::milliseconds timeout{300'000};  // of set-up
   std::vector<std::uint8_t> payload;           // opaque bytes that every rank learns
   // Shared host memory of a rank behind its page, zero at the start; the same on every rank. A
@@ -105,8 +106,8 @@ class LocalGroup {
   // False, having failed the group, where a peer says that it has failed: memory is read, no
   // connection is looked at. `call` names the operation in messages.
   bool poll(const std::string& call);
-  // True when `peer` has left or its process has ended: what it has published stands, but nothing
-  // more will come. `reason` tells which. At most one system call.
+  // True when `peer` has left or its process has ended: what it has published remains valid, and
+  // nothing more will come. `reason` says which it is. At most one system call.
   bool is_gone(int peer, Error* reason) const;
   bool is_gone(int peer) const;
 

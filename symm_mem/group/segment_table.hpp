@@ -1,5 +1,5 @@
-// The segments that a group's collectives know: a tensor inside one is read in place by the peers,
-// who are told where it is.
+// The segments that a group's collectives know: peers read a tensor inside one in place, by its
+// buffer location.
 //
 // Every rank adds and removes the same segments in the same order, so segments have the same
 // numbers on every rank. Local, thread safe.
@@ -20,7 +20,7 @@ class SegmentTable {
  public:
   struct Entry {
     std::shared_ptr<Segment> segment;
-    // The ranks have promised to pass tensors at equal offsets of it together.
+    // Symmetric registration: the ranks pass tensors at equal offsets of it together.
     bool symmetric = false;
   };
   struct Location {

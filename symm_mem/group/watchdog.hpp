@@ -1,10 +1,10 @@
-// The thread that looks after what a group has on its GPUs.
+// The thread that finds failures of what a group does on its GPUs.
 //
 // Kernels that wait for a peer cannot see that its process has ended, and launches return before
-// anything has happened. The thread asks each task, every few milliseconds, to look: at shared host
-// memory each time, at the connections, which takes a system call a peer, less often. It calls no
-// function of a device, so it disturbs no stream and no capture and works when a device is stuck.
-// On the host there is no such thread: whoever waits looks for itself.
+// anything has happened. Every 4 ms the thread calls each task, which reads shared host memory;
+// every 16 ms the task also tests the connections, which takes a system call a peer. The thread
+// calls no function of a device, so it disturbs no stream and no capture and works when a device is
+// stuck. On the host there is no such thread: whoever waits polls.
 #pragma once
 
 #include <condition_variable>

@@ -1,4 +1,4 @@
-// Little-endian encoding of what ranks tell each other, and the bounded reader of what they claim.
+// Little-endian encoding of messages between ranks, and the bounded reader of messages of peers.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,5 @@
-// Which kind of handle the ranks of a group pass their memory by: one decision, taken by every rank
-// alone from what all of them have said.
+// The choice of the kind of handle by which the ranks of a group pass their memory. Every rank
+// makes it from the handle descriptors of all, so all make the same.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace symm {
 
-// What a rank says of its memory. The descriptor itself travels beside the message.
+// The handles that a rank has of its memory. The file descriptor itself travels beside the message.
 struct HandleDescriptor {
   HandlePreference preference = HandlePreference::kAuto;
   bool has_descriptor = false;

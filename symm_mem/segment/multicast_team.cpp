@@ -63,7 +63,7 @@ struct Report {
   }
 };
 
-// The steps of one rank, each followed by what all ranks say of it.
+// The steps of one rank, each followed by a status exchange.
 class Team {
  public:
   Team(const MeshRound& round, MulticastDevice& device, std::size_t bytes, HandleKind kind)

@@ -1,13 +1,12 @@
-// The multicast object of a segment: agreed by all ranks, or had by none.
+// The multicast object of a segment. All ranks have it, or none has.
 //
-// NOTE [Multicast agreement]
-// With its descriptor for a rendezvous every rank says what stands in the way of multicast on its
-// side. If anything does on any rank, that is all: no rank asks its driver for an object. Else rank
-// 0 creates and exports one; the others import it and all add their GPU; all bind and map. After
-// each of the three steps every rank tells all others whether it went well, so that a step is
-// entered by all or by none, and one rank's failure makes every rank drop what it has. Failing is
-// no error of the rendezvous: the reasons of the ranks are kept and raised where somebody asks for
-// the pointer.
+// NOTE [Making a multicast object]
+// Every rank puts its multicast capability into the descriptor that it posts for a rendezvous. If
+// any rank lacks it, no rank asks its driver for an object. Otherwise there are three steps: rank 0
+// creates and exports the object; the others import it and all add their GPU; all bind and map. A
+// status exchange follows each step, so all ranks enter the next one or none does, and one rank's
+// failure makes every rank destroy what it has. Such a failure is no error of the rendezvous: the
+// ranks' reasons are kept, and raised by base().
 //
 // Never run on hardware: this is tested against a stand-in for the driver alone.
 #pragma once
@@ -31,9 +30,9 @@ namespace symm {
 // answer of no.
 std::string multicast_problem(DeviceRuntime& runtime);
 
-// What a rank says of itself before anything is made.
+// Whether a rank can take part in a multicast object, exchanged before anything is made.
 struct MulticastCapability {
-  std::string problem;  // "" where nothing stands in the way
+  std::string problem;  // "" where it can
   std::array<std::uint8_t, 16> gpu{};
 
   // Of a rank that brings `bytes` bytes to a group of `world_size`. Local.
@@ -44,7 +43,7 @@ struct MulticastCapability {
   static MulticastCapability read(ByteReader& reader);
 };
 
-// Why a group whose ranks say `capabilities` has no multicast object, "" where it can try to make
+// Why a group whose ranks have `capabilities` has no multicast object, "" where it can try to make
 // one. The same text on every rank that has the same capabilities.
 std::string multicast_obstacle(std::span<const MulticastCapability> capabilities);
 

@@ -4,8 +4,8 @@
 // A LocalSegment is this rank's allocation, made without any peer. rendezvous() is collective and
 // turns one LocalSegment a rank into a Segment of a group. One LocalSegment may join several
 // groups. A Segment keeps the local allocation and all mappings alive; a peer's memory outlives the
-// peer for as long as it is mapped here. A rendezvous also agrees on the kind of handle by which
-// memory travels (handle_choice.hpp) and on a multicast object (multicast_team.hpp).
+// peer for as long as it is mapped here. A rendezvous also chooses the kind of handle by which
+// memory travels (handle_choice.hpp) and makes a multicast object (multicast_team.hpp).
 //
 // NOTE [User buffers]
 // A LocalSegment may also describe memory that another library has made: chunks side by side in
@@ -43,8 +43,8 @@ class LocalSegment {
   static std::shared_ptr<LocalSegment> allocate(DeviceRuntime& runtime, std::size_t bytes);
 
   // Local. Of [base, base + bytes), which `memory` of `runtime` backs; nothing is mapped.
-  // `still_there` tells whether those addresses still show that memory; it is called by contains(),
-  // from any thread, must not throw, and must be quick.
+  // `still_there` returns whether those addresses still show that memory; it is called by
+  // contains(), from any thread, must not throw, and must be quick.
   static std::shared_ptr<LocalSegment> from_user_buffer(DeviceRuntime& runtime, std::byte* base,
                                                         std::size_t bytes, ChunkedMemory memory,
                                                         std::function<bool()> still_there);
@@ -92,8 +92,8 @@ class Segment {
   std::byte* const* bases() const { return bases_.data(); }
   const std::shared_ptr<LocalSegment>& local() const { return local_; }
 
-  // The ranks' buffers in one range of addresses: what stands at offset o of rank r's buffer stands
-  // at base + r * stride_bytes + o, for the writer's own buffer too. Local (needs no peer), made on
+  // The ranks' buffers in one range of addresses: offset o of rank r's buffer is at
+  // base + r * stride_bytes + o, for the writer's own buffer too. Local (needs no peer), made on
   // the first call and cached, thread safe. The memory and the range live as long as `owner` does,
   // whatever becomes of the segment. Not under graph capture where it is the first call. Throws
   // Error(kSystem); kUnsupported, on every rank, where user buffers begin at places that are
@@ -106,8 +106,8 @@ class Segment {
   };
   ContiguousView contiguous_view();
 
-  // The group's multicast object over the ranks' buffers, agreed on at the rendezvous; its base()
-  // throws why there is none. Lives as long as the segment.
+  // The group's multicast object over the ranks' buffers, made at the rendezvous; its base() throws
+  // why there is none. Lives as long as the segment.
   const Multicast& multicast() const { return multicast_; }
 
  private:

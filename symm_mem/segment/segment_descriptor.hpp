@@ -1,6 +1,6 @@
-// What a rank says of memory that its peers are to map: in a rendezvous first of all of it and of
-// its first physical chunk, then of each further chunk, and at last whether it could map the
-// others'; and of a group's own memory on a GPU.
+// The handle descriptor of memory that peers map. In a rendezvous a rank posts one of the whole
+// memory and its first physical chunk, then one of each further chunk, and at last one that has
+// only its status. A group's device segment is posted by one too.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 namespace symm {
 
 // Little-endian: magic u32, protocol u32, device kind u32, device name, bytes u64, mapped bytes
-// u64, user buffer u32, start u64, number of chunks u32, bytes of the chunk u64, the handles, what
-// stands in the way of multicast, error code u32 (all ones for none), error text.
+// u64, user buffer u32, start u64, number of chunks u32, bytes of the chunk u64, the handles, the
+// multicast capability, error code u32 (all ones for none), error text.
 struct SegmentDescriptor {
   // Of user buffers: more chunks, and more bytes, than any device has.
   static constexpr std::uint32_t kMaxChunks = 1u << 16;

@@ -57,7 +57,7 @@ std::vector<SegmentDescriptor> SegmentRendezvous::decode(
   return descriptors;
 }
 
-// A rank that has no such chunk has no say: it counts as one to whom every kind is right.
+// A rank that has no such chunk counts as one that has handles of every kind.
 HandleKind SegmentRendezvous::choose(std::size_t chunk,
                                      const std::vector<SegmentDescriptor>& descriptors) const {
   std::vector<HandleDescriptor> handles;
@@ -116,8 +116,8 @@ void SegmentRendezvous::open() {
   if (round_.world_size() > 1) receive(0, descriptors_, std::move(received));
 }
 
-// Returns what this rank has to say in the next round, which is the last one then. Throws where
-// this was the last.
+// Returns the error that this rank sends in the next round, which is the last one then. Throws
+// where this was the last.
 std::optional<Error> SegmentRendezvous::carry(std::size_t chunk) {
   SegmentDescriptor own;
   const ExportedMemory exported = export_chunk(chunk, own);
@@ -135,7 +135,7 @@ std::optional<Error> SegmentRendezvous::carry(std::size_t chunk) {
   return try_step([&] { receive(chunk, descriptors, std::move(received)); });
 }
 
-// Every rank comes here that has not left before.
+// Called by every rank that has not thrown before.
 void SegmentRendezvous::exchange_status(const std::optional<Error>& own) {
   SegmentDescriptor status;
   status.error = own;

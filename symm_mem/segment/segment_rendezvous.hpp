@@ -1,14 +1,13 @@
-// How the ranks of a group hand each other their memory: what turns one LocalSegment a rank into a
-// Segment of the group.
+// The rendezvous of a segment: turns one LocalSegment a rank into a Segment of the group.
 //
 // NOTE [Rounds of a rendezvous]
-// Every rank posts its handle descriptor: what it brings, and the handles of its first physical
-// chunk. Nobody waits for that, so a caller can make the post a part of an exchange that it makes
-// anyhow. Then each takes the others' posts and maps their memory. The last round is the status
-// exchange: whether all went well. Memory of several chunks needs one more round a chunk before it.
-// Every message can carry an error, and the first round after the posts in which any rank sends one
-// is the last: a rank that fails between two rounds says so in the next, whichever it is, so all
-// leave together and nobody has the memory.
+// Every rank posts its handle descriptor: its memory's size and the handles of the first physical
+// chunk. No rank waits for that, so the posts travel beside the caller's metadata exchange:
+// together they are round 1. Then each rank takes the others' posts and maps their memory. The last
+// round is the status exchange. Memory of several chunks needs one more round for each further
+// chunk, before the status exchange. Every message can carry an error, and the first round after
+// the posts in which a rank sends one is the last: a rank that fails between two rounds sends its
+// error in the next, so all ranks leave in the same round and none has the memory.
 #pragma once
 
 #include <cstddef>

@@ -132,7 +132,7 @@ std::optional<DeviceGroup::Found> DeviceGroup::symmetric_output(const Collective
 }
 
 // Throws the reason where multimem cannot carry out the call. What decides is the same on every
-// rank: the call, the group's settings, the multicast object that all ranks agreed on, and by
+// rank: the call, the group's settings, the multicast object of all ranks, and by
 // symmetric registration the location of the tensors. This rank's GPU speaks for all of them: a
 // multicast object is had by GPUs that have the instructions alone.
 DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const Plan& plan,

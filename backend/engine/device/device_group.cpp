@@ -292,7 +292,7 @@ bool DeviceGroup::gave_up() const {
   return load_acquire(&fault) != static_cast<std::uint32_t>(DeviceFault::kNone);
 }
 
-// The watchdog puts a report into words.
+// The watchdog makes the error of a report.
 void DeviceGroup::throw_failure() const {
   constexpr milliseconds kPutIntoWords{1'000};
   const LocalGroup& group = context_.group;

@@ -6,9 +6,9 @@
 // NOTE [First use on a device]
 // A DeviceGroup is made by the first operation of the group on a device of this rank, which is
 // local: it allocates the rank's segment (DeviceLayout) and posts it to the peers. Peers are mapped
-// when they are first needed: all of them, with an agreement of all ranks, by the first collective;
-// the other rank alone by the first message with it. Either waits for the peers' own first use, at
-// most for the time-out. These cold steps are refused while the stream is captured.
+// when they are first needed: all of them, with a status exchange of all ranks, by the first
+// collective; the other rank alone by the first message with it. Either waits for the peers' own
+// first use, at most for the time-out. These cold steps are refused while the stream is captured.
 //
 // NOTE [Failure on a device]
 // launch() and transfer() return before anything has happened, so a failure shows later: the
@@ -76,8 +76,8 @@ struct DeviceLaunch {
 
 class DeviceGroup {
  public:
-  // Allocates and posts the rank's segment and starts watching. Local. Throws Error(kSystem) where
-  // the device's memory is exhausted.
+  // Allocates and posts the rank's segment and adds the watchdog's task. Local. Throws
+  // Error(kSystem) where the device's memory is exhausted.
   DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime);
   // Makes this rank's kernels leave and waits for the device.
   ~DeviceGroup();
@@ -92,8 +92,8 @@ class DeviceGroup {
   // caller (one group's kernels share counters). Throws Error: kInvalidArgument or kUnsupported
   // before anything is launched; kUnsupported "call once before capture" for a cold call that is
   // captured; the group's failure. `request`: a plan of this call's own, the same on every rank;
-  // one for copy engines is the promise that every rank's output is at the same place of one
-  // segment of the group.
+  // with one for copy engines every rank's output must be at the same offset of one segment of the
+  // group.
   void launch(const CollectiveArgs& args, const DeviceLaunch& to, const PlanRequest& request);
   void launch(const CollectiveArgs& args, const DeviceLaunch& to);
 
@@ -106,8 +106,8 @@ class DeviceGroup {
   bool knows(const void* data, std::size_t bytes) const { return find(data, bytes).has_value(); }
 
   // Throws the group's failure, also one that a kernel has reported (DevicePage) but the watchdog
-  // has not put into words yet, for which it waits briefly. So work whose stream has passed it went
-  // well if check() then returns. Calls no function of the device; a few loads.
+  // has not turned into an error yet, for which it waits briefly. So work whose stream has passed
+  // it went well if check() then returns. Calls no function of the device; a few loads.
   void check();
   // True once a kernel of this rank has given up; check() then throws. One load.
   bool gave_up() const;
@@ -115,15 +115,15 @@ class DeviceGroup {
   // Does now what the first collective would do. Collective; blocks.
   void connect_all(std::chrono::milliseconds timeout);
 
-  // Tells the kernels of segment `number` of the group; nothing for one in host memory. Local; the
-  // device must have stopped using the one that had the number before.
+  // Sets the addresses of segment `number` of the group for kernels; nothing for host memory.
+  // Local; the device must have stopped using the one that had the number before.
   void set_segment(std::size_t number, const Segment& segment);
 
   // Waits until what was put on streams has ended, well or not; does not wait for a failed group.
   // Replays of graphs that were begun before are waited for as well.
   void drain();
 
-  // Ends watching. Idempotent.
+  // Removes the watchdog's task. Idempotent.
   void stop() { watchdog_->stop(); }
 
  private:
@@ -147,7 +147,7 @@ class DeviceGroup {
   void connect(std::chrono::milliseconds timeout, bool captured, const std::string& call);
   void connect_peer(int peer, std::chrono::milliseconds timeout, bool captured,
                     const std::string& call);
-  // Of a group that has failed or whose kernel gave up, which is put into words first.
+  // Of a group that has failed or whose kernel gave up, once the watchdog has made its error.
   [[noreturn]] void throw_failure() const;
   // Makes the group failed, unless it is, and throws its failure.
   [[noreturn]] void fail_group(ErrorCode code, const std::string& text) const;
@@ -178,7 +178,7 @@ class DeviceGroup {
   mutable std::mutex mutex_;  // of all that follows but the watchdog
   std::unique_ptr<Resources> resources_;
   bool connected_ = false;
-  // Of the call that is being put on a stream: messages, and where all ranks' tensors stand.
+  // Of the call that is being put on a stream: messages, and all ranks' tensors.
   std::vector<TransferOp> shares_;
   std::vector<std::byte*> peer_inputs_;
   std::vector<std::byte*> peer_outputs_;

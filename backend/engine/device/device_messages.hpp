@@ -1,6 +1,5 @@
-// What this rank has put on streams of messages with each peer, so that a message of which the
-// device knows the number alone can be named, and one that is under way be told from one that has
-// ended.
+// The messages that this rank has put on streams, by peer. A device knows a message only by its
+// number; this names it in errors, and says whether it has ended.
 //
 // Thread safety: every member may be called from any thread.
 #pragma once

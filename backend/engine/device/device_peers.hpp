@@ -4,10 +4,11 @@
 // When a rank first uses its GPU it posts a SegmentDescriptor to every peer: its GPU, its segment's
 // handles of every kind, or why it has none. A rank takes a peer's when it first needs the peer.
 // Before the first collective every rank takes all of them, chooses with them the kind of handle
-// (handle_choice.hpp), and then posts a status, "ok" or an error, and takes everybody's, so that
-// either all ranks run collectives or all throw the same error. A peer that is needed before, by a
-// message, is mapped by what the two ranks' descriptors allow. Nothing here makes the group failed;
-// waiting that ends without an answer throws, and that the caller must treat as a failure.
+// (handle_choice.hpp), and then posts its status, "ok" or an error, and takes everybody's (a status
+// exchange), so that either all ranks run collectives or all throw the same error. A peer that is
+// needed before, by a message, is mapped by what the two ranks' descriptors allow. Nothing here
+// makes the group failed; waiting that ends without an answer throws, and that the caller must
+// treat as a failure.
 //
 // Thread safety: none; the caller's mutex is held.
 #pragma once
@@ -47,7 +48,7 @@ class DevicePeers {
     return peers_[static_cast<std::size_t>(peer)].problem;
   }
 
-  // Maps every peer's and agrees with all ranks. Collective. Throws the ranks' common refusal
+  // Maps every peer's, with a status exchange. Collective. Throws the ranks' common refusal
   // (again each time), or that waiting has ended.
   void connect_all(const Deadline& deadline, const std::string& call);
   const std::optional<Error>& refusal() const { return refusal_; }

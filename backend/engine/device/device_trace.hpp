@@ -4,7 +4,7 @@
 // NOTE [Records that may be overwritten]
 // A host posts the record of a call when it puts the call on a stream, so it may be far ahead of
 // its peers, and its ring may lap them. A record's sequence is 0 while the record is written and is
-// stored last; a reader copies the record between two looks at it. Records that no longer stand in
+// stored last; a reader copies the record between two looks at it. Records that are no longer in
 // both rings are not compared.
 //
 // NOTE [Device sequence]

@@ -54,8 +54,8 @@ bool DeviceWatchdog::check_connections(const std::string& call) {
   return true;
 }
 
-// What of this rank is under way and cannot end as `peer` is gone, for which there is `reason`; ""
-// where nothing is. Who else has arrived is a question that only a collective has an answer to.
+// Names the operation of this rank that cannot end because `peer` is gone for `reason`; "" where
+// there is none. Only a collective has an arrival report.
 std::string DeviceWatchdog::loss_without(int peer, const Error& reason) const {
   const std::string gone = std::string(": ") + reason.what() + " before it was completed";
   const std::uint64_t completed = load_acquire(&trace_.own_page().completed);

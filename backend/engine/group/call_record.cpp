@@ -16,7 +16,8 @@ bool has_root(CollectiveKind kind) {
          kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
 }
 
-// FNV-1a over the ranks' counts: agreed lists must agree element by element.
+// FNV-1a over the ranks' counts: lists that are the same on all ranks must be equal element by
+// element.
 std::uint64_t hash_counts(std::span<const Part> parts) {
   std::uint64_t hash = 14695981039346656037u;
   for (const Part& part : parts) hash = (hash ^ part.count) * 1099511628211u;
@@ -119,7 +120,8 @@ CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64
   } else if (args.kind == CollectiveKind::kReduceScatter) {
     record.counts_hash = hash_counts(args.input_parts);
   }
-  // Shares of one agreed list: a rank's own differs from its peers' where the list is uneven.
+  // Shares of a list that is the same on all ranks: a rank's own differs from its peers' where the
+  // list is uneven.
   if (record.counts_hash != 0) {
     const auto& list =
         args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;

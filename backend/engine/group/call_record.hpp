@@ -1,4 +1,4 @@
-// What a rank tells its peers of a call: made from its arguments, compared, and put into words.
+// The record of a call that a rank publishes: made from its arguments, compared, and named in text.
 // Everything here is local.
 #pragma once
 
@@ -30,11 +30,11 @@ InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm
 // The start and the bytes of `parts` where they follow each other in memory; else null.
 InputArray joined_parts(std::span<const Part> parts, std::size_t element_bytes);
 
-// The record of a call, without where the data stands.
+// The record of a call, without the location of its data.
 CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64_t sequence);
 
-// True where two ranks made calls that belong together. Where the data stands and a rank's factor
-// may differ.
+// True where two ranks made calls that belong together. The location of the data and a rank's
+// factor may differ.
 bool same_call(const CallRecord& a, const CallRecord& b);
 
 // What two calls that do not belong together differ in, as far as describe_call() does not say it:

@@ -1,5 +1,5 @@
-// What the ranks of a group know of each other's calls, put into words: shared by the traces of
-// calls on the host (host_trace.hpp) and on devices (device_trace.hpp). Local.
+// Messages made from the collective traces: of calls on the host (host_trace.hpp) and on devices
+// (device_trace.hpp). Local.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ Error different_calls(const LocalGroup& group, const std::string& counter, int p
                       const CallRecord& mine, const CallRecord& theirs);
 
 // The arrival report of a time-out: "arrived: rank 1; not arrived: rank 2 (no call yet)".
-// `last_call` tells what a peer did last, nullopt for one that has arrived.
+// `last_call` returns what a peer did last, nullopt for one that has arrived.
 std::string arrival_report(const LocalGroup& group,
                            const std::function<std::optional<std::string>(int peer)>& last_call);
 

@@ -24,7 +24,7 @@ class SelfMessages {
   // `group` must outlive the object.
   SelfMessages(const LocalGroup& group, int rank) : group_(group), rank_(rank) {}
 
-  // One end, which stands at `place` of the batch. Throws Error(kMismatch) where it meets an end
+  // One end, at `place` of the batch. Throws Error(kMismatch) where it meets an end
   // of another size.
   void add(std::size_t place, bool is_send, std::int64_t tag, std::uint64_t bytes);
 

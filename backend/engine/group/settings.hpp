@@ -1,4 +1,4 @@
-// What the environment and the options say, parsed once, and what the ranks of a group agree on.
+// The settings of a group: environment and options, parsed once, and what all ranks must share.
 #pragma once
 
 #include <cstddef>

@@ -56,7 +56,7 @@ class HostTrace {
   LocalGroup& group_;
   GroupMemory* const memory_;
   std::atomic<std::uint64_t> sequence_{0};
-  std::vector<std::uint64_t> verified_;  // by peer: its calls up to here agree with this rank's
+  std::vector<std::uint64_t> verified_;  // by peer: its calls up to here were compared
 };
 
 }  // namespace symm

@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often somebody who waits looks for what no doorbell tells.
+// How often a waiter polls for what rings no doorbell.
 constexpr milliseconds kLookPeriod{2};
 // How long the background thread keeps looking for work before it needs to be woken: waking it for
 // each of many short transfers would cost more than the transfers.

@@ -74,7 +74,7 @@ class MailboxEngine : public PointToPoint {
     std::deque<ClearToSend> unposted_cts;  // clear-to-sends that found no free place
     std::deque<ItemPtr> incoming;  // recvs whose data is to come, in the order of clear-to-sends
 
-    bool rang = false;  // something was changed that the peer must be told of
+    bool rang = false;  // something was changed: the peer's doorbell must ring
   };
 
   void check_peer(const Message& message) const;

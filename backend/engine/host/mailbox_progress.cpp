@@ -11,7 +11,7 @@ namespace symm {
 
 namespace {
 
-// Data is handed over in pieces of this size, so that both sides copy at the same time.
+// Data is handed over in parts of this size, so that both sides copy at the same time.
 constexpr std::size_t kPiece = 64 * 1024;
 
 void copy_in(std::byte* ring, std::size_t ring_bytes, std::uint64_t position,

@@ -5,7 +5,7 @@
 // makes progress: a caller inside wait(), or a background thread of this object that is started by
 // the first operation that is not waited for at once. Messages between one pair of ranks with one
 // tag match in the order in which they were started; messages of different tags are independent.
-// A message's bytes stand in the sender's buffer until the receiver has asked for them, so a send
+// A message's bytes stay in the sender's buffer until the receiver has asked for them, so a send
 // of any size needs no memory; the buffer may be reused once the transfer is done.
 //
 // A recv whose size differs from the message's is an error (kMismatch) that names both sizes, on

@@ -112,7 +112,7 @@ class ProcessGroupSymm final : public c10d::Backend {
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
   void setTimeout(std::chrono::milliseconds timeout) override;
-  // Ranks count their operations alike from the start, so there is nothing to agree on.
+  // Ranks count their operations alike from the start, so there is nothing to exchange.
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override;
   void enableCollectivesTiming() override {}

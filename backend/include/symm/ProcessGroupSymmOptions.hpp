@@ -29,7 +29,7 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   static c10::intrusive_ptr<ProcessGroupSymmOptions> from(
       const c10::intrusive_ptr<c10d::Backend::Options>& options);
 
-  // The method of every collective that has it; "auto" lets a table decide.
+  // The algorithm of every collective that has it; "auto" lets a table decide.
   const std::string& algorithm() const { return algorithm_; }
   void set_algorithm(const std::string& name);
 

@@ -57,8 +57,8 @@ class SymmetricTensor {
   // Waits for all ranks; what they wrote before is seen after. On the CPU done on return, on a GPU
   // an operation of the current stream. Collective.
   void barrier(int channel = 0, Timeout timeout = std::nullopt) const;
-  // Tells `rank` that what this rank wrote before can be read, once `rank` has taken the signal
-  // before. As barrier() otherwise.
+  // Signals `rank` that it can read what this rank wrote before. Waits until `rank` has taken the
+  // signal before this one. As barrier() otherwise.
   void put_signal(int rank, int channel = 0, Timeout timeout = std::nullopt) const;
   // Waits for the signal of `rank` and takes it. As barrier() otherwise.
   void wait_signal(int rank, int channel = 0, Timeout timeout = std::nullopt) const;
