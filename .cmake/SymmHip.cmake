@@ -2,8 +2,8 @@
 # sources as libsymm_cuda.so. It needs HIP and clang to build and neither a GPU nor a driver.
 #
 #   SYMM_BUILD_HIP           AUTO: built where ROCm 6 or newer is installed and nothing is
-#                            sanitized; ON: there, or with the packages of Debian 12 that .cmake/hip/install.sh
-#                            installs; OFF
+#                            sanitized; ON: there, or with the packages of Debian 12 that
+#                            .cmake/hip/install.sh installs; OFF
 #   CMAKE_HIP_ARCHITECTURES  e.g. "gfx942"; machine code for each
 #   SYMM_HIP_PLATFORM        amd; or nvidia: no libsymm_hip.so, but libsymm_cuda.so made with HIP's
 #                            calls in place of CUDA's, by which the tests on an NVIDIA GPU run the
