@@ -43,7 +43,7 @@ class UserBuffer {
   // why it cannot be: then on every rank, no rank has anything of it, and the group goes on. Throws
   // Error where the group cannot go on, and what c10d throws for an unknown group. Blocks; must be
   // called without Python's interpreter lock.
-  std::string share(const std::string& group_name, bool symmetric);
+  std::string share(const std::string& group_name, bool symmetric = false);
 
  private:
   UserBuffer(const at::Tensor& tensor, std::shared_ptr<Allocation> allocation);
