@@ -283,6 +283,7 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
   std::optional<RelaxedCapture> relaxed;
   if (!device_.is_cpu()) relaxed.emplace(gpu_runtime(device_));
   SegmentUser* const user = link->user(device_.type());
+  if (!before && !captured) drop_user_buffers_that_are_gone();
 
   Words mine(kWords);
   mine[kId] = before ? before->id() : 0;
@@ -318,7 +319,6 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
     check_same(peers, all, kDevice, "kind of device");
     check_same(peers, all, kBytes, "number of bytes");
     check_same(peers, all, kPadBytes, "size of signal pads");
-    drop_user_buffers_that_are_gone();
     const bool built_in_pad = all_have(all, kPadIsFree, 1);
     if (built_in_pad) clear_built_in_pad();
     std::shared_ptr<Segment> buffers = rendezvous.run([&] {
