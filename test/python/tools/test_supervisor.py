@@ -103,6 +103,11 @@ def test_one_rank_is_killed_and_the_others_go_on() -> None:
     ranks = Supervisor(end_as_told, deeds, (deeds,))
     ranks.kill([1])
     assert ranks.running() == [0]
+    messages: list[tuple[int, Any]] = []
+    deadline = time.monotonic() + 60.0
+    while not messages and time.monotonic() < deadline:
+        messages = ranks.listen()
+    assert messages == [(0, "last words")]
     start = time.monotonic()
     ranks.collect(start + 30.0, leave_out=0)
     ranks.collect(start + 0.2, stop_on_failure=True)

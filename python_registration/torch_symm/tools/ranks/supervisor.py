@@ -98,15 +98,18 @@ class Supervisor:
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to ``rank``, if it runs."""
-        if self._reports[rank].exit_code is None:
-            os.kill(self._processes[rank].pid, number)
+        process = self._processes[rank]
+        if process.exitcode is None:  # asked now: else the number may be another process's by now
+            os.kill(process.pid, number)
 
     def listen(self, timeout_s: float = _POLL_S) -> list[tuple[int, Any]]:
         """Wait for news at most ``timeout_s``; return messages, each with the rank that sent it.
 
         The messages of a rank come in their order, and all of them before its end is known.
         """
-        running = self.running()
+        return self._listen_to(self.running(), timeout_s)
+
+    def _listen_to(self, running: list[int], timeout_s: float) -> list[tuple[int, Any]]:
         lines = [self._connections[rank] for rank in running]
         sources = [self._processes[rank].sentinel for rank in running]
         sources += [line for line in lines if not line.closed]
@@ -145,15 +148,20 @@ class Supervisor:
         return list(self._reports.values())
 
     def kill(self, ranks: Iterable[int] | None = None) -> None:
-        """Kill those ranks that run, of ``ranks`` or of all; notes where their threads were."""
-        remaining = [rank for rank in self.running() if ranks is None or rank in ranks]
+        """Kill those ranks that run, of ``ranks`` or of all; note where their threads were.
+
+        Drops their own messages.
+        """
+        asked = [rank for rank in self.running() if ranks is None or rank in ranks]
+        self._listen_to(asked, 0.0)
+        remaining = [rank for rank in asked if self._reports[rank].exit_code is None]
         for rank in remaining:
             self.signal(rank, signal.SIGCONT)
             if os.path.exists(self._stack_file(rank)):
                 self.signal(rank, signal.SIGUSR1)
         deadline = time.monotonic() + _STACKS_S
-        while time.monotonic() < deadline and not set(remaining).isdisjoint(self.running()):
-            self.listen(deadline - time.monotonic())
+        while time.monotonic() < deadline and (left := set(remaining) & set(self.running())):
+            self._listen_to(list(left), deadline - time.monotonic())
         for rank in remaining:
             if self._reports[rank].exit_code is None:
                 self._processes[rank].kill()
