@@ -305,7 +305,7 @@ def multicast(rank):
 
     use_symm()
     _, handle = shared(4)
-    if ON_CUDA and _SymmetricMemory.has_multicast_support(DeviceType.CUDA, rank):
+    if ON_CUDA and _SymmetricMemory.has_multicast_support(DeviceType.CUDA, device_of_rank().index):
         return []
     if _SymmetricMemory.has_multicast_support(DeviceType.CPU, 0):
         return ["the CPU has multicast"]
