@@ -20,9 +20,9 @@ void ProcessGroupSymm::Impl::prepare_segment(const LocalSegment& local) {
 }
 
 // What is queued must not find the segment yet: peers may carry it out before they know it.
-void ProcessGroupSymm::Impl::add_segment(std::shared_ptr<Segment> segment, bool symmetric) {
+void ProcessGroupSymm::Impl::add_segment(const std::shared_ptr<Segment>& segment, bool symmetric) {
   engine_->queue().drain();
-  engine_->communicator().add_segment(std::move(segment), symmetric);
+  engine_->communicator().add_segment(segment, symmetric);
 }
 
 void ProcessGroupSymm::Impl::set_symmetric(const std::shared_ptr<Segment>& segment) {

@@ -223,7 +223,7 @@ void Communicator::check_segment(const LocalSegment& local) {
   use_device({runtime.kind(), runtime.identity().index});
 }
 
-void Communicator::add_segment(std::shared_ptr<Segment> segment, bool symmetric) {
+void Communicator::add_segment(const std::shared_ptr<Segment>& segment, bool symmetric) {
   const std::lock_guard lock(call_mutex_);
   check_segment(*segment->local());
   if (world_size() == 1) return;

@@ -100,7 +100,7 @@ class Communicator {
   // segment to a collective, every rank then passes one at the same offset, and an all_to_all on
   // this memory has equal shares on every rank or on none. Copy engines need it; asymmetric use
   // fails the group.
-  void add_segment(std::shared_ptr<Segment> segment, bool symmetric);
+  void add_segment(const std::shared_ptr<Segment>& segment, bool symmetric);
   // Registers a segment that the group knows for symmetric use.
   void set_symmetric(const std::shared_ptr<Segment>& segment);
   // No rank uses `segment` in a further call. Local; waits for the device, and no

@@ -47,7 +47,7 @@ class SegmentUser {
   // adds it.
   virtual void prepare_segment(const LocalSegment& local) = 0;
   // `symmetric`: registered for symmetric use (Communicator::add_segment).
-  virtual void add_segment(std::shared_ptr<Segment> segment, bool symmetric) = 0;
+  virtual void add_segment(const std::shared_ptr<Segment>& segment, bool symmetric) = 0;
   // The same for a segment that was added before.
   virtual void set_symmetric(const std::shared_ptr<Segment>& segment) = 0;
   // Once every rank has freed its memory of that segment.

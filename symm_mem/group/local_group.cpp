@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <sstream>
 #include <utility>
 
 #include "kernels/core/atomics.hpp"
@@ -257,13 +258,14 @@ void LocalGroup::await_all(std::uint32_t number, const std::string& call, millis
     // What a rank did before it ended counts.
     if (came || has_reached(load_acquire(&page(peer).exchange.value), number)) continue;
     if (supervisor.timed_out()) {
-      std::string names;
+      std::ostringstream text;
+      text << memory_prefix_ << call << ": ";
+      const char* separator = "";
       for (const int rank : absent(number)) {
-        names += (names.empty() ? "" : ", ") + rank_name(rank);
+        text << std::exchange(separator, ", ") << rank_name(rank);
       }
-      throw Error(ErrorCode::kTimeout, memory_prefix_ + call + ": " + names +
-                                           " did not come within " +
-                                           std::to_string(timeout.count()) + " ms");
+      text << " did not come within " << timeout.count() << " ms";
+      throw Error(ErrorCode::kTimeout, text.str());
     }
     check_usable();
     throw Error(ErrorCode::kPeerLost,

@@ -191,7 +191,7 @@ std::optional<Error> DevicePeers::map_all(const Deadline& deadline, const std::s
   for_every_peer([&](int peer) { take(peer, deadline, call); });
   if (first) return first;
   HandleKind kind{};
-  if (const auto error = try_step([&] { kind = kind_for_group(); })) return error;
+  if (auto error = try_step([&] { kind = kind_for_group(); })) return error;
   for_every_peer([&](int peer) { map_by(peer, kind); });
   return first;
 }
