@@ -6,6 +6,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace symm {
 
@@ -24,9 +25,27 @@ enum class ErrorCode {
 // Stable lower-case name, e.g. "peer_lost"; appears in messages and in the flight record.
 const char* error_code_name(ErrorCode code) noexcept;
 
+// `parts`, texts and whole numbers, one after the other.
+template <typename... Parts>
+std::string text_of(const Parts&... parts) {
+  std::string text;
+  const auto append = [&text](const auto& part) {
+    if constexpr (std::is_integral_v<std::remove_cvref_t<decltype(part)>>) {
+      text += std::to_string(part);
+    } else {
+      text += part;
+    }
+  };
+  (append(parts), ...);
+  return text;
+}
+
 class Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  // The message is text_of(first, rest...).
+  template <typename First, typename... Rest>
+  Error(ErrorCode code, const First& first, const Rest&... rest)
+      : std::runtime_error(text_of(first, rest...)), code_(code) {}
   ErrorCode code() const noexcept { return code_; }
 
  private:

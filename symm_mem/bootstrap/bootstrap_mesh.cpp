@@ -73,7 +73,7 @@ class SocketMesh final : public BootstrapMesh {
     check_size(message.size());
     std::string& failure = state(sequence.stream).failure;
     if (!failure.empty()) {
-      throw Error(ErrorCode::kAborted, prefix_ + "an earlier exchange failed: " + failure);
+      throw Error(ErrorCode::kAborted, prefix_, "an earlier exchange failed: ", failure);
     }
     ExchangeRound round;
     round.prefix = prefix_;
@@ -96,8 +96,8 @@ class SocketMesh final : public BootstrapMesh {
     {
       const std::lock_guard<std::mutex> lock(posted_mutex_);
       if (!state(topic.stream).posted.insert(topic.number).second) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    prefix_ + "topic " + std::to_string(topic.number) + " has been posted already");
+        throw Error(ErrorCode::kInvalidArgument, prefix_, "topic ", topic.number,
+                    " has been posted already");
       }
     }
     const std::vector<std::uint8_t> frame =
@@ -107,9 +107,8 @@ class SocketMesh final : public BootstrapMesh {
       const int socket = socket_numbers_[static_cast<std::size_t>(peer)];
       // A peer that has gone is noticed by those who wait for it.
       if (send_frame(socket, frame, descriptor) == SocketStatus::kWouldBlock) {
-        throw Error(ErrorCode::kSystem, prefix_ + "posting " + std::to_string(frame.size()) +
-                                            " bytes failed: the socket to rank " +
-                                            std::to_string(peer) + " is full");
+        throw Error(ErrorCode::kSystem, prefix_, "posting ", frame.size(),
+                    " bytes failed: the socket to rank ", peer, " is full");
       }
     }
   }
@@ -119,21 +118,21 @@ class SocketMesh final : public BootstrapMesh {
     check_process();
     const std::size_t from = checked(peer);
     if (peer == rank_) {
-      throw Error(ErrorCode::kInvalidArgument, prefix_ + "a rank cannot take its own post");
+      throw Error(ErrorCode::kInvalidArgument, prefix_, "a rank cannot take its own post");
     }
     const std::string name = "rank " + std::to_string(peer);
     const Deadline deadline(timeout);
     for (;;) {
       if (std::optional<PeerFrame> frame = queues_->next_post(from, topic)) {
         if (frame->problem.empty()) return std::move(frame->content);
-        throw Error(frame->problem_code, prefix_ + name + " sent " + frame->problem);
+        throw Error(frame->problem_code, prefix_, name, " sent ", frame->problem);
       }
       if (give_up && give_up()) {
-        throw Error(ErrorCode::kAborted, prefix_ + "aborted while waiting for " + name);
+        throw Error(ErrorCode::kAborted, prefix_, "aborted while waiting for ", name);
       }
       if (deadline.passed()) {
-        throw Error(ErrorCode::kTimeout, prefix_ + name + " has posted nothing under topic " +
-                                             std::to_string(topic.number) + " in time");
+        throw Error(ErrorCode::kTimeout, prefix_, name, " has posted nothing under topic ",
+                    topic.number, " in time");
       }
       pollfd entry{socket_numbers_[from], POLLIN, 0};
       ::poll(&entry, 1, deadline.poll_slice(kMeshPollPeriod));
@@ -159,24 +158,22 @@ class SocketMesh final : public BootstrapMesh {
   Stream& state(FrameStream stream) { return streams_[static_cast<std::size_t>(stream)]; }
   std::size_t checked(int rank) const {
     if (rank < 0 || rank >= world_size()) {
-      throw Error(ErrorCode::kInvalidArgument, prefix_ + "peer must be in [0, " +
-                                                   std::to_string(world_size()) + "), got " +
-                                                   std::to_string(rank));
+      throw Error(ErrorCode::kInvalidArgument, prefix_, "peer must be in [0, ", world_size(),
+                  "), got ", rank);
     }
     return static_cast<std::size_t>(rank);
   }
 
   void check_process() const {
     if (generation_ == fork_generation()) return;
-    throw Error(ErrorCode::kInvalidArgument,
-                prefix_ + "a forked child cannot use its parent's group; make a new one");
+    throw Error(ErrorCode::kInvalidArgument, prefix_,
+                "a forked child cannot use its parent's group; make a new one");
   }
 
   void check_size(std::size_t message_bytes) const {
     if (message_bytes <= ExchangeFrame::kMaxMessage) return;
-    throw Error(ErrorCode::kInvalidArgument, prefix_ + "a message has at most " +
-                                                 std::to_string(ExchangeFrame::kMaxMessage) +
-                                                 " bytes, got " + std::to_string(message_bytes));
+    throw Error(ErrorCode::kInvalidArgument, prefix_, "a message has at most ",
+                ExchangeFrame::kMaxMessage, " bytes, got ", message_bytes);
   }
 
   std::string prefix_;
@@ -195,18 +192,16 @@ class SocketMesh final : public BootstrapMesh {
 void check_config(const BootstrapMeshConfig& config) {
   const std::string prefix = mesh_prefix(config.group_name, config.rank);
   if (config.world_size < 1 || config.world_size > kMaxRanks) {
-    throw Error(ErrorCode::kInvalidArgument, prefix + "world_size must be in [1, " +
-                                                 std::to_string(kMaxRanks) + "], got " +
-                                                 std::to_string(config.world_size));
+    throw Error(ErrorCode::kInvalidArgument, prefix, "world_size must be in [1, ", kMaxRanks,
+                "], got ", config.world_size);
   }
   if (config.rank < 0 || config.rank >= config.world_size) {
-    throw Error(ErrorCode::kInvalidArgument,
-                prefix + "rank must be in [0, " + std::to_string(config.world_size) + ")");
+    throw Error(ErrorCode::kInvalidArgument, prefix, "rank must be in [0, ", config.world_size,
+                ")");
   }
   if (config.payload.size() > BootstrapMesh::kMaxPayload) {
-    throw Error(ErrorCode::kInvalidArgument,
-                prefix + "payload must have at most " + std::to_string(BootstrapMesh::kMaxPayload) +
-                    " bytes, got " + std::to_string(config.payload.size()));
+    throw Error(ErrorCode::kInvalidArgument, prefix, "payload must have at most ",
+                BootstrapMesh::kMaxPayload, " bytes, got ", config.payload.size());
   }
 }
 
@@ -237,7 +232,7 @@ std::optional<PeerRecord> read_record(KeyValueStore& store, const BootstrapMeshC
   try {
     return parse_peer_record(bytes, rank, config.world_size);
   } catch (const Error& error) {
-    throw Error(error.code(), mesh_prefix(config.group_name, config.rank) + error.what());
+    throw Error(error.code(), mesh_prefix(config.group_name, config.rank), error.what());
   }
 }
 
@@ -260,15 +255,13 @@ std::vector<PeerRecord> read_records(KeyValueStore& store, const BootstrapMeshCo
   }
   const std::string prefix = mesh_prefix(config.group_name, config.rank);
   if (!missing.empty()) {
-    throw Error(ErrorCode::kTimeout, prefix + rank_list(missing) + " did not join the group of " +
-                                         std::to_string(config.world_size) + " ranks within " +
-                                         std::to_string(config.timeout.count()) + " ms");
+    throw Error(ErrorCode::kTimeout, prefix, rank_list(missing), " did not join the group of ",
+                config.world_size, " ranks within ", config.timeout.count(), " ms");
   }
   if (!same_nonce(records[own.rank].nonce, own.nonce)) {
-    throw Error(ErrorCode::kSecurity,
-                prefix +
-                    "the Store no longer holds this rank's record: another process joined as "
-                    "the same rank, or the group's name is in use");
+    throw Error(ErrorCode::kSecurity, prefix,
+                "the Store no longer holds this rank's record: another process joined as the same "
+                "rank, or the group's name is in use");
   }
   return records;
 }

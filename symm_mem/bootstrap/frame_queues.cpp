@@ -28,9 +28,8 @@ std::optional<PeerFrame> FrameQueues::next_post(std::size_t peer, FramePosition 
   const std::lock_guard<std::mutex> lock(mutex_);
   Queue& from = queue(peer, topic.stream);
   if (from.taken.contains(topic.number)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                prefix_ + "what rank " + std::to_string(peer) + " posted under topic " +
-                    std::to_string(topic.number) + " has been taken already");
+    throw Error(ErrorCode::kInvalidArgument, prefix_, "what rank ", peer, " posted under topic ",
+                topic.number, " has been taken already");
   }
   for (;;) {
     const auto found =
@@ -112,10 +111,9 @@ void FrameQueues::sort(std::size_t peer, ReceivedFrame received) {
 void FrameQueues::throw_if_over(std::size_t peer) const {
   const Peer& from = peers_[peer];
   const std::string name = prefix_ + "rank " + std::to_string(peer);
-  if (!from.offence.empty()) throw Error(ErrorCode::kSecurity, name + " sent " + from.offence);
+  if (!from.offence.empty()) throw Error(ErrorCode::kSecurity, name, " sent ", from.offence);
   if (from.closed) {
-    throw Error(ErrorCode::kPeerLost,
-                name + " (pid " + std::to_string(pids_[peer]) + ") ended or closed its group");
+    throw Error(ErrorCode::kPeerLost, name, " (pid ", pids_[peer], ") ended or closed its group");
   }
 }
 

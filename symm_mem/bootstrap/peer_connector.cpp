@@ -58,8 +58,8 @@ void PeerConnector::run(const Deadline& deadline) {
     check_standing();
     probe_higher();
     if (deadline.passed()) {
-      throw Error(ErrorCode::kTimeout,
-                  prefix_ + rank_list(missing_ranks) + " did not connect in time");
+      throw Error(ErrorCode::kTimeout, prefix_, rank_list(missing_ranks),
+                  " did not connect in time");
     }
     wait(deadline);
   }
@@ -77,9 +77,8 @@ void PeerConnector::connect_lower() {
       throw_unreachable(peer, result.error);
     }
     if (peer_uid(result.socket.get()) != ::geteuid()) {
-      throw Error(ErrorCode::kSecurity, prefix_ + "the socket that the Store names for " +
-                                            peer_name(peer, record(peer)) +
-                                            " belongs to another user");
+      throw Error(ErrorCode::kSecurity, prefix_, "the socket that the Store names for ",
+                  peer_name(peer, record(peer)), " belongs to another user");
     }
     send_frame(result.socket.get(),
                encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce}));
@@ -149,16 +148,15 @@ void PeerConnector::hear_answers() {
     if (received.status == SocketStatus::kWouldBlock) continue;
     if (received.status == SocketStatus::kClosed) {
       if (expect_again(peer)) continue;
-      throw Error(ErrorCode::kPeerLost,
-                  prefix_ + names_of_the_lost(peer) + " ended during set-up, or refused this rank");
+      throw Error(ErrorCode::kPeerLost, prefix_, names_of_the_lost(peer),
+                  " ended during set-up, or refused this rank");
     }
     const std::optional<HelloFrame> answer = parse_hello(received.bytes);
     if (!received.problem.empty() || received.descriptor.valid() || !answer ||
         answer->rank != static_cast<std::uint32_t>(peer) ||
         !same_nonce(answer->nonce, record(rank_).nonce)) {
-      throw Error(ErrorCode::kSecurity, prefix_ + "the process that listens for " +
-                                            peer_name(peer, record(peer)) +
-                                            " does not know this rank's nonce");
+      throw Error(ErrorCode::kSecurity, prefix_, "the process that listens for ",
+                  peer_name(peer, record(peer)), " does not know this rank's nonce");
     }
     stage(peer) = Stage::kStanding;
   }
@@ -175,7 +173,7 @@ void PeerConnector::check_standing() {
       const std::optional<ExchangeFrame> frame = parse_exchange(received.bytes);
       if (frame) throw_if_goodbye(prefix_, peer, frame->message);
     }
-    throw Error(ErrorCode::kPeerLost, prefix_ + names_of_the_lost(peer) + " ended during set-up");
+    throw Error(ErrorCode::kPeerLost, prefix_, names_of_the_lost(peer), " ended during set-up");
   }
 }
 
@@ -256,18 +254,17 @@ void PeerConnector::throw_unreachable(int peer, int error) const {
   const bool same_files =
       theirs.mount_namespace != 0 && theirs.mount_namespace == record(rank_).mount_namespace;
   if (error == ENOENT && !same_files) {
-    throw Error(ErrorCode::kUnsupported,
-                prefix_ + name + " listens on " + theirs.socket_path +
-                    ", which does not exist here: the ranks do not share a directory for "
-                    "temporary files (separate mount namespaces or containers); mount one "
-                    "directory into all of them and name it in TMPDIR");
+    throw Error(ErrorCode::kUnsupported, prefix_, name, " listens on ", theirs.socket_path,
+                ", which does not exist here: the ranks do not share a directory for temporary "
+                "files (separate mount namespaces or containers); mount one directory into all of "
+                "them and name it in TMPDIR");
   }
   if (error == ENOENT || error == ECONNREFUSED || error == ECONNRESET) {
-    throw Error(ErrorCode::kPeerLost,
-                prefix_ + names_of_the_lost(peer) + " ended or gave up during set-up");
+    throw Error(ErrorCode::kPeerLost, prefix_, names_of_the_lost(peer),
+                " ended or gave up during set-up");
   }
-  throw Error(ErrorCode::kSystem, prefix_ + "connecting to " + name + " at " + theirs.socket_path +
-                                      " failed: " + describe_system_error(error));
+  throw Error(ErrorCode::kSystem, prefix_, "connecting to ", name, " at ", theirs.socket_path,
+              " failed: ", describe_system_error(error));
 }
 
 void PeerConnector::refuse_stranger(const std::string& why) {

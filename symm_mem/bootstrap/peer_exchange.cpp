@@ -40,13 +40,12 @@ class Exchange {
       for (std::size_t peer = 0; peer < progress_.size(); ++peer) advance(peer);
       if (finished()) break;
       if (give_up && give_up()) {
-        throw Error(ErrorCode::kAborted,
-                    round_.prefix + "aborted while waiting for " + rank_list(missing()));
+        throw Error(ErrorCode::kAborted, round_.prefix, "aborted while waiting for ",
+                    rank_list(missing()));
       }
       if (deadline.passed()) {
-        throw Error(ErrorCode::kTimeout, round_.prefix + rank_list(missing()) +
-                                             " did not take part in exchange " +
-                                             std::to_string(round_.sequence.number) + " in time");
+        throw Error(ErrorCode::kTimeout, round_.prefix, rank_list(missing()),
+                    " did not take part in exchange ", round_.sequence.number, " in time");
       }
       wait(deadline.poll_slice(kMeshPollPeriod));
     }
@@ -164,8 +163,8 @@ void throw_if_goodbye(const std::string& prefix, int peer, std::span<const std::
   if (message.size() < 2 || message[0] != 0) return;
   const auto last = static_cast<std::uint8_t>(ErrorCode::kSecurity);
   const auto code = static_cast<ErrorCode>(std::min(message[1], last));
-  throw Error(code, prefix + "rank " + std::to_string(peer) +
-                        " failed: " + std::string(message.begin() + 2, message.end()));
+  throw Error(code, prefix, "rank ", peer,
+              " failed: ", std::string(message.begin() + 2, message.end()));
 }
 
 }  // namespace symm

@@ -10,7 +10,7 @@ namespace symm {
 namespace {
 
 [[noreturn]] void refuse(ErrorCode code, int rank, const std::string& why) {
-  throw Error(code, "refused what the Store holds for rank " + std::to_string(rank) + ": " + why);
+  throw Error(code, "refused what the Store holds for rank ", rank, ": ", why);
 }
 
 // The path goes into connect() and into messages.

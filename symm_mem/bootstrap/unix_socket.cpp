@@ -30,9 +30,8 @@ sockaddr_un address_of(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    throw Error(ErrorCode::kInvalidArgument, "socket path is longer than " +
-                                                 std::to_string(sizeof(address.sun_path) - 1) +
-                                                 " bytes: " + path);
+    throw Error(ErrorCode::kInvalidArgument, "socket path is longer than ",
+                sizeof(address.sun_path) - 1, " bytes: ", path);
   }
   std::copy(path.begin(), path.end(), address.sun_path);
   return address;

@@ -58,16 +58,15 @@ SymmetricTensor::SymmetricTensor(at::Tensor tensor, std::string group_name)
   with_torch_errors([&] {
     if (!local_.is_contiguous()) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "SymmetricTensor: tensor: expected a contiguous one, got shape " +
-                      printed(local_.sizes()) + " with strides " + printed(local_.strides()));
+                  "SymmetricTensor: tensor: expected a contiguous one, got shape ",
+                  printed(local_.sizes()), " with strides ", printed(local_.strides()));
     }
     handle_ = rendezvous(local_, group_name_, "SymmetricTensor");
     if (handle_) return;
     throw Error(ErrorCode::kInvalidArgument,
-                "SymmetricTensor: tensor: expected one in memory of the provider '" + provider() +
-                    "' (SymmetricTensor.empty, torch_symm.empty, torch_symm.as_symmetric), got "
-                    "shape " +
-                    printed(local_.sizes()) + " in ordinary memory on " + local_.device().str());
+                "SymmetricTensor: tensor: expected one in memory of the provider '", provider(),
+                "' (SymmetricTensor.empty, torch_symm.empty, torch_symm.as_symmetric), got shape ",
+                printed(local_.sizes()), " in ordinary memory on ", local_.device().str());
   });
 }
 
@@ -105,10 +104,9 @@ void SymmetricTensor::wait_signal(int rank, int channel, Timeout timeout) const 
 void* SymmetricTensor::multicast_pointer() const {
   void* const start = handle_->get_multicast_ptr();
   if (start != nullptr) return static_cast<std::byte*>(start) + offset_bytes();
-  throw_torch_error(Error(ErrorCode::kUnsupported,
-                          "SymmetricTensor.multicast_pointer: the memory provider '" + provider() +
-                              "' has made no multicast object for this memory on " +
-                              local_.device().str()));
+  throw_torch_error(Error(
+      ErrorCode::kUnsupported, "SymmetricTensor.multicast_pointer: the memory provider '",
+      provider(), "' has made no multicast object for this memory on ", local_.device().str()));
 }
 
 at::Tensor SymmetricTensor::contiguous_view() const {
@@ -118,9 +116,8 @@ at::Tensor SymmetricTensor::contiguous_view() const {
 
 void SymmetricTensor::check_rank(int rank, const char* caller) const {
   if (rank >= 0 && rank < world_size()) return;
-  throw_torch_error(Error(ErrorCode::kInvalidArgument,
-                          std::string("SymmetricTensor.") + caller + ": rank: expected 0 to " +
-                              std::to_string(world_size() - 1) + ", got " + std::to_string(rank)));
+  throw_torch_error(Error(ErrorCode::kInvalidArgument, "SymmetricTensor.", caller,
+                          ": rank: expected 0 to ", world_size() - 1, ", got ", rank));
 }
 
 // Of the tensor, from the start of its allocation; an empty tensor has no address. A handle is

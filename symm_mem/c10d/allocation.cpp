@@ -38,9 +38,8 @@ SharedAllocation::Layout layout_of(std::size_t bytes) {
   const std::size_t pad_bytes = c10d::symmetric_memory::get_signal_pad_size();
   const std::size_t limit = std::size_t{1} << 62;
   if (bytes > limit || pad_bytes > limit) {
-    throw Error(ErrorCode::kInvalidArgument, "alloc: expected a size below 2^62 bytes, got " +
-                                                 std::to_string(bytes) + " and a signal pad of " +
-                                                 std::to_string(pad_bytes));
+    throw Error(ErrorCode::kInvalidArgument, "alloc: expected a size below 2^62 bytes, got ", bytes,
+                " and a signal pad of ", pad_bytes);
   }
   return {bytes, align_up(bytes, kPadAlignment), pad_bytes};
 }
@@ -108,11 +107,9 @@ void check_same(const LocalGroup& peers, const std::vector<Words>& all, Word wor
                 const char* what) {
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank][word] == all[0][word]) continue;
-    throw Error(ErrorCode::kMismatch,
-                peers.memory_prefix() + "rendezvous: expected the same " + what +
-                    " on every rank, got " + std::to_string(all[0][word]) + " on " +
-                    peers.rank_name(0) + " and " + std::to_string(all[rank][word]) + " on " +
-                    peers.rank_name(static_cast<int>(rank)));
+    throw Error(ErrorCode::kMismatch, peers.memory_prefix(), "rendezvous: expected the same ", what,
+                " on every rank, got ", all[0][word], " on ", peers.rank_name(0), " and ",
+                all[rank][word], " on ", peers.rank_name(static_cast<int>(rank)));
   }
 }
 
@@ -311,10 +308,9 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
       return;
     }
     if (!all_have(all, kCaptured, 0)) {
-      throw Error(ErrorCode::kUnsupported,
-                  peers.memory_prefix() +
-                      "rendezvous: memory cannot join a group while a graph is captured; call it "
-                      "once before capture");
+      throw Error(ErrorCode::kUnsupported, peers.memory_prefix(),
+                  "rendezvous: memory cannot join a group while a graph is captured; call it once "
+                  "before capture");
     }
     check_same(peers, all, kDevice, "kind of device");
     check_same(peers, all, kBytes, "number of bytes");

@@ -42,7 +42,7 @@ void C10dStore::set(const std::string& key, const std::vector<std::uint8_t>& val
   try {
     store_->set(key, value);
   } catch (const std::exception& error) {
-    throw Error(ErrorCode::kSystem, "the store refused to set '" + key + "': " + words_of(error));
+    throw Error(ErrorCode::kSystem, "the store refused to set '", key, "': ", words_of(error));
   }
 }
 
@@ -61,11 +61,11 @@ std::vector<std::uint8_t> C10dStore::get(const std::string& key,
       std::this_thread::sleep_for(std::min(deadline.remaining(), kPeriod));
     }
   } catch (const std::exception& error) {
-    throw Error(ErrorCode::kSystem,
-                "the store failed while waiting for '" + key + "': " + words_of(error));
+    throw Error(ErrorCode::kSystem, "the store failed while waiting for '", key,
+                "': ", words_of(error));
   }
-  throw Error(ErrorCode::kTimeout, "the key '" + key + "' did not appear in the store within " +
-                                       std::to_string(timeout.count()) + " ms");
+  throw Error(ErrorCode::kTimeout, "the key '", key, "' did not appear in the store within ",
+              timeout.count(), " ms");
 }
 
 }  // namespace symm

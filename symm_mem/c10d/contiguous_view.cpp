@@ -126,19 +126,16 @@ void check_agreement(const LocalGroup& peers, const std::vector<Words>& all) {
     const auto problem = static_cast<Problem>(all[rank][kProblem]);
     if (problem == Problem::kNone) continue;
     if (static_cast<int>(rank) == peers.rank()) continue;  // has its own, plainer error
-    throw Error(ErrorCode::kMismatch,
-                peers.memory_prefix() +
-                    "contiguous_view: " + peers.rank_name(static_cast<int>(rank)) +
-                    " passed a wrong " + problem_text(problem, describe(all[rank])));
+    throw Error(ErrorCode::kMismatch, peers.memory_prefix(),
+                "contiguous_view: ", peers.rank_name(static_cast<int>(rank)), " passed a wrong ",
+                problem_text(problem, describe(all[rank])));
   }
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (std::equal(all[0].begin() + kOffset, all[0].end(), all[rank].begin() + kOffset)) continue;
-    throw Error(ErrorCode::kMismatch,
-                peers.memory_prefix() +
-                    "contiguous_view: expected the same shape, dtype and offset on every rank, "
-                    "got " +
-                    describe_place(all[0]) + " on " + peers.rank_name(0) + " and " +
-                    describe_place(all[rank]) + " on " + peers.rank_name(static_cast<int>(rank)));
+    throw Error(ErrorCode::kMismatch, peers.memory_prefix(),
+                "contiguous_view: expected the same shape, dtype and offset on every rank, got ",
+                describe_place(all[0]), " on ", peers.rank_name(0), " and ",
+                describe_place(all[rank]), " on ", peers.rank_name(static_cast<int>(rank)));
   }
 }
 
@@ -158,9 +155,8 @@ std::shared_ptr<SharedAllocation> agree(const at::Tensor& tensor, const Input& i
     everybody.push_back(decode_words(message, words.size()));
   }
   if (input.problem != Problem::kNone) {
-    throw Error(ErrorCode::kInvalidArgument,
-                peers.memory_prefix() + "contiguous_view: " +
-                    problem_text(input.problem, describe(tensor, input.problem)));
+    throw Error(ErrorCode::kInvalidArgument, peers.memory_prefix(),
+                "contiguous_view: ", problem_text(input.problem, describe(tensor, input.problem)));
   }
   check_agreement(peers, everybody);
   const bool all_know =
@@ -172,10 +168,9 @@ std::shared_ptr<SharedAllocation> agree(const at::Tensor& tensor, const Input& i
 at::Tensor view_of(const at::Tensor& tensor, const Input& input, SharedAllocation& shared) {
   Segment::ContiguousView view = shared.buffers()->contiguous_view();
   if (view.stride_bytes % tensor.itemsize() != 0) {
-    throw Error(ErrorCode::kUnsupported,
-                "contiguous_view: the ranks' memory is apart by " +
-                    std::to_string(view.stride_bytes) + " bytes, which is no multiple of the " +
-                    std::to_string(tensor.itemsize()) + " bytes of an element");
+    throw Error(ErrorCode::kUnsupported, "contiguous_view: the ranks' memory is apart by ",
+                view.stride_bytes, " bytes, which is no multiple of the ", tensor.itemsize(),
+                " bytes of an element");
   }
   std::vector<std::int64_t> sizes = {shared.buffers()->world_size()};
   sizes.insert(sizes.end(), tensor.sizes().begin(), tensor.sizes().end());

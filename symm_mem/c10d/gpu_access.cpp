@@ -22,7 +22,7 @@ GpuRuntime& gpu_runtime(c10::Device device) {
 DeviceRuntime& device_runtime(c10::Device device) {
   if (device.is_cpu()) return host_runtime();
   if (device.is_cuda()) return gpu_runtime(device);
-  throw Error(ErrorCode::kUnsupported, "device: expected cpu or cuda, got " + device.str());
+  throw Error(ErrorCode::kUnsupported, "device: expected cpu or cuda, got ", device.str());
 }
 
 c10::Stream current_stream(c10::Device device) {

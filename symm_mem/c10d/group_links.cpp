@@ -165,9 +165,8 @@ bool GroupLink::belongs_to(const c10d::ProcessGroup* group) const {
 
 void GroupLink::check_usable() const {
   if (!is_registered(*this)) {
-    throw Error(
-        ErrorCode::kAborted,
-        peers_->memory_prefix() + "the group has been destroyed; its handles cannot be used");
+    throw Error(ErrorCode::kAborted, peers_->memory_prefix(),
+                "the group has been destroyed; its handles cannot be used");
   }
   peers_->check_usable();
 }

@@ -93,9 +93,8 @@ const MemoryProvider* known(const std::string& name, const std::string& where) {
   for (const MemoryProvider& provider : kKnown) {
     if (name == provider.name) return &provider;
   }
-  throw Error(ErrorCode::kInvalidArgument, where + ": expected one of " +
-                                               names(", ", [](const auto&) { return true; }) +
-                                               ", got " + quoted(name));
+  throw Error(ErrorCode::kInvalidArgument, where, ": expected one of ",
+              names(", ", [](const auto&) { return true; }), ", got ", quoted(name));
 }
 
 // Null where it is unset.
@@ -133,10 +132,9 @@ std::optional<std::string> selected() { return torch_memory::get_backend(c10::De
 
 void check_not_in_use(const Choice& now, const MemoryProvider& wanted, const char* caller) {
   if (!now.used || now.chosen == &wanted) return;
-  throw Error(ErrorCode::kUnsupported,
-              std::string(caller) + ": " + quoted(now.chosen->name) +
-                  " is in use since the first allocation of symmetric memory, so " +
-                  quoted(wanted.name) + " cannot be chosen; choose before the first one");
+  throw Error(ErrorCode::kUnsupported, caller, ": ", quoted(now.chosen->name),
+              " is in use since the first allocation of symmetric memory, so ", quoted(wanted.name),
+              " cannot be chosen; choose before the first one");
 }
 
 void set_in_torch(const MemoryProvider& provider, const std::string& before,
@@ -145,24 +143,22 @@ void set_in_torch(const MemoryProvider& provider, const std::string& before,
     torch_memory::set_backend(provider.torch_name);
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
-    throw Error(ErrorCode::kUnsupported, caller + ": torch refuses the memory provider " +
-                                             quoted(provider.name) + " (" + provider.torch_name +
-                                             ") and keeps " + before + ": " +
-                                             text.substr(0, text.find('\n')));
+    throw Error(ErrorCode::kUnsupported, caller, ": torch refuses the memory provider ",
+                quoted(provider.name), " (", provider.torch_name, ") and keeps ", before, ": ",
+                text.substr(0, text.find('\n')));
   }
   const std::string after = selected().value_or("none");
   if (after == provider.torch_name) return;
-  throw Error(ErrorCode::kUnsupported, caller + ": torch keeps " + after + " although " +
-                                           provider.torch_name + " was selected");
+  throw Error(ErrorCode::kUnsupported, caller, ": torch keeps ", after, " although ",
+              provider.torch_name, " was selected");
 }
 
 // Makes PyTorch's symmetric memory come from `provider`.
 void select(const MemoryProvider& provider, const std::string& caller) {
   if (const std::string problem = problem_of(provider); !problem.empty()) {
     const auto usable = [](const auto& one) { return problem_of(one).empty(); };
-    throw Error(ErrorCode::kUnsupported, caller + ": the memory provider " + quoted(provider.name) +
-                                             " cannot be used here: " + problem +
-                                             "; usable: " + names(", ", usable));
+    throw Error(ErrorCode::kUnsupported, caller, ": the memory provider ", quoted(provider.name),
+                " cannot be used here: ", problem, "; usable: ", names(", ", usable));
   }
   if (is(provider, "native")) {
     register_symmetric_memory();
@@ -178,10 +174,9 @@ void refuse_a_choice_made_in_torch(const MemoryProvider& provider, const std::st
   const std::optional<std::string> theirs = selected();
   // PyTorch starts out with "CUDA", so that one need not be anybody's choice.
   if (!theirs || *theirs == "CUDA" || *theirs == provider.torch_name) return;
-  throw Error(ErrorCode::kUnsupported,
-              caller + ": torch's symmetric memory was set to " + *theirs +
-                  ", while the memory provider is " + quoted(provider.name) +
-                  " by default; say which is meant by memory_provider() or SYMM_MEMORY_PROVIDER");
+  throw Error(ErrorCode::kUnsupported, caller, ": torch's symmetric memory was set to ", *theirs,
+              ", while the memory provider is ", quoted(provider.name),
+              " by default; say which is meant by memory_provider() or SYMM_MEMORY_PROVIDER");
 }
 
 // PyTorch's NCCL provider needs a communicator of the group, which its first collective makes. A
@@ -203,12 +198,10 @@ void make_communicator(const at::Tensor& tensor,
   const std::string backend =
       on_gpu ? group->getBackend(c10::kCUDA)->getBackendName() : "no backend for cuda";
   if (backend != "nccl") {
-    throw Error(ErrorCode::kUnsupported,
-                caller +
-                    ": group: the memory provider 'nccl' serves groups whose backend is nccl, "
-                    "got " +
-                    quoted(group->getGroupName()) + " with " + backend + "; " +
-                    able(&MemoryProvider::any_backend) + " serve any");
+    throw Error(ErrorCode::kUnsupported, caller,
+                ": group: the memory provider 'nccl' serves groups whose backend is nccl, got ",
+                quoted(group->getGroupName()), " with ", backend, "; ",
+                able(&MemoryProvider::any_backend), " serve any");
   }
   std::vector<at::Tensor> one = {at::zeros({1}, tensor.options().dtype(c10::kFloat))};
   group->allreduce(one)->wait();
@@ -246,11 +239,9 @@ const MemoryProvider& current_memory_provider() {
 void require(const MemoryProvider& provider, MemoryProvider::Capability capability,
              const std::string& what, const std::string& caller) {
   if (can(provider, capability)) return;
-  throw_torch_error(
-      Error(ErrorCode::kUnsupported,
-            caller + ": the memory provider " + quoted(provider.name) + " has no " + what + "; " +
-                able(capability) +
-                " can do it: choose one by memory_provider() or SYMM_MEMORY_PROVIDER"));
+  throw_torch_error(Error(ErrorCode::kUnsupported, caller, ": the memory provider ",
+                          quoted(provider.name), " has no ", what, "; ", able(capability),
+                          " can do it: choose one by memory_provider() or SYMM_MEMORY_PROVIDER"));
 }
 
 void allocate_from_provider(c10::Device device, const std::string& caller,
@@ -263,10 +254,10 @@ void allocate_from_provider(c10::Device device, const std::string& caller,
   };
   if (!serves(provider)) {
     const std::string others = names(", ", serves);
-    throw Error(ErrorCode::kUnsupported,
-                caller + ": device: the memory provider " + quoted(provider.name) +
-                    " has no memory on " + c10::DeviceTypeName(device.type(), true) +
-                    "; providers that have: " + (others.empty() ? "none" : others));
+    throw Error(ErrorCode::kUnsupported, caller, ": device: the memory provider ",
+                quoted(provider.name), " has no memory on ",
+                c10::DeviceTypeName(device.type(), true),
+                "; providers that have: ", (others.empty() ? "none" : others));
   }
   if (now.chosen == nullptr && chosen_by_environment() == nullptr) {
     refuse_a_choice_made_in_torch(provider, caller);
@@ -275,7 +266,7 @@ void allocate_from_provider(c10::Device device, const std::string& caller,
   select(provider, caller);
   if (is(provider, "native") && device.is_cuda()) {
     const std::string problem = gpu_problem();
-    if (!problem.empty()) throw Error(ErrorCode::kUnsupported, caller + ": device: " + problem);
+    if (!problem.empty()) throw Error(ErrorCode::kUnsupported, caller, ": device: ", problem);
   }
   allocate();
   now.chosen = &provider;
@@ -287,8 +278,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> group_named(const std::string& name,
   try {
     return c10d::resolve_process_group(name);
   } catch (const c10::Error&) {
-    throw Error(ErrorCode::kInvalidArgument, caller + ": group: this rank has no group named " +
-                                                 quoted(name) + "; it may have been destroyed");
+    throw Error(ErrorCode::kInvalidArgument, caller, ": group: this rank has no group named ",
+                quoted(name), "; it may have been destroyed");
   }
 }
 

@@ -17,8 +17,8 @@ std::string library_file_name(DeviceKind kind) {
 }
 
 [[noreturn]] void refuse(DeviceKind kind, const std::string& why) {
-  throw Error(ErrorCode::kUnsupported,
-              "symm cannot use " + std::string(device_kind_name(kind)) + " memory: " + why);
+  throw Error(ErrorCode::kUnsupported, "symm cannot use ", device_kind_name(kind),
+              " memory: ", why);
 }
 
 // Of the shared object, or of the program, that this function is linked into; empty if unknown.

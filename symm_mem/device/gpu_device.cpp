@@ -15,7 +15,7 @@ std::string device_text(DeviceKind kind, int index) {
 }
 
 [[noreturn]] void refuse(DeviceKind kind, int index, const std::string& why) {
-  throw Error(ErrorCode::kUnsupported, "symm cannot use " + device_text(kind, index) + ": " + why);
+  throw Error(ErrorCode::kUnsupported, "symm cannot use ", device_text(kind, index), ": ", why);
 }
 
 std::string uuid_text(const std::array<std::uint8_t, 16>& uuid) {
@@ -74,9 +74,8 @@ int GpuDevice::attribute(gpuDeviceAttribute which) const {
 
 GpuScope::GpuScope(const GpuDevice& device) : driver_(device.driver()) {
   if (!device.usable()) {
-    throw Error(ErrorCode::kUnsupported,
-                "a forked child cannot use " + device.label() +
-                    " of its parent; start processes that use a GPU by spawn");
+    throw Error(ErrorCode::kUnsupported, "a forked child cannot use ", device.label(),
+                " of its parent; start processes that use a GPU by spawn");
   }
   gpuContext_t current = nullptr;
   driver_.check(driver_.context_get_current(&current), "asking for the current context");

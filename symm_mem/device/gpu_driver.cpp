@@ -10,7 +10,7 @@ namespace symm {
 namespace {
 
 [[noreturn]] void refuse(const std::string& why) {
-  throw Error(ErrorCode::kUnsupported, "symm cannot use a GPU: " + why);
+  throw Error(ErrorCode::kUnsupported, "symm cannot use a GPU: ", why);
 }
 
 std::string version_text(int version) {
@@ -91,7 +91,7 @@ std::string GpuDriver::describe(gpuResult_t result) const {
 
 void GpuDriver::check(gpuResult_t result, const std::string& action) const {
   if (result == gpuDriverSuccess) return;
-  throw Error(ErrorCode::kSystem, action + " failed: " + describe(result));
+  throw Error(ErrorCode::kSystem, action, " failed: ", describe(result));
 }
 
 const GpuDriver& gpu_driver() {

@@ -75,8 +75,8 @@ gpuMemHandle_t import_gpu_handle(const GpuDevice& device, const MemoryHandle& ha
   if (result == gpuDriverSuccess) return imported;
   const bool forged = result == gpuDriverInvalidValue || result == gpuDriverInvalidHandle;
   throw Error(forged ? ErrorCode::kSecurity : ErrorCode::kSystem,
-              "refused a peer's memory handle: " + device.label() +
-                  " cannot import it: " + driver.describe(result));
+              "refused a peer's memory handle: ", device.label(),
+              " cannot import it: ", driver.describe(result));
 }
 
 }  // namespace symm

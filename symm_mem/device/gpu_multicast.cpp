@@ -96,7 +96,7 @@ std::string GpuMulticast::problem() {
 
 void GpuMulticast::throw_if_problem() {
   const std::string why = problem();
-  if (!why.empty()) throw Error(ErrorCode::kUnsupported, "multicast: " + why);
+  if (!why.empty()) throw Error(ErrorCode::kUnsupported, "multicast: ", why);
 }
 
 std::size_t GpuMulticast::granularity(int devices, std::size_t bytes) {

@@ -81,10 +81,9 @@ class VmmRuntime final : public GpuRuntime {
   // The driver does not report the size of what it imports; mapping fails where it is less.
   std::shared_ptr<PhysicalMemory> import_memory(MemoryHandle handle, std::size_t bytes) override {
     if (bytes == 0 || bytes % granularity_ != 0) {
-      throw Error(
-          ErrorCode::kSecurity,
-          "refused a peer's memory handle: expected a size that is a positive multiple of " +
-              std::to_string(granularity_) + " bytes, got " + std::to_string(bytes));
+      throw Error(ErrorCode::kSecurity,
+                  "refused a peer's memory handle: expected a size that is a positive multiple of ",
+                  granularity_, " bytes, got ", bytes);
     }
     return std::make_shared<GpuMemory>(device_, import_gpu_handle(device_, handle), bytes,
                                        HandleKinds{}, "a peer's memory");
@@ -92,9 +91,8 @@ class VmmRuntime final : public GpuRuntime {
 
   std::shared_ptr<AddressRange> reserve(std::size_t bytes) override {
     if (bytes == 0 || bytes > std::numeric_limits<std::size_t>::max() / 2) {
-      throw Error(ErrorCode::kSystem, "reserving " + std::to_string(bytes) +
-                                          " bytes of addresses on " + device_.label() +
-                                          " failed: the size is out of range");
+      throw Error(ErrorCode::kSystem, "reserving ", bytes, " bytes of addresses on ",
+                  device_.label(), " failed: the size is out of range");
     }
     return std::make_shared<GpuRange>(device_, align_up(bytes, granularity_), granularity_);
   }
@@ -111,11 +109,9 @@ class VmmRuntime final : public GpuRuntime {
                                   std::size_t offset) override {
     const std::size_t room = range->bytes();
     if (offset % granularity_ != 0 || offset > room || memory->bytes() > room - offset) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "map_at: offset " + std::to_string(offset) + " must be a multiple of " +
-                      std::to_string(granularity_) + " that leaves room for " +
-                      std::to_string(memory->bytes()) + " bytes in a range of " +
-                      std::to_string(room));
+      throw Error(ErrorCode::kInvalidArgument, "map_at: offset ", offset, " must be a multiple of ",
+                  granularity_, " that leaves room for ", memory->bytes(), " bytes in a range of ",
+                  room);
     }
     auto placement = static_cast<const GpuMemory&>(*memory).place(std::move(range), offset);
     return std::make_shared<GpuMapping>(std::move(memory), std::move(placement));
@@ -180,12 +176,12 @@ class VmmRuntime final : public GpuRuntime {
                       .fabric = device_.has_fabric_handles()};
     if (preference == HandlePreference::kPosix) kinds.fabric = false;
     if (preference == HandlePreference::kFabric && !kinds.fabric) {
-      throw Error(ErrorCode::kUnsupported,
-                  "SYMM_HANDLE_TYPE=fabric: " + device_.label() + " has no fabric handles");
+      throw Error(ErrorCode::kUnsupported, "SYMM_HANDLE_TYPE=fabric: ", device_.label(),
+                  " has no fabric handles");
     }
     if (!kinds.descriptor && !kinds.fabric) {
-      throw Error(ErrorCode::kUnsupported, "SYMM_HANDLE_TYPE=posix: " + device_.label() +
-                                               " cannot share memory by file descriptors");
+      throw Error(ErrorCode::kUnsupported, "SYMM_HANDLE_TYPE=posix: ", device_.label(),
+                  " cannot share memory by file descriptors");
     }
     if (preference == HandlePreference::kAuto && kinds.descriptor && fabric_refused_) {
       kinds.fabric = false;
@@ -206,12 +202,12 @@ class VmmRuntime final : public GpuRuntime {
     const bool refused =
         created.kinds.fabric && result != gpuDriverSuccess && result != gpuDriverOutOfMemory;
     if (refused && (preference == HandlePreference::kFabric || !created.kinds.descriptor)) {
-      throw Error(ErrorCode::kUnsupported,
-                  device_.label() + " cannot make memory with fabric handles, which " +
-                      (created.kinds.descriptor ? "SYMM_HANDLE_TYPE=fabric asks for"
-                                                : "are all that it could be shared by") +
-                      ": " + driver_.describe(result) +
-                      "; see that this process may use a channel of the fabric's service");
+      throw Error(ErrorCode::kUnsupported, device_.label(),
+                  " cannot make memory with fabric handles, which ",
+                  (created.kinds.descriptor ? "SYMM_HANDLE_TYPE=fabric asks for"
+                                            : "are all that it could be shared by"),
+                  ": ", driver_.describe(result),
+                  "; see that this process may use a channel of the fabric's service");
     }
     if (refused) {
       created.kinds.fabric = false;
@@ -229,9 +225,8 @@ class VmmRuntime final : public GpuRuntime {
     if (driver_.mem_get_info(&free, &total) == gpuDriverSuccess) {
       room = "; " + std::to_string(free) + " of its " + std::to_string(total) + " bytes are free";
     }
-    throw Error(ErrorCode::kSystem, "allocating " + std::to_string(bytes) + " bytes of memory on " +
-                                        device_.label() + " failed: " + driver_.describe(result) +
-                                        room);
+    throw Error(ErrorCode::kSystem, "allocating ", bytes, " bytes of memory on ", device_.label(),
+                " failed: ", driver_.describe(result), room);
   }
 
   std::uint64_t capture_of(StreamHandle stream) const {
@@ -251,8 +246,8 @@ class VmmRuntime final : public GpuRuntime {
     }
     if (status == gpuStreamCaptureStatusNone) return 0;
     if (status != gpuStreamCaptureStatusActive) {
-      throw Error(ErrorCode::kSystem, "the capture of a stream of " + device_.label() +
-                                          " into a graph has been invalidated by an earlier call");
+      throw Error(ErrorCode::kSystem, "the capture of a stream of ", device_.label(),
+                  " into a graph has been invalidated by an earlier call");
     }
     return id;
   }

@@ -158,8 +158,8 @@ void check_limits(std::size_t bytes) {
   }
   const std::size_t available = available_bytes();
   if (bytes > available) {
-    throw Error(ErrorCode::kSystem, allocation_phrase(bytes) + " failed: the machine has " +
-                                        std::to_string(available) + " bytes available");
+    throw Error(ErrorCode::kSystem, allocation_phrase(bytes), " failed: the machine has ",
+                available, " bytes available");
   }
 }
 
@@ -175,7 +175,7 @@ void fill_with_pages(int fd, std::size_t bytes) {
 }
 
 [[noreturn]] void refuse_import(const std::string& why) {
-  throw Error(ErrorCode::kSecurity, "refused a peer's memory descriptor: " + why);
+  throw Error(ErrorCode::kSecurity, "refused a peer's memory descriptor: ", why);
 }
 
 void check_import(int fd, std::size_t bytes) {
@@ -264,11 +264,9 @@ class HostRuntime final : public DeviceRuntime {
                                   std::size_t offset) override {
     const std::size_t room = range->bytes();
     if (offset % page_bytes() != 0 || offset > room || memory->bytes() > room - offset) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "map_at: offset " + std::to_string(offset) + " must be a multiple of " +
-                      std::to_string(page_bytes()) + " that leaves room for " +
-                      std::to_string(memory->bytes()) + " bytes in a range of " +
-                      std::to_string(room));
+      throw Error(ErrorCode::kInvalidArgument, "map_at: offset ", offset, " must be a multiple of ",
+                  page_bytes(), " that leaves room for ", memory->bytes(), " bytes in a range of ",
+                  room);
     }
     return std::make_shared<HostMapping>(std::move(memory), std::move(range), offset);
   }

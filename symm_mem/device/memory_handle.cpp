@@ -32,9 +32,8 @@ HandlePreference handle_preference() {
   for (const HandlePreference preference : kPreferences) {
     if (handle_preference_name(preference) == value) return preference;
   }
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      "SYMM_HANDLE_TYPE: expected auto, posix or fabric, got \"" + std::string(value) + "\"");
+  throw Error(ErrorCode::kInvalidArgument,
+              "SYMM_HANDLE_TYPE: expected auto, posix or fabric, got \"", value, "\"");
 }
 
 }  // namespace symm

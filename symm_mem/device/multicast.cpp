@@ -28,9 +28,8 @@ std::string multicast_disabled_by() {
 bool multicast_disabled() {
   const std::string_view own = value_of(kMulticastSwitches[0]);
   if (!own.empty() && own != "0" && own != "1") {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        std::string(kMulticastSwitches[0]) + ": expected 0 or 1, got '" + std::string(own) + "'");
+    throw Error(ErrorCode::kInvalidArgument, kMulticastSwitches[0], ": expected 0 or 1, got '", own,
+                "'");
   }
   return !multicast_disabled_by().empty();
 }

@@ -41,7 +41,7 @@ void DeviceSignals::look(bool at_connections) {
   }
   if (lost.empty()) return;
   kernels_->abort(
-      Error(ErrorCode::kPeerLost, group_.memory_prefix() + lost + " has ended or left the group"));
+      Error(ErrorCode::kPeerLost, group_.memory_prefix(), lost, " has ended or left the group"));
 }
 
 }  // namespace symm

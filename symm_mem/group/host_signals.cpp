@@ -51,13 +51,12 @@ class HostSignals::Patience {
       names += (names.empty() ? "" : ", ") + group_.rank_name(rank);
     }
     if (!lost.empty()) {
-      throw Error(ErrorCode::kPeerLost, group_.memory_prefix() + operation_ + ": " + lost +
-                                            " has ended or left the group");
+      throw Error(ErrorCode::kPeerLost, group_.memory_prefix(), operation_, ": ", lost,
+                  " has ended or left the group");
     }
     if (deadline_->passed() && !late.empty()) {
-      throw Error(ErrorCode::kTimeout, group_.memory_prefix() + operation_ + ": Timed out after " +
-                                           std::to_string(limit_.count()) + " ms waiting for " +
-                                           late);
+      throw Error(ErrorCode::kTimeout, group_.memory_prefix(), operation_, ": Timed out after ",
+                  limit_.count(), " ms waiting for ", late);
     }
   }
 

@@ -109,8 +109,7 @@ void LocalGroup::learn_ranks() {
     ByteReader reader(mesh_->peer(rank).payload);
     const auto global = reader.integer<std::uint64_t>();
     if (mesh_->peer(rank).payload.size() < sizeof(global) || global >= kLimit) {
-      throw Error(ErrorCode::kSecurity,
-                  "rank " + std::to_string(rank) + " published a malformed global rank");
+      throw Error(ErrorCode::kSecurity, "rank ", rank, " published a malformed global rank");
     }
     global_ranks_.push_back(static_cast<int>(global));
   }
@@ -169,7 +168,7 @@ void LocalGroup::leave() {
   if (abort_word_ != nullptr) store_release(abort_word_, std::uint32_t{1});
   store_release(&page(rank_).lifecycle, static_cast<std::uint32_t>(Lifecycle::kLeft));
   if (!failure_.has_value()) {
-    failure_ = Error(ErrorCode::kAborted, prefix_ + "the group was destroyed on this rank");
+    failure_ = Error(ErrorCode::kAborted, prefix_, "the group was destroyed on this rank");
   }
   failed_.store(true, std::memory_order_release);
 }
@@ -177,13 +176,12 @@ void LocalGroup::leave() {
 bool LocalGroup::is_gone(int peer, Error* reason) const {
   const bool hung_up = mesh_->hung_up(peer);
   if (load_acquire(&page(peer).lifecycle) == static_cast<std::uint32_t>(Lifecycle::kLeft)) {
-    *reason = Error(ErrorCode::kPeerLeft, rank_name(peer) + " has left the group");
+    *reason = Error(ErrorCode::kPeerLeft, rank_name(peer), " has left the group");
     return true;
   }
   if (!hung_up) return false;
-  *reason = Error(ErrorCode::kPeerLost, rank_name(peer) + " died (its process, pid " +
-                                            std::to_string(mesh_->peer(peer).pid) +
-                                            ", has ended or closed its connection)");
+  *reason = Error(ErrorCode::kPeerLost, rank_name(peer), " died (its process, pid ",
+                  mesh_->peer(peer).pid, ", has ended or closed its connection)");
   return true;
 }
 
@@ -211,9 +209,8 @@ bool LocalGroup::poll(const std::string& call) {
 
 void LocalGroup::check_usable() const {
   if (in_forked_child()) {
-    throw Error(ErrorCode::kAborted, prefix_ +
-                                         "the group belongs to the parent process; a forked child "
-                                         "must make its own");
+    throw Error(ErrorCode::kAborted, prefix_,
+                "the group belongs to the parent process; a forked child must make its own");
   }
   if (failed()) [[unlikely]] {
     throw Error(failure());
@@ -252,8 +249,8 @@ void LocalGroup::await_all(std::uint32_t number, const std::string& call, millis
     const bool came = wait_for(page(peer).exchange, number, peer, policy_, supervisor);
     for (int other = 0; other < world_size_; ++other) {
       if (!has_given_up(other, number)) continue;
-      throw Error(ErrorCode::kPeerLost,
-                  memory_prefix_ + call + ": " + rank_name(other) + " has given up");
+      throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(other),
+                  " has given up");
     }
     // What a rank did before it ended counts.
     if (came || has_reached(load_acquire(&page(peer).exchange.value), number)) continue;
@@ -268,8 +265,8 @@ void LocalGroup::await_all(std::uint32_t number, const std::string& call, millis
       throw Error(ErrorCode::kTimeout, text.str());
     }
     check_usable();
-    throw Error(ErrorCode::kPeerLost,
-                memory_prefix_ + call + ": " + rank_name(peer) + " has ended or left the group");
+    throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(peer),
+                " has ended or left the group");
   }
 }
 
@@ -278,9 +275,9 @@ void LocalGroup::check_purposes(std::uint32_t number) const {
   for (int peer = 1; peer < world_size_; ++peer) {
     const std::uint64_t theirs = page(peer).messages[number % 2].purpose;
     if (theirs == first) continue;
-    throw Error(ErrorCode::kMismatch, memory_prefix_ + "ranks made different calls: " +
-                                          rank_name(0) + " called " + purpose_name(first) + ", " +
-                                          rank_name(peer) + " called " + purpose_name(theirs));
+    throw Error(ErrorCode::kMismatch, memory_prefix_, "ranks made different calls: ", rank_name(0),
+                " called ", purpose_name(first), ", ", rank_name(peer), " called ",
+                purpose_name(theirs));
   }
 }
 
@@ -288,9 +285,8 @@ LocalGroup::Metadata LocalGroup::exchange_metadata(Purpose purpose,
                                                    std::span<const std::uint8_t> message,
                                                    milliseconds timeout) {
   if (message.size() > GroupPage::kMessageBytes) {
-    throw Error(ErrorCode::kInvalidArgument, memory_prefix_ + "a message has at most " +
-                                                 std::to_string(GroupPage::kMessageBytes) +
-                                                 " bytes, got " + std::to_string(message.size()));
+    throw Error(ErrorCode::kInvalidArgument, memory_prefix_, "a message has at most ",
+                GroupPage::kMessageBytes, " bytes, got ", message.size());
   }
   const auto lock = hold();
   check_usable();

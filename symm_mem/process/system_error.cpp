@@ -43,7 +43,7 @@ std::string describe_system_error(int error) {
 }
 
 void throw_system_error(const std::string& action, int error) {
-  throw Error(ErrorCode::kSystem, action + " failed: " + describe_system_error(error));
+  throw Error(ErrorCode::kSystem, action, " failed: ", describe_system_error(error));
 }
 
 }  // namespace symm

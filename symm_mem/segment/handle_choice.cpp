@@ -27,7 +27,7 @@ std::optional<std::size_t> first_that_asks(std::span<const HandleDescriptor> ran
 std::string rank_text(std::size_t rank) { return "rank " + std::to_string(rank); }
 
 [[noreturn]] void refuse(const std::string& why) {
-  throw Error(ErrorCode::kUnsupported, "sharing memory between the ranks: " + why);
+  throw Error(ErrorCode::kUnsupported, "sharing memory between the ranks: ", why);
 }
 
 }  // namespace
@@ -78,8 +78,8 @@ HandleKind choose_handle_kind(std::span<const HandleDescriptor> ranks) {
   const auto wants_posix = first_that_asks(ranks, HandlePreference::kPosix);
   if (wants_fabric && wants_posix) {
     throw Error(ErrorCode::kMismatch,
-                "SYMM_HANDLE_TYPE must ask for one kind of handle on every rank: it is fabric on " +
-                    rank_text(*wants_fabric) + " and posix on " + rank_text(*wants_posix));
+                "SYMM_HANDLE_TYPE must ask for one kind of handle on every rank: it is fabric on ",
+                rank_text(*wants_fabric), " and posix on ", rank_text(*wants_posix));
   }
   const auto no_fabric = first_rank(ranks, [](const HandleDescriptor& o) { return !o.fabric; });
   const auto no_descriptor =

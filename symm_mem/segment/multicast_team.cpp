@@ -52,8 +52,7 @@ struct Report {
     report.reason = reader.text(kMaxReason);
     const auto fabric = reader.sized(FabricHandle::kBytes);
     if (!reader.finished() || magic != kReportMagic) {
-      throw Error(ErrorCode::kSecurity,
-                  "multicast: " + rank_text(rank) + " sent a malformed report");
+      throw Error(ErrorCode::kSecurity, "multicast: ", rank_text(rank), " sent a malformed report");
     }
     if (fabric.size() == FabricHandle::kBytes) {
       report.fabric.emplace();
@@ -216,7 +215,7 @@ Multicast Multicast::agree(const MeshRound& round,
 
 std::byte* Multicast::base() const {
   if (available()) return base_;
-  throw Error(ErrorCode::kUnsupported, "this segment has no multicast pointer: " + why_not_);
+  throw Error(ErrorCode::kUnsupported, "this segment has no multicast pointer: ", why_not_);
 }
 
 }  // namespace symm

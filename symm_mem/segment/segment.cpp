@@ -51,13 +51,12 @@ ViewLayout view_layout(const std::vector<ChunkedMemory>& memories, std::size_t g
   for (std::size_t rank = 0; rank < memories.size(); ++rank) {
     const std::size_t lead = layout.start - memories[rank].start;
     if (lead % granularity != 0) {
-      throw Error(ErrorCode::kUnsupported,
-                  "contiguous_view: the buffers begin at different places of what can be mapped: "
-                  "byte " +
-                      std::to_string(memories[rank].start) + " of the first chunk on rank " +
-                      std::to_string(rank) + ", byte " + std::to_string(layout.start) +
-                      " on another, which is no multiple of " + std::to_string(granularity) +
-                      " apart; copy the tensor into one of torch_symm.empty on every rank");
+      throw Error(
+          ErrorCode::kUnsupported,
+          "contiguous_view: the buffers begin at different places of what can be mapped: byte ",
+          memories[rank].start, " of the first chunk on rank ", rank, ", byte ", layout.start,
+          " on another, which is no multiple of ", granularity,
+          " apart; copy the tensor into one of torch_symm.empty on every rank");
     }
     layout.stride = std::max(layout.stride, lead + memories[rank].bytes());
   }
@@ -86,9 +85,8 @@ std::shared_ptr<LocalSegment> LocalSegment::from_user_buffer(DeviceRuntime& runt
                                                              std::function<bool()> still_there) {
   const std::size_t mapped = memory.bytes();
   if (memory.chunks.empty() || memory.start > mapped || bytes > mapped - memory.start) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "from_user_buffer: expected chunks of at least " + std::to_string(memory.start) +
-                    " and " + std::to_string(bytes) + " bytes, got " + std::to_string(mapped));
+    throw Error(ErrorCode::kInvalidArgument, "from_user_buffer: expected chunks of at least ",
+                memory.start, " and ", bytes, " bytes, got ", mapped);
   }
   std::shared_ptr<LocalSegment> segment(new LocalSegment(runtime, bytes, std::move(memory)));
   segment->base_ = base;
@@ -149,9 +147,8 @@ Segment::ContiguousView Segment::contiguous_view() {
   DeviceRuntime& runtime = local_->runtime();
   const ViewLayout layout = view_layout(memories_, runtime.granularity());
   if (layout.stride > std::numeric_limits<std::size_t>::max() / memories_.size()) {
-    throw Error(ErrorCode::kSystem, "contiguous_view: " + std::to_string(memories_.size()) +
-                                        " times " + std::to_string(layout.stride) +
-                                        " bytes exceed the address space");
+    throw Error(ErrorCode::kSystem, "contiguous_view: ", memories_.size(), " times ", layout.stride,
+                " bytes exceed the address space");
   }
   auto owner = std::make_shared<ViewOwner>();
   owner->range = runtime.reserve(layout.stride * memories_.size());

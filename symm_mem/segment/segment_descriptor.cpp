@@ -31,10 +31,9 @@ void check_claims(const SegmentDescriptor& descriptor, std::size_t rank) {
                               descriptor.chunks <= SegmentDescriptor::kMaxChunks && fits
                         : descriptor.chunks == 1 && descriptor.start == 0 && fits;
   if (sane) return;
-  throw Error(ErrorCode::kSecurity, "rendezvous: rank " + std::to_string(rank) + " offered " +
-                                        size_text(descriptor) + " in " +
-                                        std::to_string(descriptor.chunks) + " chunks from byte " +
-                                        std::to_string(descriptor.start) + " on, which cannot be");
+  throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " offered ", size_text(descriptor),
+              " in ", descriptor.chunks, " chunks from byte ", descriptor.start,
+              " on, which cannot be");
 }
 
 }  // namespace
@@ -77,8 +76,7 @@ SegmentDescriptor SegmentDescriptor::decode(std::span<const std::uint8_t> bytes,
   const auto code = reader.integer<std::uint32_t>();
   const std::string text = reader.text(kMaxErrorText);
   if (!reader.finished() || magic != kDescriptorMagic) {
-    throw Error(ErrorCode::kSecurity,
-                "rendezvous: rank " + std::to_string(rank) + " sent a malformed descriptor");
+    throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " sent a malformed descriptor");
   }
   if (code != kNoError) {
     const auto last = static_cast<std::uint32_t>(ErrorCode::kSecurity);
@@ -89,8 +87,7 @@ SegmentDescriptor SegmentDescriptor::decode(std::span<const std::uint8_t> bytes,
 
 void SegmentDescriptor::throw_if_failed(int rank) const {
   if (!error) return;
-  throw Error(error->code(),
-              "rendezvous: rank " + std::to_string(rank) + " failed: " + error->what());
+  throw Error(error->code(), "rendezvous: rank ", rank, " failed: ", error->what());
 }
 
 void check_descriptors(std::span<const SegmentDescriptor> descriptors) {
@@ -106,14 +103,13 @@ void check_descriptors(std::span<const SegmentDescriptor> descriptors) {
     const SegmentDescriptor& first = descriptors[0];
     const SegmentDescriptor& other = descriptors[rank];
     if (other.device != first.device) {
-      throw Error(ErrorCode::kMismatch, "rendezvous: rank 0 and rank " + std::to_string(rank) +
-                                            " brought memory of different devices");
+      throw Error(ErrorCode::kMismatch, "rendezvous: rank 0 and rank ", rank,
+                  " brought memory of different devices");
     }
     if (user_buffer ? other.bytes != first.bytes : other.mapped_bytes != first.mapped_bytes) {
       throw Error(ErrorCode::kMismatch,
-                  "rendezvous: every rank must bring a segment of the same size; rank 0 brought " +
-                      size_text(first) + ", rank " + std::to_string(rank) + " brought " +
-                      size_text(other));
+                  "rendezvous: every rank must bring a segment of the same size; rank 0 brought ",
+                  size_text(first), ", rank ", rank, " brought ", size_text(other));
     }
   }
 }

@@ -81,10 +81,8 @@ void SegmentRendezvous::receive(std::size_t chunk,
     ChunkedMemory& memory = memories_[rank];
     const std::uint64_t bytes = descriptors[rank].chunk_bytes;
     if (bytes > descriptors_[rank].mapped_bytes - memory.bytes()) {
-      throw Error(ErrorCode::kSecurity, "rendezvous: rank " + std::to_string(rank) +
-                                            " sent more memory than the " +
-                                            std::to_string(descriptors_[rank].mapped_bytes) +
-                                            " bytes that it has described");
+      throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " sent more memory than the ",
+                  descriptors_[rank].mapped_bytes, " bytes that it has described");
     }
     memory.chunks.push_back(runtime_.import_memory(
         handle_of(kind, descriptors[rank].handles, std::move(received[rank].descriptor)), bytes));
@@ -94,10 +92,8 @@ void SegmentRendezvous::receive(std::size_t chunk,
 void SegmentRendezvous::check_complete() const {
   for (std::size_t rank = 0; rank < memories_.size(); ++rank) {
     if (memories_[rank].bytes() == descriptors_[rank].mapped_bytes) continue;
-    throw Error(ErrorCode::kSecurity, "rendezvous: rank " + std::to_string(rank) + " described " +
-                                          std::to_string(descriptors_[rank].mapped_bytes) +
-                                          " bytes and sent " +
-                                          std::to_string(memories_[rank].bytes()));
+    throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " described ",
+                descriptors_[rank].mapped_bytes, " bytes and sent ", memories_[rank].bytes());
   }
 }
 
