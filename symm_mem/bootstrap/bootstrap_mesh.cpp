@@ -4,12 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <mutex>
 #include <optional>
-#include <set>
-#include <string>
 #include <utility>
 
 #include "kernels/core/error.hpp"
@@ -17,14 +12,9 @@
 #include "symm_mem/bootstrap/frame_queues.hpp"
 #include "symm_mem/bootstrap/peer_connector.hpp"
 #include "symm_mem/bootstrap/peer_exchange.hpp"
-#include "symm_mem/bootstrap/peer_frame.hpp"
-#include "symm_mem/bootstrap/peer_record.hpp"
 #include "symm_mem/bootstrap/private_directory.hpp"
-#include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/bootstrap/unix_socket.hpp"
 #include "symm_mem/process/deadline.hpp"
-#include "symm_mem/process/fork_guard.hpp"
-#include "symm_mem/process/guarded_descriptor.hpp"
 
 namespace symm {
 namespace {
@@ -36,159 +26,6 @@ constexpr int kMaxLastLooks = 32;
 
 std::string store_key(int rank) { return "symm/peer/" + std::to_string(rank); }
 
-class SocketMesh final : public BootstrapMesh {
- public:
-  SocketMesh(const BootstrapMeshConfig& config, const std::vector<PeerRecord>& records,
-             std::vector<GuardedDescriptor> sockets)
-      : prefix_(mesh_prefix(config.group_name, config.rank)),
-        rank_(config.rank),
-        sockets_(std::move(sockets)),
-        hung_up_(records.size()),
-        generation_(fork_generation()) {
-    for (const PeerRecord& record : records) {
-      peers_.push_back({record.pid, record.payload});
-      pids_.push_back(record.pid);
-    }
-    for (const GuardedDescriptor& socket : sockets_) socket_numbers_.push_back(socket.get());
-    queues_.emplace(prefix_, socket_numbers_, pids_);
-  }
-
-  int rank() const override { return rank_; }
-  int world_size() const override { return static_cast<int>(peers_.size()); }
-  const PeerInfo& peer(int rank) const override { return peers_[checked(rank)]; }
-
-  bool hung_up(int peer) override {
-    std::atomic<bool>& remembered = hung_up_[checked(peer)];
-    if (remembered.load(std::memory_order_relaxed)) return true;
-    const int socket = sockets_[static_cast<std::size_t>(peer)].get();
-    if (socket < 0 || !is_hung_up(socket)) return false;
-    remembered.store(true, std::memory_order_relaxed);
-    return true;
-  }
-
-  std::vector<Received> exchange(FramePosition sequence, std::span<const std::uint8_t> message,
-                                 int descriptor, std::chrono::milliseconds timeout,
-                                 const std::function<bool()>& give_up) override {
-    check_process();
-    check_size(message.size());
-    std::string& failure = state(sequence.stream).failure;
-    if (!failure.empty()) {
-      throw Error(ErrorCode::kAborted, prefix_, "an earlier exchange failed: ", failure);
-    }
-    ExchangeRound round;
-    round.prefix = prefix_;
-    round.sockets = socket_numbers_;
-    round.rank = rank_;
-    round.sequence = sequence;
-    round.message = message;
-    round.descriptor = descriptor;
-    try {
-      return run_exchange(round, *queues_, Deadline(timeout), give_up);
-    } catch (const Error& error) {
-      if (breaks_mesh(error.code())) failure = error.what();
-      throw;
-    }
-  }
-
-  void post(FramePosition topic, std::span<const std::uint8_t> message, int descriptor) override {
-    check_process();
-    check_size(message.size());
-    {
-      const std::lock_guard<std::mutex> lock(posted_mutex_);
-      if (!state(topic.stream).posted.insert(topic.number).second) {
-        throw Error(ErrorCode::kInvalidArgument, prefix_, "topic ", topic.number,
-                    " has been posted already");
-      }
-    }
-    const std::vector<std::uint8_t> frame =
-        encode_exchange(topic, descriptor >= 0, message, FrameKind::kPost);
-    for (int peer = 0; peer < world_size(); ++peer) {
-      if (peer == rank_) continue;
-      const int socket = socket_numbers_[static_cast<std::size_t>(peer)];
-      // A peer that has gone is noticed by those who wait for it.
-      if (send_frame(socket, frame, descriptor) == SocketStatus::kWouldBlock) {
-        throw Error(ErrorCode::kSystem, prefix_, "posting ", frame.size(),
-                    " bytes failed: the socket to rank ", peer, " is full");
-      }
-    }
-  }
-
-  Received take(int peer, FramePosition topic, std::chrono::milliseconds timeout,
-                const std::function<bool()>& give_up) override {
-    check_process();
-    const std::size_t from = checked(peer);
-    if (peer == rank_) {
-      throw Error(ErrorCode::kInvalidArgument, prefix_, "a rank cannot take its own post");
-    }
-    const std::string name = "rank " + std::to_string(peer);
-    const Deadline deadline(timeout);
-    for (;;) {
-      if (std::optional<PeerFrame> frame = queues_->next_post(from, topic)) {
-        if (frame->problem.empty()) return std::move(frame->content);
-        throw Error(frame->problem_code, prefix_, name, " sent ", frame->problem);
-      }
-      if (give_up && give_up()) {
-        throw Error(ErrorCode::kAborted, prefix_, "aborted while waiting for ", name);
-      }
-      if (deadline.passed()) {
-        throw Error(ErrorCode::kTimeout, prefix_, name, " has posted nothing under topic ",
-                    topic.number, " in time");
-      }
-      pollfd entry{socket_numbers_[from], POLLIN, 0};
-      ::poll(&entry, 1, deadline.poll_slice(kMeshPollPeriod));
-    }
-  }
-
-  void restart(FramePosition first) override {
-    Stream& stream = state(first.stream);
-    stream.failure.clear();
-    queues_->drop_before(first);
-    const std::lock_guard<std::mutex> lock(posted_mutex_);
-    stream.posted.erase(stream.posted.begin(), stream.posted.lower_bound(first.number));
-  }
-
-  std::span<const int> socket_numbers() const { return socket_numbers_; }
-
- private:
-  struct Stream {
-    std::string failure;             // of the first exchange that left frames behind
-    std::set<std::uint64_t> posted;  // topics
-  };
-
-  Stream& state(FrameStream stream) { return streams_[static_cast<std::size_t>(stream)]; }
-  std::size_t checked(int rank) const {
-    if (rank < 0 || rank >= world_size()) {
-      throw Error(ErrorCode::kInvalidArgument, prefix_, "peer must be in [0, ", world_size(),
-                  "), got ", rank);
-    }
-    return static_cast<std::size_t>(rank);
-  }
-
-  void check_process() const {
-    if (generation_ == fork_generation()) return;
-    throw Error(ErrorCode::kInvalidArgument, prefix_,
-                "a forked child cannot use its parent's group; make a new one");
-  }
-
-  void check_size(std::size_t message_bytes) const {
-    if (message_bytes <= ExchangeFrame::kMaxMessage) return;
-    throw Error(ErrorCode::kInvalidArgument, prefix_, "a message has at most ",
-                ExchangeFrame::kMaxMessage, " bytes, got ", message_bytes);
-  }
-
-  std::string prefix_;
-  int rank_;
-  std::vector<PeerInfo> peers_;
-  std::vector<std::int64_t> pids_;
-  std::vector<GuardedDescriptor> sockets_;  // by rank; invalid for this one
-  std::vector<int> socket_numbers_;
-  std::optional<FrameQueues> queues_;  // reads from socket_numbers_
-  std::array<Stream, kFrameStreams> streams_;
-  std::mutex posted_mutex_;
-  std::vector<std::atomic<bool>> hung_up_;
-  std::uint32_t generation_;
-};
-
 void check_config(const BootstrapMeshConfig& config) {
   const std::string prefix = mesh_prefix(config.group_name, config.rank);
   if (config.world_size < 1 || config.world_size > kMaxRanks) {
@@ -199,24 +36,22 @@ void check_config(const BootstrapMeshConfig& config) {
     throw Error(ErrorCode::kInvalidArgument, prefix, "rank must be in [0, ", config.world_size,
                 ")");
   }
-  if (config.payload.size() > BootstrapMesh::kMaxPayload) {
+  if (config.payload.size() > PeerRecord::kMaxPayload) {
     throw Error(ErrorCode::kInvalidArgument, prefix, "payload must have at most ",
-                BootstrapMesh::kMaxPayload, " bytes, got ", config.payload.size());
+                PeerRecord::kMaxPayload, " bytes, got ", config.payload.size());
   }
 }
 
 PeerRecord own_record(const BootstrapMeshConfig& config, const std::string& socket_path) {
-  PeerRecord record;
-  record.rank = static_cast<std::uint32_t>(config.rank);
-  record.world_size = static_cast<std::uint32_t>(config.world_size);
-  record.pid = ::getpid();
-  record.uid = ::geteuid();
-  record.mount_namespace = mount_namespace_id();
-  record.nonce = random_nonce();
-  record.boot_id = host_boot_id();
-  record.socket_path = socket_path;
-  record.payload = config.payload;
-  return record;
+  return {.rank = static_cast<std::uint32_t>(config.rank),
+          .world_size = static_cast<std::uint32_t>(config.world_size),
+          .pid = ::getpid(),
+          .uid = ::geteuid(),
+          .mount_namespace = mount_namespace_id(),
+          .nonce = random_nonce(),
+          .boot_id = host_boot_id(),
+          .socket_path = socket_path,
+          .payload = config.payload};
 }
 
 // Empty when the rank has published nothing in time.
@@ -272,28 +107,45 @@ void check_one_host(const std::string& prefix, const std::vector<PeerRecord>& re
     const std::string& other = records[rank].boot_id;
     // Where a boot id is unknown the connection itself is the proof.
     if (first.empty() || other.empty() || first == other) continue;
-    std::string text = prefix + "rank " + std::to_string(rank);
-    text += " runs on another host than rank 0 (boot ids " + other;
-    text += " and " + first;
-    text += "); groups that span hosts are not supported yet";
-    throw Error(ErrorCode::kUnsupported, text);
+    throw Error(ErrorCode::kUnsupported, prefix, "rank ", rank,
+                " runs on another host than rank 0 (boot ids ", other, " and ", first,
+                "); groups that span hosts are not supported yet");
   }
 }
 
 void check_one_user(const std::string& prefix, const std::vector<PeerRecord>& records) {
   for (std::size_t rank = 1; rank < records.size(); ++rank) {
     if (records[rank].uid == records[0].uid) continue;
-    std::string text = prefix + "all ranks of a host must run as one user; rank ";
-    text += std::to_string(rank) + " runs as user ";
-    text += std::to_string(records[rank].uid) + ", rank 0 as user ";
-    text += std::to_string(records[0].uid);
-    throw Error(ErrorCode::kSecurity, text);
+    throw Error(ErrorCode::kSecurity, prefix, "all ranks of a host must run as one user; rank ",
+                rank, " runs as user ", records[rank].uid, ", rank 0 as user ", records[0].uid);
   }
 }
 
-// The socket and its directory are gone when this returns or throws.
-std::unique_ptr<SocketMesh> connect_sockets(KeyValueStore& store, const BootstrapMeshConfig& config,
-                                            const Deadline& deadline) {
+}  // namespace
+
+BootstrapMesh::BootstrapMesh(const BootstrapMeshConfig& config, std::vector<PeerRecord> peers,
+                             std::vector<GuardedDescriptor> sockets)
+    : prefix_(mesh_prefix(config.group_name, config.rank)),
+      rank_(config.rank),
+      peers_(std::move(peers)),
+      sockets_(std::move(sockets)),
+      queues_(std::make_unique<FrameQueues>(prefix_, sockets_, peers_)),
+      hung_up_(peers_.size()) {}
+
+BootstrapMesh::~BootstrapMesh() = default;
+
+std::unique_ptr<BootstrapMesh> BootstrapMesh::connect(KeyValueStore& store,
+                                                      const BootstrapMeshConfig& config) {
+  check_config(config);
+  std::unique_ptr<BootstrapMesh> mesh;
+  if (config.world_size == 1) {
+    PeerRecord alone;
+    alone.pid = ::getpid();
+    alone.payload = config.payload;
+    mesh.reset(new BootstrapMesh(config, {alone}, std::vector<GuardedDescriptor>(1)));
+    return mesh;
+  }
+  const Deadline deadline(config.timeout);
   const std::string prefix = mesh_prefix(config.group_name, config.rank);
   const PrivateDirectory directory;
   GuardedDescriptor listener = listen_on(directory.socket_path(), kMaxRanks);
@@ -309,38 +161,128 @@ std::unique_ptr<SocketMesh> connect_sockets(KeyValueStore& store, const Bootstra
   PeerConnector connector(prefix, config.rank, records, std::move(listener), std::move(reread));
   try {
     connector.run(deadline);
-  } catch (const Error& error) {
-    std::vector<int> open;
-    for (const GuardedDescriptor& socket : connector.sockets()) open.push_back(socket.get());
-    say_goodbye(prefix, open, error);
-    throw;
-  }
-  return std::make_unique<SocketMesh>(config, records, std::move(connector.sockets()));
-}
-
-}  // namespace
-
-std::unique_ptr<BootstrapMesh> BootstrapMesh::connect(KeyValueStore& store,
-                                                      const BootstrapMeshConfig& config) {
-  check_config(config);
-  if (config.world_size == 1) {
-    PeerRecord alone;
-    alone.pid = ::getpid();
-    alone.payload = config.payload;
-    return std::make_unique<SocketMesh>(config, std::vector<PeerRecord>{alone},
-                                        std::vector<GuardedDescriptor>(1));
-  }
-  const Deadline deadline(config.timeout);
-  std::unique_ptr<SocketMesh> mesh = connect_sockets(store, config, deadline);
-  // No rank returns before all ranks are connected.
-  const std::vector<std::uint8_t> ready = {1};
-  try {
+    mesh.reset(new BootstrapMesh(config, std::move(records), std::move(connector.sockets())));
+    // No rank returns before all ranks are connected.
+    const std::vector<std::uint8_t> ready = {1};
     mesh->exchange(kSetupSequence, ready, -1, deadline.remaining(), nullptr);
   } catch (const Error& error) {
-    say_goodbye(mesh_prefix(config.group_name, config.rank), mesh->socket_numbers(), error);
+    say_goodbye(prefix, mesh ? mesh->sockets_ : connector.sockets(), error);
     throw;
   }
   return mesh;
+}
+
+bool BootstrapMesh::hung_up(int peer) {
+  std::atomic<bool>& remembered = hung_up_[checked(peer)];
+  if (remembered.load(std::memory_order_relaxed)) return true;
+  const int socket = sockets_[static_cast<std::size_t>(peer)].get();
+  if (socket < 0 || !is_hung_up(socket)) return false;
+  remembered.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+std::vector<BootstrapMesh::Received> BootstrapMesh::exchange(FramePosition sequence,
+                                                             std::span<const std::uint8_t> message,
+                                                             int descriptor,
+                                                             std::chrono::milliseconds timeout,
+                                                             const std::function<bool()>& give_up) {
+  check_process();
+  check_size(message.size());
+  std::string& failure = state(sequence.stream).failure;
+  if (!failure.empty()) {
+    throw Error(ErrorCode::kAborted, prefix_, "an earlier exchange failed: ", failure);
+  }
+  try {
+    return run_exchange({.prefix = prefix_,
+                         .sockets = sockets_,
+                         .rank = rank_,
+                         .sequence = sequence,
+                         .message = message,
+                         .descriptor = descriptor},
+                        *queues_, Deadline(timeout), give_up);
+  } catch (const Error& error) {
+    if (breaks_mesh(error.code())) failure = error.what();
+    throw;
+  }
+}
+
+void BootstrapMesh::post(FramePosition topic, std::span<const std::uint8_t> message,
+                         int descriptor) {
+  check_process();
+  check_size(message.size());
+  {
+    const std::lock_guard<std::mutex> lock(posted_mutex_);
+    if (!state(topic.stream).posted.insert(topic.number).second) {
+      throw Error(ErrorCode::kInvalidArgument, prefix_, "topic ", topic.number,
+                  " has been posted already");
+    }
+  }
+  const std::vector<std::uint8_t> frame =
+      encode_exchange(topic, descriptor >= 0, message, FrameKind::kPost);
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer == rank_) continue;
+    const int socket = sockets_[static_cast<std::size_t>(peer)].get();
+    // A peer that has gone is noticed by those who wait for it.
+    if (send_frame(socket, frame, descriptor) == SocketStatus::kWouldBlock) {
+      throw Error(ErrorCode::kSystem, prefix_, "posting ", frame.size(),
+                  " bytes failed: the socket to rank ", peer, " is full");
+    }
+  }
+}
+
+BootstrapMesh::Received BootstrapMesh::take(int peer, FramePosition topic,
+                                            std::chrono::milliseconds timeout,
+                                            const std::function<bool()>& give_up) {
+  check_process();
+  const std::size_t from = checked(peer);
+  if (peer == rank_) {
+    throw Error(ErrorCode::kInvalidArgument, prefix_, "a rank cannot take its own post");
+  }
+  const std::string name = "rank " + std::to_string(peer);
+  const Deadline deadline(timeout);
+  for (;;) {
+    if (std::optional<PeerFrame> frame = queues_->next_post(from, topic)) {
+      if (frame->problem.empty()) return std::move(frame->content);
+      throw Error(frame->problem_code, prefix_, name, " sent ", frame->problem);
+    }
+    if (give_up && give_up()) {
+      throw Error(ErrorCode::kAborted, prefix_, "aborted while waiting for ", name);
+    }
+    if (deadline.passed()) {
+      throw Error(ErrorCode::kTimeout, prefix_, name, " has posted nothing under topic ",
+                  topic.number, " in time");
+    }
+    pollfd entry{sockets_[from].get(), POLLIN, 0};
+    ::poll(&entry, 1, deadline.poll_slice(kMeshPollPeriod));
+  }
+}
+
+void BootstrapMesh::restart(FramePosition first) {
+  Stream& stream = state(first.stream);
+  stream.failure.clear();
+  queues_->drop_before(first);
+  const std::lock_guard<std::mutex> lock(posted_mutex_);
+  stream.posted.erase(stream.posted.begin(), stream.posted.lower_bound(first.number));
+}
+
+std::size_t BootstrapMesh::checked(int rank) const {
+  if (rank < 0 || rank >= world_size()) {
+    throw Error(ErrorCode::kInvalidArgument, prefix_, "peer must be in [0, ", world_size(),
+                "), got ", rank);
+  }
+  return static_cast<std::size_t>(rank);
+}
+
+void BootstrapMesh::check_process() const {
+  if (generation_ == fork_generation()) return;
+  throw Error(ErrorCode::kInvalidArgument, prefix_,
+              "a forked child cannot use its parent's group; make a new one");
+}
+
+void BootstrapMesh::check_size(std::size_t message_bytes) const {
+  if (message_bytes <= ExchangeFrame::kMaxMessage) return;
+  throw Error(ErrorCode::kInvalidArgument, prefix_, "a message has at most ",
+              ExchangeFrame::kMaxMessage, " bytes, got ", message_bytes);
 }
 
 }  // namespace symm

@@ -16,32 +16,36 @@
 // that a child does not keep a dead parent's sockets open.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "symm_mem/bootstrap/peer_frame.hpp"
+#include "symm_mem/bootstrap/peer_record.hpp"
 #include "symm_mem/bootstrap/store.hpp"
 #include "symm_mem/process/file_descriptor.hpp"
+#include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/process/guarded_descriptor.hpp"
 
 namespace symm {
 
-struct PeerInfo {
-  std::int64_t pid = 0;  // as the peer sees itself; for messages only
-  std::vector<std::uint8_t> payload;
-};
+class FrameQueues;
 
 struct BootstrapMeshConfig {
   std::string group_name;  // for messages
   int rank = 0;            // group rank
   int world_size = 1;
   std::chrono::milliseconds timeout{0};  // whole set-up
-  // Opaque bytes that every rank learns of every other; at most kMaxPayload.
+  // Opaque bytes that every rank learns of every other; at most PeerRecord::kMaxPayload.
   std::vector<std::uint8_t> payload;
   // Whether ranks may have tried before under the same keys of the Store: what they left there is
   // then passed over. The price is that a rank which ends during set-up is missed only when the
@@ -51,24 +55,21 @@ struct BootstrapMeshConfig {
 
 class BootstrapMesh {
  public:
-  static constexpr std::size_t kMaxPayload = 64 * 1024;
-
   // Collective over the group. Throws Error: kTimeout naming the ranks that did not come,
   // kSecurity for a failed check, kUnsupported when a rank is on another host (naming the rank and
   // saying that groups over several hosts are not there yet), kSystem with errno's text.
   static std::unique_ptr<BootstrapMesh> connect(KeyValueStore& store,
                                                 const BootstrapMeshConfig& config);
 
-  virtual ~BootstrapMesh() = default;
-  BootstrapMesh(const BootstrapMesh&) = delete;
-  BootstrapMesh& operator=(const BootstrapMesh&) = delete;
+  ~BootstrapMesh();
 
-  virtual int rank() const = 0;
-  virtual int world_size() const = 0;
-  virtual const PeerInfo& peer(int rank) const = 0;
+  int rank() const { return rank_; }
+  int world_size() const { return static_cast<int>(peers_.size()); }
+  // What `rank` has published; of a group of one its pid and payload alone.
+  const PeerRecord& peer(int rank) const { return peers_[checked(rank)]; }
 
   // True once `peer`'s process has ended or closed its side. Local, does not block, remembers.
-  virtual bool hung_up(int peer) = 0;
+  bool hung_up(int peer);
 
   // Sends each rank `message` (at most 4 KiB, same size on every rank is not required) with an
   // optional descriptor and receives every other rank's. Collective: calls must be made in the
@@ -79,26 +80,45 @@ class BootstrapMesh {
     std::vector<std::uint8_t> message;
     FileDescriptor descriptor;  // invalid where none was sent
   };
-  virtual std::vector<Received> exchange(FramePosition sequence,
-                                         std::span<const std::uint8_t> message, int descriptor,
-                                         std::chrono::milliseconds timeout,
-                                         const std::function<bool()>& give_up) = 0;
+  std::vector<Received> exchange(FramePosition sequence, std::span<const std::uint8_t> message,
+                                 int descriptor, std::chrono::milliseconds timeout,
+                                 const std::function<bool()>& give_up);
 
   // Sends every peer `message` (as for exchange) under `topic`, to be taken when the peer wants it.
   // Local: waits for nobody. One post a topic and rank. Throws kInvalidArgument, kSystem.
-  virtual void post(FramePosition topic, std::span<const std::uint8_t> message, int descriptor) = 0;
+  void post(FramePosition topic, std::span<const std::uint8_t> message, int descriptor);
 
   // Waits for what `peer` posted under `topic`; each post can be taken once. Local to the two
   // ranks. `give_up` and errors as for exchange(); a peer that died after its post still counts.
-  virtual Received take(int peer, FramePosition topic, std::chrono::milliseconds timeout,
-                        const std::function<bool()>& give_up) = 0;
+  Received take(int peer, FramePosition topic, std::chrono::milliseconds timeout,
+                const std::function<bool()>& give_up);
 
   // Starts `first.stream` again at that number: forgets an exchange of it that failed, and drops
   // what peers have sent or will send under lower numbers. Local; not beside a call of this stream.
-  virtual void restart(FramePosition first) = 0;
+  void restart(FramePosition first);
 
- protected:
-  BootstrapMesh() = default;
+ private:
+  struct Stream {
+    std::string failure;             // of the first exchange that left frames behind
+    std::set<std::uint64_t> posted;  // topics
+  };
+
+  BootstrapMesh(const BootstrapMeshConfig& config, std::vector<PeerRecord> peers,
+                std::vector<GuardedDescriptor> sockets);
+  Stream& state(FrameStream stream) { return streams_[static_cast<std::size_t>(stream)]; }
+  std::size_t checked(int rank) const;
+  void check_process() const;
+  void check_size(std::size_t message_bytes) const;
+
+  const std::string prefix_;
+  const int rank_;
+  const std::vector<PeerRecord> peers_;
+  const std::vector<GuardedDescriptor> sockets_;  // by rank; invalid for this one
+  const std::unique_ptr<FrameQueues> queues_;     // reads from sockets_
+  std::array<Stream, kFrameStreams> streams_;
+  std::mutex posted_mutex_;
+  std::vector<std::atomic<bool>> hung_up_;
+  const std::uint32_t generation_ = fork_generation();
 };
 
 }  // namespace symm

@@ -7,9 +7,9 @@
 
 namespace symm {
 
-FrameQueues::FrameQueues(std::string prefix, std::span<const int> sockets,
-                         std::span<const std::int64_t> pids)
-    : prefix_(std::move(prefix)), sockets_(sockets), pids_(pids), peers_(sockets.size()) {}
+FrameQueues::FrameQueues(std::string prefix, std::span<const GuardedDescriptor> sockets,
+                         std::span<const PeerRecord> records)
+    : prefix_(std::move(prefix)), sockets_(sockets), records_(records), peers_(sockets.size()) {}
 
 std::optional<PeerFrame> FrameQueues::next_exchange(std::size_t peer, FrameStream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -65,7 +65,7 @@ void FrameQueues::read(std::size_t peer, const std::deque<PeerFrame>& waiting) {
   Peer& from = peers_[peer];
   const std::size_t before = waiting.size();
   while (waiting.size() == before && !from.closed && from.offence.empty()) {
-    ReceivedFrame received = receive_frame(sockets_[peer], ExchangeFrame::kMaxBytes);
+    ReceivedFrame received = receive_frame(sockets_[peer].get(), ExchangeFrame::kMaxBytes);
     if (received.status == SocketStatus::kWouldBlock) return;
     if (received.status == SocketStatus::kClosed) {
       from.closed = true;
@@ -81,10 +81,9 @@ void FrameQueues::sort(std::size_t peer, ReceivedFrame received) {
     frame = parse_exchange(received.bytes);
   }
   PeerFrame sorted;
-  if (!received.problem.empty()) {
-    sorted.problem = received.problem;
-    if (received.out_of_descriptors) sorted.problem_code = ErrorCode::kSystem;
-  } else if (!frame || frame->has_descriptor != received.descriptor.valid()) {
+  sorted.problem = received.problem;
+  if (received.out_of_descriptors) sorted.problem_code = ErrorCode::kSystem;
+  if (sorted.problem.empty() && (!frame || frame->has_descriptor != received.descriptor.valid())) {
     sorted.problem = "a malformed frame";
   }
   const FramePosition position = frame ? frame->position : FramePosition(0);
@@ -99,10 +98,10 @@ void FrameQueues::sort(std::size_t peer, ReceivedFrame received) {
   const auto same_topic = [&](const PeerFrame& post) { return post.number == sorted.number; };
   std::string& offence = peers_[peer].offence;
   if (waiting.size() == kMaxKept) {
-    offence = "more than " + std::to_string(kMaxKept) + " frames that nobody asked for";
+    offence = text_of("more than ", kMaxKept, " frames that nobody asked for");
   } else if (is_post && (to.taken.contains(sorted.number) ||
                          std::any_of(waiting.begin(), waiting.end(), same_topic))) {
-    offence = "two posts under topic " + std::to_string(sorted.number);
+    offence = text_of("two posts under topic ", sorted.number);
   } else {
     waiting.push_back(std::move(sorted));
   }
@@ -110,10 +109,11 @@ void FrameQueues::sort(std::size_t peer, ReceivedFrame received) {
 
 void FrameQueues::throw_if_over(std::size_t peer) const {
   const Peer& from = peers_[peer];
-  const std::string name = prefix_ + "rank " + std::to_string(peer);
+  const std::string name = text_of(prefix_, "rank ", peer);
   if (!from.offence.empty()) throw Error(ErrorCode::kSecurity, name, " sent ", from.offence);
   if (from.closed) {
-    throw Error(ErrorCode::kPeerLost, name, " (pid ", pids_[peer], ") ended or closed its group");
+    throw Error(ErrorCode::kPeerLost, name, " (pid ", records_[peer].pid,
+                ") ended or closed its group");
   }
 }
 

@@ -6,7 +6,7 @@
 // served from its own queue first. So none can use up what another waits for; a reader that sleeps
 // in poll() misses what another one sorted for it and must look again after a few milliseconds.
 //
-// Thread safe. The sockets are the mesh's and must outlive the queues. Never blocks.
+// Thread safe. Sockets and records are the mesh's and must outlive the queues. Never blocks.
 #pragma once
 
 #include <array>
@@ -39,8 +39,9 @@ class FrameQueues {
   // Of each kind, stream and peer; a peer that sends more unasked is refused.
   static constexpr std::size_t kMaxKept = 16;
 
-  // By rank; a socket is -1 for this rank. `pids` and `prefix` are for messages.
-  FrameQueues(std::string prefix, std::span<const int> sockets, std::span<const std::int64_t> pids);
+  // By rank; the socket of this rank is invalid. `prefix` and the peers' pids are for messages.
+  FrameQueues(std::string prefix, std::span<const GuardedDescriptor> sockets,
+              std::span<const PeerRecord> records);
 
   // The peer's next frame of an exchange in `stream` (malformed frames count as such in the
   // collectives'), empty where none has arrived. Throws Error: kPeerLost once the peer has closed
@@ -76,8 +77,8 @@ class FrameQueues {
   void throw_if_over(std::size_t peer) const;
 
   const std::string prefix_;
-  const std::span<const int> sockets_;
-  const std::span<const std::int64_t> pids_;
+  const std::span<const GuardedDescriptor> sockets_;
+  const std::span<const PeerRecord> records_;
   std::mutex mutex_;
   std::vector<Peer> peers_;
   std::array<std::uint64_t, kFrameStreams> first_{};  // lower numbers are dropped

@@ -12,13 +12,9 @@ namespace symm {
 
 Nonce random_nonce() {
   Nonce nonce{};
-  for (std::size_t done = 0; done < nonce.size();) {
-    const ssize_t got = ::getrandom(nonce.data() + done, nonce.size() - done, 0);
-    if (got > 0) {
-      done += static_cast<std::size_t>(got);
-    } else if (errno != EINTR) {
-      throw_system_error("getting 16 random bytes", errno);
-    }
+  // So few bytes come all at once.
+  while (::getrandom(nonce.data(), nonce.size(), 0) < 0) {
+    if (errno != EINTR) throw_system_error("getting 16 random bytes", errno);
   }
   return nonce;
 }

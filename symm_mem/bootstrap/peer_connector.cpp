@@ -7,13 +7,11 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
-#include <optional>
 #include <utility>
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/bootstrap/peer_exchange.hpp"
 #include "symm_mem/bootstrap/peer_frame.hpp"
-#include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/bootstrap/unix_socket.hpp"
 #include "symm_mem/process/system_error.hpp"
 
@@ -27,7 +25,18 @@ constexpr std::size_t kSpareStrangers = 32;
 constexpr int kMaxRefusalLines = 16;
 
 std::string peer_name(int peer, const PeerRecord& record) {
-  return "rank " + std::to_string(peer) + " (pid " + std::to_string(record.pid) + ")";
+  return text_of("rank ", peer, " (pid ", record.pid, ")");
+}
+
+struct Greeting {
+  SocketStatus status;
+  std::optional<HelloFrame> hello;  // empty where it is malformed
+};
+
+Greeting receive_greeting(const GuardedDescriptor& socket) {
+  const ReceivedFrame received = receive_frame(socket.get(), HelloFrame::kBytes);
+  if (!received.problem.empty() || received.descriptor.valid()) return {received.status, {}};
+  return {received.status, parse_hello(received.bytes)};
 }
 
 }  // namespace
@@ -106,11 +115,10 @@ void PeerConnector::accept_strangers() {
 
 // True when it need not be listened to any more: it is a peer now, was refused, or left.
 bool PeerConnector::hear_stranger(GuardedDescriptor& stranger) {
-  const ReceivedFrame received = receive_frame(stranger.get(), HelloFrame::kBytes);
-  if (received.status == SocketStatus::kWouldBlock) return false;
-  if (received.status == SocketStatus::kClosed) return true;  // a probe
-  const std::optional<HelloFrame> hello = parse_hello(received.bytes);
-  if (!received.problem.empty() || received.descriptor.valid() || !hello) {
+  const auto [status, hello] = receive_greeting(stranger);
+  if (status == SocketStatus::kWouldBlock) return false;
+  if (status == SocketStatus::kClosed) return true;  // a probe
+  if (!hello) {
     refuse_stranger("its greeting is malformed");
     return true;
   }
@@ -120,10 +128,8 @@ bool PeerConnector::hear_stranger(GuardedDescriptor& stranger) {
   }
   if (hello->rank <= static_cast<std::uint32_t>(rank_) ||
       hello->rank >= static_cast<std::uint32_t>(world_size_)) {
-    refuse_stranger("it names rank " + std::to_string(hello->rank) +
-                    ", which does not connect to "
-                    "rank " +
-                    std::to_string(rank_));
+    refuse_stranger(
+        text_of("it names rank ", hello->rank, ", which does not connect to rank ", rank_));
     return true;
   }
   const int peer = static_cast<int>(hello->rank);
@@ -132,7 +138,7 @@ bool PeerConnector::hear_stranger(GuardedDescriptor& stranger) {
     read_again(peer);
   }
   if (stage(peer) != Stage::kWaiting) {
-    refuse_stranger("rank " + std::to_string(peer) + " is connected already");
+    refuse_stranger(text_of("rank ", peer, " is connected already"));
     return true;
   }
   send_frame(stranger.get(), encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce}));
@@ -144,16 +150,14 @@ bool PeerConnector::hear_stranger(GuardedDescriptor& stranger) {
 void PeerConnector::hear_answers() {
   for (int peer = 0; peer < rank_; ++peer) {
     if (stage(peer) != Stage::kGreeted) continue;
-    const ReceivedFrame received = receive_frame(socket(peer).get(), HelloFrame::kBytes);
-    if (received.status == SocketStatus::kWouldBlock) continue;
-    if (received.status == SocketStatus::kClosed) {
+    const auto [status, answer] = receive_greeting(socket(peer));
+    if (status == SocketStatus::kWouldBlock) continue;
+    if (status == SocketStatus::kClosed) {
       if (expect_again(peer)) continue;
       throw Error(ErrorCode::kPeerLost, prefix_, names_of_the_lost(peer),
                   " ended during set-up, or refused this rank");
     }
-    const std::optional<HelloFrame> answer = parse_hello(received.bytes);
-    if (!received.problem.empty() || received.descriptor.valid() || !answer ||
-        answer->rank != static_cast<std::uint32_t>(peer) ||
+    if (!answer || answer->rank != static_cast<std::uint32_t>(peer) ||
         !same_nonce(answer->nonce, record(rank_).nonce)) {
       throw Error(ErrorCode::kSecurity, prefix_, "the process that listens for ",
                   peer_name(peer, record(peer)), " does not know this rank's nonce");

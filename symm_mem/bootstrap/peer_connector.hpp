@@ -13,7 +13,6 @@
 // failure: its record is read again until there is a new one, and only the deadline ends the wait.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>

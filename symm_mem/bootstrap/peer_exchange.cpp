@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "symm_mem/bootstrap/peer_frame.hpp"
-#include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/bootstrap/unix_socket.hpp"
 
 namespace symm {
@@ -38,13 +37,14 @@ class Exchange {
                                            const std::function<bool()>& give_up) {
     for (;;) {
       for (std::size_t peer = 0; peer < progress_.size(); ++peer) advance(peer);
-      if (finished()) break;
+      const std::vector<int> missing = unfinished();
+      if (missing.empty()) break;
       if (give_up && give_up()) {
         throw Error(ErrorCode::kAborted, round_.prefix, "aborted while waiting for ",
-                    rank_list(missing()));
+                    rank_list(missing));
       }
       if (deadline.passed()) {
-        throw Error(ErrorCode::kTimeout, round_.prefix, rank_list(missing()),
+        throw Error(ErrorCode::kTimeout, round_.prefix, rank_list(missing),
                     " did not take part in exchange ", round_.sequence.number, " in time");
       }
       wait(deadline.poll_slice(kMeshPollPeriod));
@@ -56,10 +56,10 @@ class Exchange {
  private:
   void advance(std::size_t peer) {
     PeerProgress& progress = progress_[peer];
-    const int socket = round_.sockets[peer];
     if (!progress.sent) {
       // To a closed socket counts as sent: what the peer said before it left is still to be read.
-      progress.sent = send_frame(socket, frame_, round_.descriptor) != SocketStatus::kWouldBlock;
+      progress.sent = send_frame(round_.sockets[peer].get(), frame_, round_.descriptor) !=
+                      SocketStatus::kWouldBlock;
     }
     if (progress.received) return;
     std::optional<PeerFrame> frame = queues_.next_exchange(peer, round_.sequence.stream);
@@ -69,13 +69,11 @@ class Exchange {
   }
 
   void take(std::size_t peer, PeerFrame frame) {
-    const std::string from = "rank " + std::to_string(peer) + " sent ";
     if (!frame.problem.empty()) {
-      note(frame.problem_code, from + frame.problem);
+      note(frame.problem_code, peer, frame.problem);
     } else if (frame.number != round_.sequence.number) {
-      note(ErrorCode::kMismatch, from + "exchange " + std::to_string(frame.number) +
-                                     ", this rank is at exchange " +
-                                     std::to_string(round_.sequence.number));
+      note(ErrorCode::kMismatch, peer, "exchange ", frame.number, ", this rank is at exchange ",
+           round_.sequence.number);
     } else {
       if (round_.sequence.number == kSetupSequence) {
         throw_if_goodbye(round_.prefix, static_cast<int>(peer), frame.content.message);
@@ -85,16 +83,12 @@ class Exchange {
   }
 
   // The first problem is the one that is thrown.
-  void note(ErrorCode code, const std::string& what) {
-    if (!problem_) problem_.emplace(code, round_.prefix + what);
+  template <typename... What>
+  void note(ErrorCode code, std::size_t peer, const What&... what) {
+    if (!problem_) problem_.emplace(code, round_.prefix, "rank ", peer, " sent ", what...);
   }
 
-  bool finished() const {
-    return std::all_of(progress_.begin(), progress_.end(),
-                       [](const PeerProgress& p) { return p.sent && p.received; });
-  }
-
-  std::vector<int> missing() const {
+  std::vector<int> unfinished() const {
     std::vector<int> ranks;
     for (std::size_t peer = 0; peer < progress_.size(); ++peer) {
       if (!progress_[peer].sent || !progress_[peer].received) {
@@ -111,7 +105,7 @@ class Exchange {
       const int events = (progress.sent ? 0 : POLLOUT) | (progress.received ? 0 : POLLIN);
       // A peer that is done may hang up without disturbing this round.
       if (events != 0) {
-        entries_.push_back({round_.sockets[peer], static_cast<short>(events), 0});
+        entries_.push_back({round_.sockets[peer].get(), static_cast<short>(events), 0});
       }
     }
     ::poll(entries_.data(), entries_.size(), milliseconds);
@@ -129,7 +123,13 @@ class Exchange {
 }  // namespace
 
 std::string mesh_prefix(const std::string& group_name, int rank) {
-  return "group '" + group_name + "', rank " + std::to_string(rank) + ": ";
+  return text_of("group '", group_name, "', rank ", rank, ": ");
+}
+
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += text_of(i == 0 ? " " : ", ", ranks[i]);
+  return text;
 }
 
 bool breaks_mesh(ErrorCode code) {
@@ -142,7 +142,7 @@ std::vector<BootstrapMesh::Received> run_exchange(const ExchangeRound& round, Fr
   return Exchange(round, queues).run(deadline, give_up);
 }
 
-void say_goodbye(const std::string& prefix, std::span<const int> sockets,
+void say_goodbye(const std::string& prefix, std::span<const GuardedDescriptor> sockets,
                  const Error& error) noexcept {
   try {
     std::vector<std::uint8_t> message = {0, static_cast<std::uint8_t>(error.code())};
@@ -151,8 +151,8 @@ void say_goodbye(const std::string& prefix, std::span<const int> sockets,
     text = text.substr(0, kMaxGoodbyeText);
     message.insert(message.end(), text.begin(), text.end());
     const std::vector<std::uint8_t> frame = encode_exchange(kSetupSequence, false, message);
-    for (const int socket : sockets) {
-      if (socket >= 0) send_frame(socket, frame);
+    for (const GuardedDescriptor& socket : sockets) {
+      if (socket.valid()) send_frame(socket.get(), frame);
     }
   } catch (const std::exception&) {
     // The sockets are about to close, which peers notice as well.

@@ -25,6 +25,8 @@ inline constexpr std::uint64_t kSetupSequence = ~std::uint64_t{0};
 
 // How error messages name the group: "group 'x', rank 1: ".
 std::string mesh_prefix(const std::string& group_name, int rank);
+// And ranks: "rank 3" or "ranks 1, 3".
+std::string rank_list(const std::vector<int>& ranks);
 
 // How long a wait sleeps at most before it looks again: whether to give up, and whether another
 // thread has read what it waits for.
@@ -34,8 +36,8 @@ inline constexpr std::chrono::milliseconds kMeshPollPeriod{5};
 bool breaks_mesh(ErrorCode code);
 
 struct ExchangeRound {
-  std::string prefix;            // of error messages
-  std::span<const int> sockets;  // by rank; -1 for this one
+  const std::string& prefix;                   // of error messages
+  std::span<const GuardedDescriptor> sockets;  // by rank; invalid for this one
   int rank = 0;
   FramePosition sequence = 0;
   std::span<const std::uint8_t> message;
@@ -49,9 +51,9 @@ std::vector<BootstrapMesh::Received> run_exchange(const ExchangeRound& round, Fr
                                                   const Deadline& deadline,
                                                   const std::function<bool()>& give_up);
 
-// Sends over every open socket (-1: none) that this rank's set-up failed, without `prefix`. Does
-// not block or throw.
-void say_goodbye(const std::string& prefix, std::span<const int> sockets,
+// Sends over every valid socket that this rank's set-up failed, without `prefix`. Does not block or
+// throw.
+void say_goodbye(const std::string& prefix, std::span<const GuardedDescriptor> sockets,
                  const Error& error) noexcept;
 
 // If `message` is a goodbye of `peer` throws what it says.

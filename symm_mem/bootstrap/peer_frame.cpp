@@ -1,7 +1,5 @@
 #include "symm_mem/bootstrap/peer_frame.hpp"
 
-#include <algorithm>
-
 #include "symm_mem/process/byte_codec.hpp"
 
 namespace symm {
@@ -13,31 +11,28 @@ constexpr std::uint32_t kExchangeMagic = 0x68637865;
 constexpr std::uint32_t kHasDescriptor = 1;
 constexpr std::uint32_t kIsPost = 2;
 
+template <typename Codec, typename Hello>
+void code_fields(Codec& codec, Hello& hello) {
+  codec.constant(kHelloMagic);
+  codec.constant(kHelloVersion);
+  codec.field(hello.rank);
+  codec.constant(0);
+  codec.field(hello.nonce);
+}
+
 }  // namespace
 
 std::vector<std::uint8_t> encode_hello(const HelloFrame& hello) {
   ByteWriter writer;
-  writer.integer(kHelloMagic);
-  writer.integer(kHelloVersion);
-  writer.integer(hello.rank);
-  writer.integer(std::uint32_t{0});
-  writer.raw(hello.nonce);
+  code_fields(writer, hello);
   return writer.take();
 }
 
 std::optional<HelloFrame> parse_hello(std::span<const std::uint8_t> bytes) {
   ByteReader reader(bytes);
-  const auto magic = reader.integer<std::uint32_t>();
-  const auto version = reader.integer<std::uint32_t>();
   HelloFrame hello;
-  hello.rank = reader.integer<std::uint32_t>();
-  const auto zero = reader.integer<std::uint32_t>();
-  const std::span<const std::uint8_t> nonce = reader.raw(kNonceBytes);
-  if (!reader.finished() || magic != kHelloMagic || version != kHelloVersion || zero != 0) {
-    return std::nullopt;
-  }
-  std::copy(nonce.begin(), nonce.end(), hello.nonce.begin());
-  return hello;
+  code_fields(reader, hello);
+  return reader.finished() ? std::optional(hello) : std::nullopt;
 }
 
 std::vector<std::uint8_t> encode_exchange(FramePosition position, bool has_descriptor,

@@ -20,6 +20,7 @@ struct PeerRecord {
   static constexpr std::uint32_t kMagic = 0x72647073;
   static constexpr std::uint32_t kVersion = 1;
   static constexpr std::size_t kMaxBootId = 64;
+  static constexpr std::size_t kMaxPayload = 64 * 1024;
   static constexpr std::size_t kMaxSocketPath = 107;  // what sockaddr_un holds, less its zero
 
   std::uint32_t rank = 0;

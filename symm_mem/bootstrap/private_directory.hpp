@@ -19,8 +19,6 @@ class PrivateDirectory {
   PrivateDirectory();
   // Removes the socket and the directory; does nothing in a forked child.
   ~PrivateDirectory();
-  PrivateDirectory(const PrivateDirectory&) = delete;
-  PrivateDirectory& operator=(const PrivateDirectory&) = delete;
 
   std::string socket_path() const;
 

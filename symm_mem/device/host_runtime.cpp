@@ -247,8 +247,7 @@ class HostRuntime final : public DeviceRuntime {
                     std::to_string(page_bytes()) + " bytes, got " + std::to_string(bytes));
     }
     check_import(descriptor->get(), bytes);
-    return std::make_shared<HostMemory>(GuardedDescriptor::from_user_buffer(std::move(*descriptor)),
-                                        bytes);
+    return std::make_shared<HostMemory>(GuardedDescriptor(std::move(*descriptor)), bytes);
   }
 
   std::shared_ptr<AddressRange> reserve(std::size_t bytes) override {

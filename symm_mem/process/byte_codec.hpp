@@ -1,12 +1,17 @@
 // Little-endian encoding of messages between ranks, and the bounded reader of messages of peers.
+// field() and constant() of both take the same arguments, so one template over the codec can list
+// the fields of a message for both directions.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -31,6 +36,22 @@ class ByteWriter {
   void sized(std::string_view text) {
     sized(std::span(reinterpret_cast<const std::uint8_t*>(text.data()), text.size()));
   }
+  template <std::integral T>
+  void field(T value) {
+    integer(static_cast<std::make_unsigned_t<T>>(value));
+  }
+  void field(bool value) { integer(std::uint32_t{value}); }
+  template <std::size_t bytes>
+  void field(const std::array<std::uint8_t, bytes>& value) {
+    raw(value);
+  }
+  // A part that knows its own fields.
+  template <typename Part>
+  requires std::is_class_v<Part>
+  void field(const Part& part) { part.write(*this); }
+  // A text or bytes; the reader refuses more than its `limit`.
+  void field(const auto& value, std::size_t /*limit*/) { sized(value); }
+  void constant(std::uint32_t value) { integer(value); }
   std::vector<std::uint8_t> take() { return std::move(bytes_); }
 
  private:
@@ -69,6 +90,24 @@ class ByteReader {
     const std::span<const std::uint8_t> bytes = sized(limit);
     return std::string(bytes.begin(), bytes.end());
   }
+  template <std::integral T>
+  void field(T& value) {
+    value = static_cast<T>(integer<std::make_unsigned_t<T>>());
+  }
+  void field(bool& value) { value = integer<std::uint32_t>() == 1; }
+  template <std::size_t bytes>
+  void field(std::array<std::uint8_t, bytes>& value) {
+    std::ranges::copy(raw(bytes), value.begin());
+  }
+  template <typename Part>
+  requires std::is_class_v<Part>
+  void field(Part& part) { part = Part::read(*this); }
+  void field(auto& value, std::size_t limit) {
+    const std::span<const std::uint8_t> bytes = sized(limit);
+    value.assign(bytes.begin(), bytes.end());
+  }
+  // Anything else fails.
+  void constant(std::uint32_t expected) { failed_ |= integer<std::uint32_t>() != expected; }
   // True when every read fitted and nothing is left over.
   bool finished() const { return !failed_ && rest_.empty(); }
   bool failed() const { return failed_; }

@@ -16,8 +16,6 @@ class FileDescriptor {
     if (this != &other) reset(std::exchange(other.fd_, -1));
     return *this;
   }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
   ~FileDescriptor() { reset(); }
 
   int get() const { return fd_; }

@@ -29,10 +29,6 @@ Registry& registry() {
   return *instance;
 }
 
-void before_fork() { registry().mutex.lock(); }
-
-void after_fork_in_parent() { registry().mutex.unlock(); }
-
 // The child of a threaded process may only use what is async-signal-safe: no allocation here.
 void after_fork_in_child() {
   generation.fetch_add(1, std::memory_order_relaxed);
@@ -45,7 +41,8 @@ void after_fork_in_child() {
 // Runs when the library is loaded, before anything could have been registered.
 [[maybe_unused]] const bool handlers_installed = [] {
   registry();
-  return ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+  return ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
+                          after_fork_in_child) == 0;
 }();
 
 }  // namespace

@@ -29,9 +29,8 @@ class GuardedDescriptor {
     return result;
   }
 
-  static GuardedDescriptor from_user_buffer(FileDescriptor descriptor) {
-    return open([&] { return descriptor.release(); });
-  }
+  explicit GuardedDescriptor(FileDescriptor descriptor)
+      : GuardedDescriptor(open([&] { return descriptor.release(); })) {}
 
   GuardedDescriptor(GuardedDescriptor&& other) noexcept
       : fd_(std::exchange(other.fd_, -1)), generation_(other.generation_) {}
@@ -43,8 +42,6 @@ class GuardedDescriptor {
     }
     return *this;
   }
-  GuardedDescriptor(const GuardedDescriptor&) = delete;
-  GuardedDescriptor& operator=(const GuardedDescriptor&) = delete;
   ~GuardedDescriptor() { reset(); }
 
   // -1 in a forked child.

@@ -311,9 +311,9 @@ class FrameQueuesTest : public ::testing::Test {
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair.data()),
               0);
     far_.reset(pair[0]);
-    near_.reset(pair[1]);
-    sockets_ = {-1, near_.get()};
-    queues_.emplace("test: ", sockets_, pids_);
+    sockets_[1] = GuardedDescriptor::open([&] { return pair[1]; });
+    records_[1].pid = 4242;
+    queues_.emplace("test: ", sockets_, records_);
   }
   void send(const Bytes& frame) { ASSERT_EQ(send_frame(far_.get(), frame), SocketStatus::kDone); }
   void send_post(std::uint64_t topic) {
@@ -321,9 +321,8 @@ class FrameQueuesTest : public ::testing::Test {
   }
 
   FileDescriptor far_;
-  FileDescriptor near_;
-  std::vector<int> sockets_;
-  std::vector<std::int64_t> pids_ = {1, 4242};
+  std::vector<GuardedDescriptor> sockets_ = std::vector<GuardedDescriptor>(2);
+  std::vector<PeerRecord> records_ = std::vector<PeerRecord>(2);
   std::optional<FrameQueues> queues_;
 };
 

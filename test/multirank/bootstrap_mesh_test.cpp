@@ -144,7 +144,7 @@ TEST(BootstrapMesh, ConfigurationIsChecked) {
   refused(mesh_config(2, 2), "rank");
   refused(mesh_config(-1, 2), "rank");
   BootstrapMeshConfig config = mesh_config(0, 1);
-  config.payload.resize(BootstrapMesh::kMaxPayload + 1);
+  config.payload.resize(PeerRecord::kMaxPayload + 1);
   refused(config, "65537");
 }
 
@@ -166,11 +166,11 @@ TEST(BootstrapMesh, LargestPayloadAndMessage) {
   test::MemoryStore store;
   run_ranks(2, [&](int rank) {
     BootstrapMeshConfig config = mesh_config(rank, 2);
-    config.payload.assign(BootstrapMesh::kMaxPayload, static_cast<std::uint8_t>(rank + 1));
+    config.payload.assign(PeerRecord::kMaxPayload, static_cast<std::uint8_t>(rank + 1));
     const auto mesh = BootstrapMesh::connect(store, config);
     const int other = 1 - rank;
     EXPECT_EQ(mesh->peer(other).payload,
-              Bytes(BootstrapMesh::kMaxPayload, static_cast<std::uint8_t>(other + 1)));
+              Bytes(PeerRecord::kMaxPayload, static_cast<std::uint8_t>(other + 1)));
     const Bytes largest(4096, static_cast<std::uint8_t>(rank));
     const auto received = mesh->exchange(0, largest, -1, kMeshTimeout, nullptr);
     EXPECT_EQ(received[static_cast<std::size_t>(other)].message,

@@ -88,7 +88,7 @@ TEST(PeerRecord, HugeLengthsAreRefused) {
 
 TEST(PeerRecord, PayloadBound) {
   PeerRecord record = sample();
-  record.payload.assign(BootstrapMesh::kMaxPayload, 0xa5);
+  record.payload.assign(PeerRecord::kMaxPayload, 0xa5);
   EXPECT_EQ(parse_peer_record(encode_peer_record(record), kRank, kWorldSize).payload,
             record.payload);
   record.payload.push_back(0xa5);
