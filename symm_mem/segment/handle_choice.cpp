@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
-#include <utility>
 
 #include "kernels/core/error.hpp"
 
@@ -24,34 +22,40 @@ std::optional<std::size_t> first_that_asks(std::span<const HandleDescriptor> ran
   return first_rank(ranks, [=](const HandleDescriptor& o) { return o.preference == preference; });
 }
 
-std::string rank_text(std::size_t rank) { return "rank " + std::to_string(rank); }
-
-[[noreturn]] void refuse(const std::string& why) {
-  throw Error(ErrorCode::kUnsupported, "sharing memory between the ranks: ", why);
+template <typename... Why>
+[[noreturn]] void refuse(const Why&... why) {
+  throw Error(ErrorCode::kUnsupported, "sharing memory between the ranks: ", why...);
 }
 
 }  // namespace
 
-void HandleDescriptor::write(ByteWriter& writer) const {
-  writer.integer(static_cast<std::uint32_t>(preference));
-  writer.integer(static_cast<std::uint32_t>(has_descriptor));
+void write_fabric(ByteWriter& writer, const std::optional<FabricHandle>& fabric) {
   writer.sized(fabric ? std::span<const std::uint8_t>(fabric->bytes)
                       : std::span<const std::uint8_t>());
 }
 
+std::optional<FabricHandle> read_fabric(ByteReader& reader) {
+  const auto bytes = reader.sized(FabricHandle::kBytes);
+  if (bytes.size() != FabricHandle::kBytes) return std::nullopt;
+  FabricHandle fabric;
+  std::ranges::copy(bytes, fabric.bytes.begin());
+  return fabric;
+}
+
+void HandleDescriptor::write(ByteWriter& writer) const {
+  writer.integer(static_cast<std::uint32_t>(preference));
+  writer.field(has_descriptor);
+  write_fabric(writer, fabric);
+}
+
 HandleDescriptor HandleDescriptor::read(ByteReader& reader) {
   const auto preference = reader.integer<std::uint32_t>();
-  const auto has_descriptor = reader.integer<std::uint32_t>();
-  const auto fabric = reader.sized(FabricHandle::kBytes);
   HandleDescriptor handles;
-  if (preference > static_cast<std::uint32_t>(HandlePreference::kFabric)) return handles;
   handles.preference = static_cast<HandlePreference>(preference);
-  handles.has_descriptor = has_descriptor == 1;
-  if (fabric.size() == FabricHandle::kBytes) {
-    handles.fabric.emplace();
-    std::copy(fabric.begin(), fabric.end(), handles.fabric->bytes.begin());
-  }
-  return handles;
+  reader.field(handles.has_descriptor);
+  handles.fabric = read_fabric(reader);
+  return preference > static_cast<std::uint32_t>(HandlePreference::kFabric) ? HandleDescriptor()
+                                                                            : handles;
 }
 
 ExportedMemory export_by_every_kind(DeviceRuntime& runtime, const PhysicalMemory& memory) {
@@ -78,25 +82,26 @@ HandleKind choose_handle_kind(std::span<const HandleDescriptor> ranks) {
   const auto wants_posix = first_that_asks(ranks, HandlePreference::kPosix);
   if (wants_fabric && wants_posix) {
     throw Error(ErrorCode::kMismatch,
-                "SYMM_HANDLE_TYPE must ask for one kind of handle on every rank: it is fabric on ",
-                rank_text(*wants_fabric), " and posix on ", rank_text(*wants_posix));
+                "SYMM_HANDLE_TYPE must ask for one kind of handle on every rank: it is fabric on "
+                "rank ",
+                *wants_fabric, " and posix on rank ", *wants_posix);
   }
   const auto no_fabric = first_rank(ranks, [](const HandleDescriptor& o) { return !o.fabric; });
   const auto no_descriptor =
       first_rank(ranks, [](const HandleDescriptor& o) { return !o.has_descriptor; });
   if (wants_fabric) {
     if (!no_fabric) return HandleKind::kFabric;
-    refuse("SYMM_HANDLE_TYPE=fabric on " + rank_text(*wants_fabric) + ", but the memory of " +
-           rank_text(*no_fabric) + " has no fabric handle; use auto or posix");
+    refuse("SYMM_HANDLE_TYPE=fabric on rank ", *wants_fabric, ", but the memory of rank ",
+           *no_fabric, " has no fabric handle; use auto or posix");
   }
   if (!no_descriptor) return HandleKind::kDescriptor;
   if (wants_posix) {
-    refuse("SYMM_HANDLE_TYPE=posix on " + rank_text(*wants_posix) + ", but the memory of " +
-           rank_text(*no_descriptor) + " has no descriptor; use auto or fabric");
+    refuse("SYMM_HANDLE_TYPE=posix on rank ", *wants_posix, ", but the memory of rank ",
+           *no_descriptor, " has no descriptor; use auto or fabric");
   }
   if (!no_fabric) return HandleKind::kFabric;
-  refuse("the memory of " + rank_text(*no_descriptor) + " has no descriptor and that of " +
-         rank_text(*no_fabric) + " no fabric handle");
+  refuse("the memory of rank ", *no_descriptor, " has no descriptor and that of rank ", *no_fabric,
+         " no fabric handle");
 }
 
 MemoryHandle handle_of(HandleKind kind, const HandleDescriptor& handles,

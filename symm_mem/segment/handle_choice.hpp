@@ -23,6 +23,11 @@ struct HandleDescriptor {
   static HandleDescriptor read(ByteReader& reader);
 };
 
+// The part of a message that is empty where there is no handle.
+void write_fabric(ByteWriter& writer, const std::optional<FabricHandle>& fabric);
+// Hostile input: none where it is malformed.
+std::optional<FabricHandle> read_fabric(ByteReader& reader);
+
 struct ExportedMemory {
   HandleDescriptor handles;
   FileDescriptor descriptor;  // invalid where there is none

@@ -7,8 +7,6 @@
 // status exchange follows each step, so all ranks enter the next one or none does, and one rank's
 // failure makes every rank destroy what it has. Such a failure is no error of the rendezvous: the
 // ranks' reasons are kept, and raised by base().
-//
-// Never run on hardware: this is tested against a stand-in for the driver alone.
 #pragma once
 
 #include <array>

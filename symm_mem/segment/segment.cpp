@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "kernels/core/error.hpp"
@@ -13,13 +11,10 @@
 namespace symm {
 namespace {
 
-std::atomic<std::uint64_t>& mapping_counter() {
-  static std::atomic<std::uint64_t> made{0};
-  return made;
-}
+std::atomic<std::uint64_t> mapping_count{0};
 
 std::shared_ptr<Mapping> counted(std::shared_ptr<Mapping> mapping) {
-  mapping_counter().fetch_add(1, std::memory_order_relaxed);
+  mapping_count.fetch_add(1, std::memory_order_relaxed);
   return mapping;
 }
 
@@ -65,7 +60,7 @@ ViewLayout view_layout(const std::vector<ChunkedMemory>& memories, std::size_t g
 
 }  // namespace
 
-std::uint64_t mappings_made() { return mapping_counter().load(std::memory_order_relaxed); }
+std::uint64_t mappings_made() { return mapping_count.load(std::memory_order_relaxed); }
 
 LocalSegment::LocalSegment(DeviceRuntime& runtime, std::size_t bytes, ChunkedMemory memory)
     : runtime_(runtime), bytes_(bytes), memory_(std::move(memory)) {}
@@ -101,35 +96,29 @@ bool LocalSegment::contains(const void* pointer, std::size_t bytes) const {
   return bytes <= bytes_ - (address - start) && (!still_there_ || still_there_());
 }
 
-void Segment::map_peers() {
+Segment::Segment(std::shared_ptr<LocalSegment> local, int rank, std::vector<ChunkedMemory> memories)
+    : local_(std::move(local)),
+      rank_(rank),
+      memories_(std::move(memories)),
+      bases_(memories_.size(), local_->base()) {
   DeviceRuntime& runtime = local_->runtime();
-  for (std::size_t rank = 0; rank < bases_.size(); ++rank) {
-    if (rank == static_cast<std::size_t>(rank_)) continue;
-    const ChunkedMemory& memory = memories_[rank];
+  for (std::size_t peer = 0; peer < bases_.size(); ++peer) {
+    if (peer == static_cast<std::size_t>(rank)) continue;
+    const ChunkedMemory& memory = memories_[peer];
     if (memory.chunks.size() == 1) {
       mappings_.push_back(counted(runtime.map(memory.chunks.front())));
-      bases_[rank] = mappings_.back()->base() + memory.start;
+      bases_[peer] = mappings_.back()->base() + memory.start;
       continue;
     }
     const std::shared_ptr<AddressRange> range = runtime.reserve(memory.bytes());
     map_side_by_side(runtime, memory, range, 0, mappings_);
-    bases_[rank] = range->base() + memory.start;
+    bases_[peer] = range->base() + memory.start;
   }
-}
-
-std::shared_ptr<Segment> Segment::map(std::shared_ptr<LocalSegment> local, int rank,
-                                      std::vector<ChunkedMemory> memories) {
-  std::shared_ptr<Segment> segment(new Segment(std::move(local), rank));
-  segment->memories_ = std::move(memories);
-  segment->bases_.resize(segment->memories_.size());
-  segment->bases_[static_cast<std::size_t>(rank)] = segment->local_->base();
-  segment->map_peers();
-  return segment;
 }
 
 void Segment::set_multicast(Multicast multicast) {
   multicast_ = std::move(multicast);
-  if (multicast_.available()) mapping_counter().fetch_add(1, std::memory_order_relaxed);
+  if (multicast_.available()) mapping_count.fetch_add(1, std::memory_order_relaxed);
 }
 
 std::shared_ptr<Segment> Segment::rendezvous(BootstrapMesh& mesh,

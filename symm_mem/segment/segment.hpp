@@ -113,12 +113,8 @@ class Segment {
  private:
   friend class SegmentRendezvous;
   // Maps the peers' memory. Local.
-  static std::shared_ptr<Segment> map(std::shared_ptr<LocalSegment> local, int rank,
-                                      std::vector<ChunkedMemory> memories);
+  Segment(std::shared_ptr<LocalSegment> local, int rank, std::vector<ChunkedMemory> memories);
   void set_multicast(Multicast multicast);
-
-  Segment(std::shared_ptr<LocalSegment> local, int rank) : local_(std::move(local)), rank_(rank) {}
-  void map_peers();
 
   std::shared_ptr<LocalSegment> local_;
   int rank_;

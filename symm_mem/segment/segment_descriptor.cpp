@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
 #include <string_view>
 
 #include "symm_mem/process/byte_codec.hpp"
@@ -16,8 +15,7 @@ constexpr std::size_t kMaxErrorText = 1024;
 constexpr std::size_t kMaxDeviceName = 256;
 
 std::string size_text(const SegmentDescriptor& descriptor) {
-  return std::to_string(descriptor.bytes) + " bytes (" + std::to_string(descriptor.mapped_bytes) +
-         " mapped)";
+  return text_of(descriptor.bytes, " bytes (", descriptor.mapped_bytes, " mapped)");
 }
 
 // Of a rank's first descriptor. Each chunk's size is held against the sum as the chunks come.
@@ -36,46 +34,44 @@ void check_claims(const SegmentDescriptor& descriptor, std::size_t rank) {
               " on, which cannot be");
 }
 
+// `code` is that of the error, kNoError where there is none.
+template <typename Codec, typename Descriptor, typename Code, typename Text>
+void code_fields(Codec& codec, Descriptor& descriptor, Text& device_name, Code& code, Text& text) {
+  codec.constant(kDescriptorMagic);
+  codec.field(descriptor.protocol);
+  codec.field(descriptor.device);
+  codec.field(device_name, kMaxDeviceName);
+  codec.field(descriptor.bytes);
+  codec.field(descriptor.mapped_bytes);
+  codec.field(descriptor.user_buffer);
+  codec.field(descriptor.start);
+  codec.field(descriptor.chunks);
+  codec.field(descriptor.chunk_bytes);
+  codec.field(descriptor.handles);
+  codec.field(descriptor.multicast);
+  codec.field(code);
+  codec.field(text, kMaxErrorText);
+}
+
 }  // namespace
 
 std::vector<std::uint8_t> SegmentDescriptor::encode() const {
   ByteWriter writer;
-  writer.integer(kDescriptorMagic);
-  writer.integer(protocol);
-  writer.integer(device);
-  writer.sized(std::string_view(device_name).substr(0, kMaxDeviceName));
-  writer.integer(bytes);
-  writer.integer(mapped_bytes);
-  writer.integer(static_cast<std::uint32_t>(user_buffer));
-  writer.integer(start);
-  writer.integer(chunks);
-  writer.integer(chunk_bytes);
-  handles.write(writer);
-  multicast.write(writer);
-  writer.integer(error ? static_cast<std::uint32_t>(error->code()) : kNoError);
-  const std::string text = error ? error->what() : "";
-  writer.sized(std::string_view(text).substr(0, kMaxErrorText));
+  const std::uint32_t code = error ? static_cast<std::uint32_t>(error->code()) : kNoError;
+  const std::string_view name = std::string_view(device_name).substr(0, kMaxDeviceName);
+  const std::string_view text =
+      std::string_view(error ? error->what() : "").substr(0, kMaxErrorText);
+  code_fields(writer, *this, name, code, text);
   return writer.take();
 }
 
 SegmentDescriptor SegmentDescriptor::decode(std::span<const std::uint8_t> bytes, int rank) {
   ByteReader reader(bytes);
-  const auto magic = reader.integer<std::uint32_t>();
   SegmentDescriptor descriptor;
-  descriptor.protocol = reader.integer<std::uint32_t>();
-  descriptor.device = reader.integer<std::uint32_t>();
-  descriptor.device_name = reader.text(kMaxDeviceName);
-  descriptor.bytes = reader.integer<std::uint64_t>();
-  descriptor.mapped_bytes = reader.integer<std::uint64_t>();
-  descriptor.user_buffer = reader.integer<std::uint32_t>() != 0;
-  descriptor.start = reader.integer<std::uint64_t>();
-  descriptor.chunks = reader.integer<std::uint32_t>();
-  descriptor.chunk_bytes = reader.integer<std::uint64_t>();
-  descriptor.handles = HandleDescriptor::read(reader);
-  descriptor.multicast = MulticastCapability::read(reader);
-  const auto code = reader.integer<std::uint32_t>();
-  const std::string text = reader.text(kMaxErrorText);
-  if (!reader.finished() || magic != kDescriptorMagic) {
+  std::uint32_t code = kNoError;
+  std::string text;
+  code_fields(reader, descriptor, descriptor.device_name, code, text);
+  if (!reader.finished()) {
     throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " sent a malformed descriptor");
   }
   if (code != kNoError) {
@@ -85,15 +81,16 @@ SegmentDescriptor SegmentDescriptor::decode(std::span<const std::uint8_t> bytes,
   return descriptor;
 }
 
-void SegmentDescriptor::throw_if_failed(int rank) const {
-  if (!error) return;
-  throw Error(error->code(), "rendezvous: rank ", rank, " failed: ", error->what());
+void throw_first_failure(std::span<const SegmentDescriptor> descriptors) {
+  for (std::size_t rank = 0; rank < descriptors.size(); ++rank) {
+    const std::optional<Error>& error = descriptors[rank].error;
+    if (!error) continue;
+    throw Error(error->code(), "rendezvous: rank ", rank, " failed: ", error->what());
+  }
 }
 
 void check_descriptors(std::span<const SegmentDescriptor> descriptors) {
-  for (std::size_t rank = 0; rank < descriptors.size(); ++rank) {
-    descriptors[rank].throw_if_failed(static_cast<int>(rank));
-  }
+  throw_first_failure(descriptors);
   bool user_buffer = false;
   for (std::size_t rank = 0; rank < descriptors.size(); ++rank) {
     check_claims(descriptors[rank], rank);

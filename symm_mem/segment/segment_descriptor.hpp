@@ -43,10 +43,10 @@ struct SegmentDescriptor {
   std::vector<std::uint8_t> encode() const;
   // Hostile input from `rank`. Throws Error(kSecurity) that names it.
   static SegmentDescriptor decode(std::span<const std::uint8_t> bytes, int rank);
-
-  // Throws `rank`'s error where it has one, with its name.
-  void throw_if_failed(int rank) const;
 };
+
+// Throws the first rank's error, with its name, where one has failed. `descriptors` by rank.
+void throw_first_failure(std::span<const SegmentDescriptor> descriptors);
 
 // `descriptors` by rank, of the first round. Throws Error(kMismatch) where they do not fit
 // together, kSecurity for claims that no honest rank makes, or the first rank's error: the same on

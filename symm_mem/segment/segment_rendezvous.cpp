@@ -1,7 +1,6 @@
 #include "symm_mem/segment/segment_rendezvous.hpp"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "kernels/core/error.hpp"
@@ -125,9 +124,7 @@ std::optional<Error> SegmentRendezvous::carry(std::size_t chunk) {
   });
   if (own.error) throw Error(*own.error);
   if (failed) return failed;
-  for (std::size_t rank = 0; rank < descriptors.size(); ++rank) {
-    descriptors[rank].throw_if_failed(static_cast<int>(rank));
-  }
+  throw_first_failure(descriptors);
   return try_step([&] { receive(chunk, descriptors, std::move(received)); });
 }
 
@@ -135,15 +132,12 @@ std::optional<Error> SegmentRendezvous::carry(std::size_t chunk) {
 void SegmentRendezvous::exchange_status(const std::optional<Error>& own) {
   SegmentDescriptor status;
   status.error = own;
-  std::vector<BootstrapMesh::Received> received;
-  const std::optional<Error> late = try_step([&] { received = round_.exchange(status.encode()); });
+  std::vector<SegmentDescriptor> descriptors;
+  const std::optional<Error> late =
+      try_step([&] { descriptors = decode(status, round_.exchange(status.encode())); });
   if (own) throw Error(*own);
   if (late) throw Error(*late);
-  for (int rank = 0; rank < round_.world_size(); ++rank) {
-    if (rank == round_.rank()) continue;
-    SegmentDescriptor::decode(received[static_cast<std::size_t>(rank)].message, rank)
-        .throw_if_failed(rank);
-  }
+  throw_first_failure(descriptors);
 }
 
 Multicast SegmentRendezvous::agree_on_multicast() const {
@@ -167,7 +161,7 @@ std::shared_ptr<Segment> SegmentRendezvous::run(const std::function<void()>& pre
   if (!own) {
     own = try_step([&] {
       check_complete();
-      segment = Segment::map(local_, round_.rank(), std::move(memories_));
+      segment.reset(new Segment(local_, round_.rank(), std::move(memories_)));
       if (prepare) prepare();
     });
   }
