@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "symm_mem/c10d/errors.hpp"
-#include "symm_mem/device/relaxed_capture.hpp"
 
 namespace symm {
 

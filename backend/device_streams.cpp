@@ -6,7 +6,6 @@
 #include <thread>
 #include <utility>
 
-#include "symm_mem/device/relaxed_capture.hpp"
 #include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 

@@ -1,6 +1,5 @@
 #include <symm/SymmetricTensor.hpp>
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include "kernels/core/error.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/c10d/provider_registry.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 
@@ -17,11 +17,6 @@ namespace symm {
 namespace {
 
 namespace torch_memory = c10d::symmetric_memory;
-
-c10::Device with_index(c10::Device device) {
-  if (device.is_cpu() || device.has_index()) return device;
-  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
-}
 
 at::Tensor allocate_tensor(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::Device device) {
   const auto allocate = [&](c10::IntArrayRef shape) {

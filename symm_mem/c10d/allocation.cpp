@@ -13,7 +13,6 @@
 #include "kernels/core/platform.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/c10d/symmetric_memory.hpp"
-#include "symm_mem/device/relaxed_capture.hpp"
 #include "symm_mem/process/byte_codec.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 #include "symm_mem/segment/segment_rendezvous.hpp"

@@ -6,7 +6,6 @@
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/device/device_library.hpp"
-#include "symm_mem/device/relaxed_capture.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
@@ -23,6 +22,11 @@ DeviceRuntime& device_runtime(c10::Device device) {
   if (device.is_cpu()) return host_runtime();
   if (device.is_cuda()) return gpu_runtime(device);
   throw Error(ErrorCode::kUnsupported, "device: expected cpu or cuda, got ", device.str());
+}
+
+c10::Device with_index(c10::Device device) {
+  if (device.is_cpu() || device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 
 c10::Stream current_stream(c10::Device device) {

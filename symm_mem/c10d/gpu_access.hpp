@@ -1,6 +1,6 @@
 // The device library's runtime of a GPU that torch names, and torch's streams there.
 //
-// Device-generic: only what c10 descriptors for every kind of device, and the device library.
+// Device-generic: only what c10 has for every kind of device, and the device library.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,6 +23,9 @@ GpuRuntime& gpu_runtime(c10::Device device);
 
 // The host's runtime, or that of a GPU. Throws Error(kUnsupported) for any other device.
 DeviceRuntime& device_runtime(c10::Device device);
+
+// `device` with a number: that of the current device where it has none; the host has none.
+c10::Device with_index(c10::Device device);
 
 // This thread's current stream on `device`, a GPU.
 c10::Stream current_stream(c10::Device device);

@@ -20,23 +20,20 @@ const std::byte* start_of(const at::Tensor& tensor) {
 
 // The runtime that could find chunks; null for a device that has none or cannot be used.
 DeviceRuntime* runtime_of(const at::Tensor& tensor) {
-  if (!tensor.is_cuda() || tensor.layout() != at::kStrided || !tensor.has_storage()) return nullptr;
-  try {
-    return &device_runtime(tensor.device());
-  } catch (const Error&) {
-    return nullptr;
+  DeviceRuntime* runtime = nullptr;
+  if (tensor.is_cuda() && tensor.layout() == at::kStrided && tensor.has_storage()) {
+    try_step([&] { runtime = &device_runtime(tensor.device()); });
   }
+  return runtime;
 }
 
 // A device that cannot be asked has none. An error of one rank alone would leave the others
 // waiting.
 std::optional<ChunkedMemory> chunks_behind(DeviceRuntime& runtime, const std::byte* start,
                                            std::size_t bytes) {
-  try {
-    return runtime.find_chunks(start, bytes);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
+  std::optional<ChunkedMemory> found;
+  try_step([&] { found = runtime.find_chunks(start, bytes); });
+  return found;
 }
 
 }  // namespace

@@ -60,12 +60,8 @@ class AddressRange {
   virtual std::size_t bytes() const = 0;
 };
 
-class Mapping {
- public:
-  virtual ~Mapping() = default;
-  virtual std::byte* base() const = 0;
-  virtual std::size_t bytes() const = 0;
-};
+// Addresses at which all of a PhysicalMemory is visible.
+class Mapping : public AddressRange {};
 
 class DeviceRuntime {
  public:
@@ -103,6 +99,9 @@ class DeviceRuntime {
   virtual std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
                                           std::shared_ptr<AddressRange> range,
                                           std::size_t offset) = 0;
+  // For map_at(): throws Error(kInvalidArgument) for what it cannot do.
+  void check_place(const PhysicalMemory& memory, const AddressRange& range,
+                   std::size_t offset) const;
 
   // The chunks that back [data, data + bytes), memory of this device that another library has made
   // and mapped here; each of them can be exported, and stays what it is, wherever it is mapped, for
@@ -127,7 +126,8 @@ class DeviceRuntime {
 struct GpuIdentity {
   std::string name;  // "NVIDIA H100"
   std::array<std::uint8_t, 16> uuid{};
-  int index = 0;  // in this process
+  std::string uuid_text() const;  // "GPU-01234567-89ab-cdef-0123-456789abcdef"
+  int index = 0;                  // in this process
   int multiprocessors = 0;
   int architecture = 0;  // 90 for compute capability 9.0
 };
@@ -142,9 +142,7 @@ class GpuRuntime : public DeviceRuntime {
   // Error(kSystem) when it was and the capture has been invalidated.
   virtual std::uint64_t capture_id(StreamHandle stream) = 0;
 
-  // Lets this thread do what a graph capture in this or another thread else forbids it: asking an
-  // uncaptured event whether it is done, waiting for the device. Returns what to give back to
-  // restore_capture_mode(). Neither throws.
+  // For RelaxedCapture. Returns what to give back to restore_capture_mode(). Neither throws.
   virtual int relax_capture_mode() noexcept = 0;
   virtual void restore_capture_mode(int before) noexcept = 0;
 
@@ -156,6 +154,21 @@ class GpuRuntime : public DeviceRuntime {
 
   // As make_group_kernels(); takes one granule of device memory.
   virtual std::unique_ptr<SignalKernels> make_signal_kernels(const SignalKernelsConfig& config) = 0;
+};
+
+// While it lives this thread may do what a graph capture in this or another thread else forbids it:
+// asking an uncaptured event whether it is done, waiting for the device.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(GpuRuntime& runtime)
+      : runtime_(runtime), before_(runtime.relax_capture_mode()) {}
+  ~RelaxedCapture() { runtime_.restore_capture_mode(before_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  GpuRuntime& runtime_;
+  const int before_;
 };
 
 // The process's host runtime. Never fails.

@@ -1,8 +1,6 @@
 #include "symm_mem/device/gpu_device.hpp"
 
-#include <algorithm>
 #include <array>
-#include <cstddef>
 #include <cstring>
 
 #include "kernels/core/error.hpp"
@@ -11,22 +9,12 @@ namespace symm {
 namespace {
 
 std::string device_text(DeviceKind kind, int index) {
-  return std::string(device_kind_name(kind)) + ":" + std::to_string(index);
+  return text_of(device_kind_name(kind), ":", index);
 }
 
-[[noreturn]] void refuse(DeviceKind kind, int index, const std::string& why) {
-  throw Error(ErrorCode::kUnsupported, "symm cannot use ", device_text(kind, index), ": ", why);
-}
-
-std::string uuid_text(const std::array<std::uint8_t, 16>& uuid) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text = "GPU-";
-  for (std::size_t i = 0; i < uuid.size(); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += kDigits[uuid[i] >> 4];
-    text += kDigits[uuid[i] & 15];
-  }
-  return text;
+template <typename... Why>
+[[noreturn]] void refuse(DeviceKind kind, int index, const Why&... why) {
+  throw Error(ErrorCode::kUnsupported, "symm cannot use ", device_text(kind, index), ": ", why...);
 }
 
 }  // namespace
@@ -34,7 +22,7 @@ std::string uuid_text(const std::array<std::uint8_t, 16>& uuid) {
 GpuDevice::GpuDevice(DeviceKind kind, int index) : driver_(gpu_driver()) {
   const int count = gpu_count(driver_);
   if (index < 0 || index >= count) {
-    refuse(kind, index, "there is no such GPU; this process sees " + std::to_string(count));
+    refuse(kind, index, "there is no such GPU; this process sees ", count);
   }
   const std::string what = "looking at " + device_text(kind, index);
   driver_.check(driver_.device_get(&handle_, index), what);
@@ -50,16 +38,16 @@ GpuDevice::GpuDevice(DeviceKind kind, int index) : driver_(gpu_driver()) {
   identity_.multiprocessors = attribute(gpuAttributeMultiprocessors);
   identity_.architecture = 10 * attribute(gpuAttributeMajor) + attribute(gpuAttributeMinor);
   label_ =
-      identity_.name + " (" + device_text(kind, index) + ", " + uuid_text(identity_.uuid) + ")";
+      text_of(identity_.name, " (", device_text(kind, index), ", ", identity_.uuid_text(), ")");
   if (attribute(gpuAttributeVmm) == 0) {
-    refuse(kind, index, identity_.name + " has no virtual memory management");
+    refuse(kind, index, identity_.name, " has no virtual memory management");
   }
   if (const std::string why = gpu_memory_problem(handle_); !why.empty()) {
-    refuse(kind, index, identity_.name + ": " + why);
+    refuse(kind, index, identity_.name, ": ", why);
   }
   if (!has_descriptors() && !has_fabric_handles()) {
-    refuse(kind, index,
-           identity_.name + " can share memory neither by file descriptors nor by fabric handles");
+    refuse(kind, index, identity_.name,
+           " can share memory neither by file descriptors nor by fabric handles");
   }
   driver_.check(driver_.primary_context_retain(&context_, handle_),
                 "making the context of " + label_);
@@ -68,7 +56,7 @@ GpuDevice::GpuDevice(DeviceKind kind, int index) : driver_(gpu_driver()) {
 int GpuDevice::attribute(gpuDeviceAttribute which) const {
   int value = 0;
   driver_.check(driver_.device_get_attribute(&value, which, handle_),
-                "asking GPU " + std::to_string(identity_.index) + " what it can do");
+                text_of("asking GPU ", identity_.index, " what it can do"));
   return value;
 }
 

@@ -68,8 +68,6 @@ class GpuColdScope {
  public:
   explicit GpuColdScope(const GpuDevice& device);
   ~GpuColdScope();
-  GpuColdScope(const GpuColdScope&) = delete;
-  GpuColdScope& operator=(const GpuColdScope&) = delete;
 
  private:
   GpuScope scope_;

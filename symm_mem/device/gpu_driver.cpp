@@ -3,26 +3,28 @@
 #include <dlfcn.h>
 
 #include <mutex>
+#include <optional>
 
 #include "kernels/core/error.hpp"
 
 namespace symm {
 namespace {
 
-[[noreturn]] void refuse(const std::string& why) {
-  throw Error(ErrorCode::kUnsupported, "symm cannot use a GPU: ", why);
+template <typename... Why>
+[[noreturn]] void refuse(const Why&... why) {
+  throw Error(ErrorCode::kUnsupported, "symm cannot use a GPU: ", why...);
 }
 
 std::string version_text(int version) {
-  return std::string(kGpuVersionName) + " " + std::to_string(version / kGpuVersionMajor) + "." +
-         std::to_string(version % kGpuVersionMajor / kGpuVersionMinor);
+  return text_of(kGpuVersionName, " ", version / kGpuVersionMajor, ".",
+                 version % kGpuVersionMajor / kGpuVersionMinor);
 }
 
 template <typename Function>
 void resolve(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(library, name));
   if (function == nullptr) {
-    refuse(std::string(kGpuDriverFile) + " has no entry " + name + "; install a newer driver");
+    refuse(kGpuDriverFile, " has no entry ", name, "; install a newer driver");
   }
 }
 
@@ -37,17 +39,17 @@ void find_entries(void* library, GpuDriver& driver) {
   }
   int version = 0;
   if (driver.driver_get_version(&version) != gpuDriverSuccess) {
-    refuse(std::string(kGpuDriverName) + " does not tell its version");
+    refuse(kGpuDriverName, " does not tell its version");
   }
   if (!kGpuDriverServesOlderBuilds &&
       version / kGpuVersionMajor != kGpuDriverNeeded / kGpuVersionMajor) {
-    refuse(std::string(kGpuDriverName) + " serves " + version_text(version) +
-           ", and this build of symm is for " + version_text(kGpuDriverNeeded) +
+    refuse(kGpuDriverName, " serves ", version_text(version), ", and this build of symm is for ",
+           version_text(kGpuDriverNeeded),
            " and the minor versions that follow it; build it with the one of this machine");
   }
   if (version < kGpuDriverNeeded) {
-    refuse(std::string(kGpuDriverName) + " is too old: it serves " + version_text(version) +
-           ", this build of symm needs " + version_text(kGpuDriverNeeded) + " or newer");
+    refuse(kGpuDriverName, " is too old: it serves ", version_text(version),
+           ", this build of symm needs ", version_text(kGpuDriverNeeded), " or newer");
   }
   SYMM_GPU_DRIVER_ENTRIES(SYMM_RESOLVE)
 }
@@ -56,7 +58,7 @@ void find_entries(void* library, GpuDriver& driver) {
 #undef SYMM_TEXT
 
 [[noreturn]] void refuse_no_gpu() {
-  refuse(std::string("no GPU is visible to this process; see ") + kGpuVisibility +
+  refuse("no GPU is visible to this process; see ", kGpuVisibility,
          " and whether the device files are there");
 }
 
@@ -65,14 +67,14 @@ void open_driver(GpuDriver& driver) {
   void* const library = ::dlopen(kGpuDriverFile, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const reason = ::dlerror();
-    refuse(std::string(kGpuDriverName) + " is not installed: " + kGpuDriverFile +
-           " cannot be opened (" + (reason == nullptr ? "unknown reason" : reason) + ")");
+    refuse(kGpuDriverName, " is not installed: ", kGpuDriverFile, " cannot be opened (",
+           reason == nullptr ? "unknown reason" : reason, ")");
   }
   find_entries(library, driver);
   const gpuResult_t started = driver.init(0);
   if (started == gpuDriverNoDevice) refuse_no_gpu();
   if (started != gpuDriverSuccess) {
-    refuse(std::string(kGpuDriverName) + " does not start: " + driver.describe(started));
+    refuse(kGpuDriverName, " does not start: ", driver.describe(started));
   }
   if (gpu_count(driver) < 1) refuse_no_gpu();
 }
@@ -83,7 +85,7 @@ std::string GpuDriver::describe(gpuResult_t result) const {
   const char* name = nullptr;
   const char* text = nullptr;
   if (get_error_name(result, &name) != gpuDriverSuccess || name == nullptr) {
-    return "error " + std::to_string(static_cast<int>(result));
+    return text_of("error ", static_cast<int>(result));
   }
   if (get_error_string(result, &text) != gpuDriverSuccess || text == nullptr) return name;
   return std::string(name) + " (" + text + ")";
@@ -96,16 +98,14 @@ void GpuDriver::check(gpuResult_t result, const std::string& action) const {
 
 const GpuDriver& gpu_driver() {
   static std::mutex mutex;
-  static GpuDriver opened;
-  static bool usable = false;
+  static std::optional<GpuDriver> opened;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (!usable) {
+  if (!opened) {
     GpuDriver driver;
     open_driver(driver);
     opened = driver;
-    usable = true;
   }
-  return opened;
+  return *opened;
 }
 
 int gpu_count(const GpuDriver& driver) {

@@ -4,34 +4,11 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <utility>
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/process/system_error.hpp"
 
 namespace symm {
-
-namespace {
-
-FileDescriptor export_descriptor(const GpuDevice& device, gpuMemHandle_t memory,
-                                 const std::string& action) {
-  int fd = -1;
-  device.driver().check(device.driver().mem_export(&fd, memory, gpuMemHandlePosix, 0), action);
-  FileDescriptor exported(fd);
-  if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) throw_system_error(action, errno);
-  return exported;
-}
-
-FabricHandle export_fabric(const GpuDevice& device, gpuMemHandle_t memory,
-                           const std::string& action) {
-  static_assert(sizeof(gpuFabricHandle) == FabricHandle::kBytes);
-  FabricHandle exported;
-  device.driver().check(
-      device.driver().mem_export(exported.bytes.data(), memory, gpuMemHandleFabric, 0), action);
-  return exported;
-}
-
-}  // namespace
 
 gpuMemHandleType gpu_handle_types(HandleKinds kinds) {
   const int posix = kinds.descriptor ? static_cast<int>(gpuMemHandlePosix) : 0;
@@ -48,11 +25,20 @@ HandleKinds handle_kinds_of(gpuMemHandleType types) {
 MemoryHandle export_gpu_handle(const GpuDevice& device, gpuMemHandle_t memory, HandleKind kind,
                                const std::string& what) {
   const GpuColdScope scope(device);
-  const bool fabric = kind == HandleKind::kFabric;
-  const std::string action =
-      "exporting " + what + " of " + device.label() + (fabric ? " by a fabric handle" : "");
-  if (fabric) return export_fabric(device, memory, action);
-  return export_descriptor(device, memory, action);
+  const GpuDriver& driver = device.driver();
+  const std::string action = "exporting " + what + " of " + device.label();
+  if (kind == HandleKind::kFabric) {
+    static_assert(sizeof(gpuFabricHandle) == FabricHandle::kBytes);
+    FabricHandle fabric;
+    driver.check(driver.mem_export(fabric.bytes.data(), memory, gpuMemHandleFabric, 0),
+                 action + " by a fabric handle");
+    return fabric;
+  }
+  int fd = -1;
+  driver.check(driver.mem_export(&fd, memory, gpuMemHandlePosix, 0), action);
+  FileDescriptor exported(fd);
+  if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) throw_system_error(action, errno);
+  return exported;
 }
 
 gpuMemHandle_t import_gpu_handle(const GpuDevice& device, const MemoryHandle& handle) {

@@ -1,4 +1,4 @@
-// Owners of GPU memory and of the addresses it is seen at. gpu_runtime.cpp descriptors them.
+// Owners of GPU memory and of the addresses it is seen at. gpu_runtime.cpp hands them out.
 //
 // NOTE [Unmapping and spinning kernels]
 // Unmapping may wait for all kernels of the device, and a kernel of this group may be waiting for a
@@ -50,22 +50,27 @@ class GpuRange final : public AddressRange {
   std::byte* base_ = nullptr;
 };
 
-// Memory made visible at `place` for as long as this lives, for reading and writing by `device`.
-class GpuPlacement {
+// Memory made visible at a place of `range` for as long as this lives, for reading and writing by
+// `device`.
+class GpuMapping final : public Mapping {
  public:
   // Throws Error(kSystem) that names the GPU.
-  GpuPlacement(const GpuDevice& device, gpuMemHandle_t memory, std::size_t bytes,
-               std::shared_ptr<AddressRange> range, std::size_t offset, const std::string& whose);
-  ~GpuPlacement();
-  GpuPlacement(const GpuPlacement&) = delete;
-  GpuPlacement& operator=(const GpuPlacement&) = delete;
+  GpuMapping(const GpuDevice& device, gpuMemHandle_t memory, std::size_t bytes,
+             std::shared_ptr<AddressRange> range, std::size_t offset, const std::string& whose);
+  ~GpuMapping() override;
+  GpuMapping(const GpuMapping&) = delete;
+  GpuMapping& operator=(const GpuMapping&) = delete;
 
-  std::byte* base() const { return base_; }
+  std::byte* base() const override { return base_; }
+  std::size_t bytes() const override { return bytes_; }
+  // Keeps `memory`, which it shows, alive from now on.
+  void hold(std::shared_ptr<PhysicalMemory> memory) { memory_ = std::move(memory); }
 
  private:
   void unmap() noexcept;
 
   const GpuDevice& device_;
+  std::shared_ptr<PhysicalMemory> memory_;  // null until hold()
   std::shared_ptr<AddressRange> range_;
   std::byte* base_;
   std::size_t bytes_;
@@ -79,19 +84,17 @@ class GpuMemory final : public PhysicalMemory {
             std::string whose)
       : device_(device), handle_(handle), bytes_(bytes), kinds_(kinds), whose_(std::move(whose)) {}
   ~GpuMemory() override;
-  GpuMemory(const GpuMemory&) = delete;
-  GpuMemory& operator=(const GpuMemory&) = delete;
 
   std::size_t bytes() const override { return bytes_; }
   gpuMemHandle_t handle() const { return handle_; }
   HandleKinds kinds() const { return kinds_; }
 
-  std::unique_ptr<GpuPlacement> place(std::shared_ptr<AddressRange> range,
-                                      std::size_t offset) const;
+  // The caller says what keeps the memory alive.
+  std::unique_ptr<GpuMapping> map_at(std::shared_ptr<AddressRange> range, std::size_t offset) const;
 
-  // Keeps a placement for the first one who wants to map the memory.
-  void keep(std::unique_ptr<GpuPlacement> placement);
-  std::unique_ptr<GpuPlacement> take_kept();
+  // Keeps a mapping for the first one who wants to map the memory.
+  void keep(std::unique_ptr<GpuMapping> mapping);
+  std::unique_ptr<GpuMapping> take_kept();
 
  private:
   const GpuDevice& device_;
@@ -100,20 +103,7 @@ class GpuMemory final : public PhysicalMemory {
   HandleKinds kinds_;
   std::string whose_;
   std::mutex mutex_;
-  std::unique_ptr<GpuPlacement> kept_;
-};
-
-class GpuMapping final : public Mapping {
- public:
-  GpuMapping(std::shared_ptr<PhysicalMemory> memory, std::unique_ptr<GpuPlacement> placement)
-      : memory_(std::move(memory)), placement_(std::move(placement)) {}
-
-  std::byte* base() const override { return placement_->base(); }
-  std::size_t bytes() const override { return memory_->bytes(); }
-
- private:
-  std::shared_ptr<PhysicalMemory> memory_;
-  std::unique_ptr<GpuPlacement> placement_;  // goes before the memory does
+  std::unique_ptr<GpuMapping> kept_;
 };
 
 }  // namespace symm

@@ -1,8 +1,10 @@
-#include "symm_mem/device/gpu_runtime.hpp"
-
+// Symmetric memory on a GPU and the kernels that use it: what a device library exports.
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -11,6 +13,7 @@
 #include "kernels/gpu/launch/gpu_group_kernels.hpp"
 #include "kernels/gpu/launch/gpu_signal_kernels.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
+#include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/gpu_chunks.hpp"
 #include "symm_mem/device/gpu_device.hpp"
 #include "symm_mem/device/gpu_handles.hpp"
@@ -40,7 +43,7 @@ class VmmRuntime final : public GpuRuntime {
     driver_.check(driver_.mem_get_granularity(&granularity_, &properties, gpuMemGranularityMinimum),
                   what);
     driver_.check(driver_.stream_create(&stream_, gpuDriverStreamNonBlocking), what);
-    multicast_ = std::make_unique<GpuMulticast>(device_);
+    multicast_ = make_gpu_multicast(device_);
   }
 
   DeviceKind kind() const override { return kind_; }
@@ -59,13 +62,12 @@ class VmmRuntime final : public GpuRuntime {
     const Created created = create(rounded);
     auto memory =
         std::make_shared<GpuMemory>(device_, created.handle, rounded, created.kinds, "memory");
-    std::unique_ptr<GpuPlacement> placement = place(*memory);
-    const std::string what =
-        "clearing " + std::to_string(rounded) + " bytes of memory on " + device_.label();
-    driver_.check(driver_.memset_async(gpu_device_pointer(placement->base()), 0, rounded, stream_),
+    std::unique_ptr<GpuMapping> mapping = map_anywhere(*memory);
+    const std::string what = text_of("clearing ", rounded, " bytes of memory on ", device_.label());
+    driver_.check(driver_.memset_async(gpu_device_pointer(mapping->base()), 0, rounded, stream_),
                   what);
     driver_.check(driver_.stream_synchronize(stream_), what);
-    memory->keep(std::move(placement));
+    memory->keep(std::move(mapping));
     return memory;
   }
 
@@ -75,7 +77,7 @@ class VmmRuntime final : public GpuRuntime {
 
   MemoryHandle export_memory(const PhysicalMemory& memory, HandleKind kind) override {
     return export_gpu_handle(device_, static_cast<const GpuMemory&>(memory).handle(), kind,
-                             std::to_string(memory.bytes()) + " bytes of memory");
+                             text_of(memory.bytes(), " bytes of memory"));
   }
 
   // The driver does not report the size of what it imports; mapping fails where it is less.
@@ -99,22 +101,19 @@ class VmmRuntime final : public GpuRuntime {
 
   std::shared_ptr<Mapping> map(std::shared_ptr<PhysicalMemory> memory) override {
     auto& held = static_cast<GpuMemory&>(*memory);
-    std::unique_ptr<GpuPlacement> placement = held.take_kept();
-    if (!placement) placement = place(held);
-    return std::make_shared<GpuMapping>(std::move(memory), std::move(placement));
+    std::unique_ptr<GpuMapping> mapping = held.take_kept();
+    if (!mapping) mapping = map_anywhere(held);
+    mapping->hold(std::move(memory));
+    return mapping;
   }
 
   std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
                                   std::shared_ptr<AddressRange> range,
                                   std::size_t offset) override {
-    const std::size_t room = range->bytes();
-    if (offset % granularity_ != 0 || offset > room || memory->bytes() > room - offset) {
-      throw Error(ErrorCode::kInvalidArgument, "map_at: offset ", offset, " must be a multiple of ",
-                  granularity_, " that leaves room for ", memory->bytes(), " bytes in a range of ",
-                  room);
-    }
-    auto placement = static_cast<const GpuMemory&>(*memory).place(std::move(range), offset);
-    return std::make_shared<GpuMapping>(std::move(memory), std::move(placement));
+    check_place(*memory, *range, offset);
+    auto mapping = static_cast<const GpuMemory&>(*memory).map_at(std::move(range), offset);
+    mapping->hold(std::move(memory));
+    return mapping;
   }
 
   std::optional<ChunkedMemory> find_chunks(const std::byte* data, std::size_t bytes) override {
@@ -128,7 +127,28 @@ class VmmRuntime final : public GpuRuntime {
 
   MulticastDevice* multicast() override { return multicast_.get(); }
 
-  std::uint64_t capture_id(StreamHandle stream) override { return capture_of(stream); }
+  std::uint64_t capture_id(StreamHandle stream) override {
+    const GpuScope scope(device_);
+    gpuStreamCaptureStatus status = gpuStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    const gpuError_t error =
+        gpuStreamGetCaptureInfo(static_cast<gpuStream_t>(stream), &status, &id);
+    if (error != gpuSuccess) {
+      static_cast<void>(gpuGetLastError());  // or a later check would find it
+      throw Error(ErrorCode::kSystem,
+                  error == gpuErrorStreamCaptureImplicit
+                      ? "the legacy default stream of " + device_.label() +
+                            " cannot be used while another stream is captured into a graph"
+                      : "asking whether a stream of " + device_.label() +
+                            " is captured failed: " + gpuGetErrorString(error));
+    }
+    if (status == gpuStreamCaptureStatusNone) return 0;
+    if (status != gpuStreamCaptureStatusActive) {
+      throw Error(ErrorCode::kSystem, "the capture of a stream of ", device_.label(),
+                  " into a graph has been invalidated by an earlier call");
+    }
+    return id;
+  }
 
   int relax_capture_mode() noexcept override {
     return exchange_capture_mode(gpuThreadCaptureRelaxed);
@@ -160,9 +180,8 @@ class VmmRuntime final : public GpuRuntime {
     return static_cast<int>(mode);
   }
 
-  // In a place of its own.
-  std::unique_ptr<GpuPlacement> place(const GpuMemory& memory) const {
-    return memory.place(std::make_shared<GpuRange>(device_, memory.bytes(), granularity_), 0);
+  std::unique_ptr<GpuMapping> map_anywhere(const GpuMemory& memory) const {
+    return memory.map_at(std::make_shared<GpuRange>(device_, memory.bytes(), granularity_), 0);
   }
 
   struct Created {
@@ -223,33 +242,10 @@ class VmmRuntime final : public GpuRuntime {
     std::size_t total = 0;
     std::string room;
     if (driver_.mem_get_info(&free, &total) == gpuDriverSuccess) {
-      room = "; " + std::to_string(free) + " of its " + std::to_string(total) + " bytes are free";
+      room = text_of("; ", free, " of its ", total, " bytes are free");
     }
     throw Error(ErrorCode::kSystem, "allocating ", bytes, " bytes of memory on ", device_.label(),
                 " failed: ", driver_.describe(result), room);
-  }
-
-  std::uint64_t capture_of(StreamHandle stream) const {
-    const GpuScope scope(device_);
-    gpuStreamCaptureStatus status = gpuStreamCaptureStatusNone;
-    unsigned long long id = 0;
-    const gpuError_t error =
-        gpuStreamGetCaptureInfo(static_cast<gpuStream_t>(stream), &status, &id);
-    if (error != gpuSuccess) {
-      static_cast<void>(gpuGetLastError());  // or a later check would find it
-      throw Error(ErrorCode::kSystem,
-                  error == gpuErrorStreamCaptureImplicit
-                      ? "the legacy default stream of " + device_.label() +
-                            " cannot be used while another stream is captured into a graph"
-                      : "asking whether a stream of " + device_.label() +
-                            " is captured failed: " + gpuGetErrorString(error));
-    }
-    if (status == gpuStreamCaptureStatusNone) return 0;
-    if (status != gpuStreamCaptureStatusActive) {
-      throw Error(ErrorCode::kSystem, "the capture of a stream of ", device_.label(),
-                  " into a graph has been invalidated by an earlier call");
-    }
-    return id;
   }
 
   DeviceKind kind_;
@@ -258,13 +254,32 @@ class VmmRuntime final : public GpuRuntime {
   std::size_t granularity_ = 0;
   gpuDriverStream_t stream_ = nullptr;  // waits for no other stream
   std::atomic<bool> fabric_refused_{false};
-  std::unique_ptr<GpuMulticast> multicast_;
+  std::unique_ptr<MulticastDevice> multicast_;
 };
 
-}  // namespace
+// For whoever looks into the file.
+[[gnu::used]] const char* const kHostCalls = kGpuHostCalls;
 
-std::unique_ptr<GpuRuntime> make_gpu_runtime(DeviceKind kind, int device_index) {
-  return std::make_unique<VmmRuntime>(kind, device_index);
+constexpr DeviceKind kKind = DeviceKind::SYMM_GPU_KIND;
+
+GpuRuntime& runtime_of(int device_index) {
+  struct Runtimes {
+    std::mutex mutex;
+    std::map<int, std::unique_ptr<GpuRuntime>> by_index;
+  };
+  // Never destroyed: a tensor may outlive every static of the program.
+  static Runtimes* const runtimes = new Runtimes;
+  const std::lock_guard<std::mutex> lock(runtimes->mutex);
+  std::unique_ptr<GpuRuntime>& runtime = runtimes->by_index[device_index];
+  if (!runtime) runtime = std::make_unique<VmmRuntime>(kKind, device_index);
+  return *runtime;
 }
 
+constexpr DeviceLibrary kLibrary{kDeviceLibraryVersion, kKind, &runtime_of};
+
+}  // namespace
 }  // namespace symm
+
+extern "C" __attribute__((visibility("default"))) const symm::DeviceLibrary* symm_device_library() {
+  return &symm::kLibrary;
+}

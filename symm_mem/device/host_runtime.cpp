@@ -174,31 +174,31 @@ void fill_with_pages(int fd, std::size_t bytes) {
   }
 }
 
-[[noreturn]] void refuse_import(const std::string& why) {
-  throw Error(ErrorCode::kSecurity, "refused a peer's memory descriptor: ", why);
+template <typename... Why>
+[[noreturn]] void refuse_import(const Why&... why) {
+  throw Error(ErrorCode::kSecurity, "refused a peer's memory descriptor: ", why...);
 }
 
 void check_import(int fd, std::size_t bytes) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) {
-    refuse_import("it is not an open descriptor (" + describe_system_error(errno) + ")");
+    refuse_import("it is not an open descriptor (", describe_system_error(errno), ")");
   }
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0) refuse_import("it is not a memfd");
   if ((seals & kSeals) != kSeals || (seals & kWriteSeals) != 0) {
     refuse_import(
-        "expected a writable memfd that is sealed against shrinking, growing and "
-        "further seals, got seals " +
-        std::to_string(seals));
+        "expected a writable memfd that is sealed against shrinking, growing and further "
+        "seals, got seals ",
+        seals);
   }
   if (status.st_size < 0 || static_cast<std::size_t>(status.st_size) != bytes) {
-    refuse_import("expected " + std::to_string(bytes) + " bytes, it has " +
-                  std::to_string(status.st_size));
+    refuse_import("expected ", bytes, " bytes, it has ", status.st_size);
   }
   constexpr std::size_t kBlock = 512;  // the unit of st_blocks, whatever the file system
-  if (static_cast<std::size_t>(status.st_blocks) < bytes / kBlock) {
-    refuse_import("expected " + std::to_string(bytes) + " allocated bytes, it has " +
-                  std::to_string(static_cast<std::size_t>(status.st_blocks) * kBlock));
+  const std::size_t allocated = static_cast<std::size_t>(status.st_blocks) * kBlock;
+  if (allocated < bytes) {
+    refuse_import("expected ", bytes, " allocated bytes, it has ", allocated);
   }
 }
 
@@ -243,8 +243,8 @@ class HostRuntime final : public DeviceRuntime {
     auto* const descriptor = std::get_if<FileDescriptor>(&handle);
     if (descriptor == nullptr) refuse_import("expected a descriptor, got a fabric handle");
     if (bytes == 0 || bytes % page_bytes() != 0) {
-      refuse_import("expected a size that is a positive multiple of " +
-                    std::to_string(page_bytes()) + " bytes, got " + std::to_string(bytes));
+      refuse_import("expected a size that is a positive multiple of ", page_bytes(), " bytes, got ",
+                    bytes);
     }
     check_import(descriptor->get(), bytes);
     return std::make_shared<HostMemory>(GuardedDescriptor(std::move(*descriptor)), bytes);
@@ -261,12 +261,7 @@ class HostRuntime final : public DeviceRuntime {
   std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
                                   std::shared_ptr<AddressRange> range,
                                   std::size_t offset) override {
-    const std::size_t room = range->bytes();
-    if (offset % page_bytes() != 0 || offset > room || memory->bytes() > room - offset) {
-      throw Error(ErrorCode::kInvalidArgument, "map_at: offset ", offset, " must be a multiple of ",
-                  page_bytes(), " that leaves room for ", memory->bytes(), " bytes in a range of ",
-                  room);
-    }
+    check_place(*memory, *range, offset);
     return std::make_shared<HostMapping>(std::move(memory), std::move(range), offset);
   }
 };

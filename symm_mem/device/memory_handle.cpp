@@ -1,7 +1,7 @@
 #include "symm_mem/device/memory_handle.hpp"
 
+#include <algorithm>
 #include <cstdlib>
-#include <string>
 
 #include "kernels/core/error.hpp"
 
@@ -9,29 +9,19 @@ namespace symm {
 
 namespace {
 
-constexpr std::array kPreferences{HandlePreference::kAuto, HandlePreference::kPosix,
-                                  HandlePreference::kFabric};
+constexpr std::array<std::string_view, 3> kNames{"auto", "posix", "fabric"};  // by preference
 
 }  // namespace
 
 std::string_view handle_preference_name(HandlePreference preference) {
-  switch (preference) {
-    case HandlePreference::kAuto:
-      return "auto";
-    case HandlePreference::kPosix:
-      return "posix";
-    case HandlePreference::kFabric:
-      return "fabric";
-  }
-  return "unknown";
+  return kNames[static_cast<std::size_t>(preference)];
 }
 
 HandlePreference handle_preference() {
   const char* const value = std::getenv("SYMM_HANDLE_TYPE");
   if (value == nullptr) return HandlePreference::kAuto;
-  for (const HandlePreference preference : kPreferences) {
-    if (handle_preference_name(preference) == value) return preference;
-  }
+  const auto found = std::ranges::find(kNames, std::string_view(value));
+  if (found != kNames.end()) return static_cast<HandlePreference>(found - kNames.begin());
   throw Error(ErrorCode::kInvalidArgument,
               "SYMM_HANDLE_TYPE: expected auto, posix or fabric, got \"", value, "\"");
 }

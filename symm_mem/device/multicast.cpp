@@ -1,5 +1,6 @@
 #include "symm_mem/device/multicast.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string_view>
 
@@ -7,26 +8,19 @@
 
 namespace symm {
 
-namespace {
-
-std::string_view value_of(const char* name) {
+bool turns_multicast_off(const char* name) {
   const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
+  return value != nullptr && std::string_view(value) == "1";
 }
 
-}  // namespace
-
-bool turns_multicast_off(const char* name) { return value_of(name) == "1"; }
-
 std::string multicast_disabled_by() {
-  for (const char* name : kMulticastSwitches) {
-    if (turns_multicast_off(name)) return name;
-  }
-  return "";
+  const auto* const found = std::ranges::find_if(kMulticastSwitches, turns_multicast_off);
+  return found == kMulticastSwitches.end() ? "" : *found;
 }
 
 bool multicast_disabled() {
-  const std::string_view own = value_of(kMulticastSwitches[0]);
+  const char* const value = std::getenv(kMulticastSwitches[0]);
+  const std::string_view own = value == nullptr ? "" : value;
   if (!own.empty() && own != "0" && own != "1") {
     throw Error(ErrorCode::kInvalidArgument, kMulticastSwitches[0], ": expected 0 or 1, got '", own,
                 "'");

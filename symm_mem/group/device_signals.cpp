@@ -3,7 +3,6 @@
 #include <string>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/device/relaxed_capture.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {

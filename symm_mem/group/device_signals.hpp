@@ -3,7 +3,6 @@
 // an error that names the ranks. Thread safe.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 
 #include "kernels/gpu/interface/signal_kernels.hpp"
@@ -18,8 +17,6 @@ class DeviceSignals final : public WatchdogTask {
   DeviceSignals(GpuRuntime& runtime, LocalGroup& group);
   // Makes kernels leave and waits for the device; a forked child leaves it alone.
   ~DeviceSignals() override;
-  DeviceSignals(const DeviceSignals&) = delete;
-  DeviceSignals& operator=(const DeviceSignals&) = delete;
 
   SignalKernels& kernels() { return *kernels_; }
 

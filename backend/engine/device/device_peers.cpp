@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <utility>
 
 namespace symm {
@@ -12,22 +11,11 @@ namespace {
 constexpr std::uint64_t kDescriptorTopic = std::uint64_t{1} << 32;
 constexpr std::uint64_t kStatusTopic = kDescriptorTopic + 1;
 
-std::string uuid_text(const std::array<std::uint8_t, 16>& uuid) {
-  std::string text = "GPU-";
-  for (std::size_t i = 0; i < uuid.size(); ++i) {
-    char digits[4];
-    std::snprintf(digits, sizeof(digits), "%02x", uuid[i]);
-    text += digits;
-    if (i == 3 || i == 5 || i == 7 || i == 9) text += '-';
-  }
-  return text;
-}
-
 // "cuda:0 (NVIDIA H100, GPU-0001...)": the number is the one of the process that says it.
 std::string gpu_text(const GpuRuntime& runtime) {
   const GpuIdentity& gpu = runtime.identity();
   return std::string(device_kind_name(runtime.kind())) + ":" + std::to_string(gpu.index) + " (" +
-         gpu.name + ", " + uuid_text(gpu.uuid) + ")";
+         gpu.name + ", " + gpu.uuid_text() + ")";
 }
 
 std::vector<std::uint8_t> encode_status(const std::optional<Error>& error) {
