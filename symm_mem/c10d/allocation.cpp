@@ -2,18 +2,18 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <iterator>
+#include <tuple>
 #include <utility>
 
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/c10d/symmetric_memory.hpp"
-#include "symm_mem/process/byte_codec.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 #include "symm_mem/segment/segment_rendezvous.hpp"
 
@@ -43,10 +43,11 @@ SharedAllocation::Layout layout_of(std::size_t bytes) {
   return {bytes, align_up(bytes, kPadAlignment), pad_bytes};
 }
 
-c10::Device with_index(c10::Device device) {
-  if (device.is_cpu() || device.has_index()) return device;
-  device_runtime(c10::Device(device.type(), 0));  // says why there is no such device
-  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+c10::Device usable_device(c10::Device device) {
+  if (!device.is_cpu() && !device.has_index()) {
+    device_runtime(c10::Device(device.type(), 0));  // says why there is no such device
+  }
+  return with_index(device);
 }
 
 // User buffers do not overlap each other. Those that are gone may overlap allocations.
@@ -80,11 +81,9 @@ void drop_user_buffers_that_are_gone() {
   }
   std::erase_if(all, [](const auto& buffer) { return buffer->still_there(); });
   const std::lock_guard lock(registry().mutex);
-  for (const std::shared_ptr<Allocation>& gone : all) {
-    const auto found = registry().user_buffers.find(address(gone->base()));
-    if (found != registry().user_buffers.end() && found->second == gone)
-      registry().user_buffers.erase(found);
-  }
+  std::erase_if(registry().user_buffers, [&](const auto& buffer) {
+    return std::ranges::find(all, buffer.second) != all.end();
+  });
 }
 
 // A rank's metadata of its allocation: words, followed by the ids of the segments that it has
@@ -140,14 +139,11 @@ SharedAllocation::SharedAllocation(std::shared_ptr<GroupLink> link, c10::Device 
       pads_(std::move(pads)),
       fork_generation_(fork_generation()) {
   const int world_size = buffers_->world_size();
-  std::vector<SignalSlot*> slots;
   at::Tensor tables = at::empty({2, world_size}, at::kLong);
   for (int rank = 0; rank < world_size; ++rank) {
     std::byte* const pad = pads_->base(rank) + layout.pad_offset;
     buffer_pointers_.push_back(buffers_->base(rank));
-    pad_pointers_.push_back(pad);
     pads_by_rank_.push_back(pad);
-    slots.push_back(reinterpret_cast<SignalSlot*>(pad));
     tables.mutable_data_ptr<std::int64_t>()[rank] =
         static_cast<std::int64_t>(address(buffers_->base(rank)));
     tables.mutable_data_ptr<std::int64_t>()[world_size + rank] =
@@ -159,19 +155,16 @@ SharedAllocation::SharedAllocation(std::shared_ptr<GroupLink> link, c10::Device 
   tables_ = device.is_cpu() ? tables : tables.to(device);
   ranks_ = device.is_cpu() ? ranks : ranks.to(device);
   if (device.is_cpu()) {
-    host_signals_.emplace(link_->peers(), std::move(slots), layout.pad_bytes);
+    host_signals_.emplace(link_->peers(), signal_pads());
   } else {
     signals_ = &link_->signals_on(device);
   }
 }
 
 SharedAllocation::~SharedAllocation() {
-  struct Held {
-    std::shared_ptr<Segment> buffers, pads;
-    at::Tensor tables, ranks;
-  };
-  auto held = std::make_shared<Held>(
-      Held{std::move(buffers_), std::move(pads_), std::move(tables_), std::move(ranks_)});
+  auto held = std::make_shared<
+      std::tuple<std::shared_ptr<Segment>, std::shared_ptr<Segment>, at::Tensor, at::Tensor>>(
+      std::move(buffers_), std::move(pads_), std::move(tables_), std::move(ranks_));
   DeviceOwned(device_, std::move(held), fork_generation_).let_go();
 }
 
@@ -182,7 +175,7 @@ void** SharedAllocation::pad_table() const { return buffer_table() + buffers_->w
 int* SharedAllocation::global_rank_table() const { return static_cast<int*>(ranks_.data_ptr()); }
 
 Allocation::Allocation(std::size_t bytes, c10::Device device, std::optional<std::string> group_name)
-    : device_(with_index(device)),
+    : device_(usable_device(device)),
       group_name_(std::move(group_name)),
       layout_(layout_of(bytes)),
       segment_(allocate_segment(device_, layout_.pad_offset + layout_.pad_bytes)) {}
@@ -215,14 +208,6 @@ bool Allocation::contains(const void* pointer) const {
   return address(pointer) >= start && address(pointer) - start < std::max<std::size_t>(bytes(), 1);
 }
 
-std::shared_ptr<SharedAllocation> Allocation::shared_over(const GroupLink& link) const {
-  const std::lock_guard lock(mutex_);
-  for (const Membership& member : memberships_) {
-    if (&member.shared->link() == &link) return member.shared;
-  }
-  return nullptr;
-}
-
 std::shared_ptr<SharedAllocation> Allocation::shared_with(const c10d::ProcessGroup* group) const {
   const std::lock_guard lock(mutex_);
   for (const Membership& member : memberships_) {
@@ -243,15 +228,11 @@ bool Allocation::built_in_pad_is_free(const GroupLink& link) const {
 void Allocation::forget_destroyed_groups() {
   std::vector<Membership> gone;  // let go of outside the lock
   const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < memberships_.size();) {
-    try {
-      memberships_[i].shared->link().check_usable();
-      ++i;
-    } catch (const Error&) {
-      gone.push_back(std::move(memberships_[i]));
-      memberships_.erase(memberships_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-  }
+  std::erase_if(memberships_, [&](Membership& member) {
+    if (!try_step([&] { member.shared->link().check_usable(); })) return false;
+    gone.push_back(std::move(member));
+    return true;
+  });
 }
 
 void Allocation::replace_membership(const std::shared_ptr<SharedAllocation>& before,
@@ -273,12 +254,11 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
   LocalGroup& peers = link->peers();
   const auto order = peers.hold();
   forget_destroyed_groups();
-  const std::shared_ptr<SharedAllocation> before = shared_over(*link);
+  const std::shared_ptr<SharedAllocation> before = shared_with(link->group());
   const bool captured = !device_.is_cpu() && is_captured(device_);
   // Another thread may be capturing.
   std::optional<RelaxedCapture> relaxed;
   if (!device_.is_cpu()) relaxed.emplace(gpu_runtime(device_));
-  SegmentUser* const user = link->user(device_.type());
   if (!before && !captured) drop_user_buffers_that_are_gone();
 
   Words mine(kWords);
@@ -293,30 +273,34 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
   mine.insert(mine.end(), freed.begin(), freed.end());
 
   std::shared_ptr<SharedAllocation> shared;
-  peers.run_rendezvous(timeout, [&](const MeshRound& round) {
-    SegmentRendezvous rendezvous(round, segment_);
-    if (!before && !captured) rendezvous.post();
-    const auto metadata = peers.exchange_metadata(LocalGroup::Purpose::kRendezvous,
-                                                  encode_words(mine), round.deadline.remaining());
-    std::vector<Words> all;
-    for (const auto& message : metadata.messages) all.push_back(decode_words(message, kWords));
+  const auto step = [&](const MeshRound& round) {
+    std::optional<SegmentRendezvous> rendezvous;
+    if (!before && !captured) rendezvous.emplace(round, segment_).post();
+    const auto [number, all] =
+        peers.exchange_words(LocalGroup::Purpose::kRendezvous, mine, kWords, timeout);
     check_same(peers, all, kSymmetric, "value of symmetric");
     if (before && all_have(all, kId, before->id())) {
-      if (symmetric && user) user->set_symmetric(before->buffers());
+      if (symmetric) {
+        if (SegmentUser* const user = link->user(device_.type())) {
+          user->set_symmetric(before->buffers());
+        }
+      }
       shared = before;
-      return;
+      return false;
     }
     if (!all_have(all, kCaptured, 0)) {
       throw Error(ErrorCode::kUnsupported, peers.memory_prefix(),
                   "rendezvous: memory cannot join a group while a graph is captured; call it once "
                   "before capture");
     }
+    SegmentUser* const user = link->user(device_.type());
     check_same(peers, all, kDevice, "kind of device");
     check_same(peers, all, kBytes, "number of bytes");
     check_same(peers, all, kPadBytes, "size of signal pads");
     const bool built_in_pad = all_have(all, kPadIsFree, 1);
     if (built_in_pad) clear_built_in_pad();
-    std::shared_ptr<Segment> buffers = rendezvous.run([&] {
+    if (!rendezvous) rendezvous.emplace(round, segment_);
+    std::shared_ptr<Segment> buffers = rendezvous->run([&] {
       if (user) user->prepare_segment(*segment_);
     });
     SharedAllocation::Layout layout = layout_;
@@ -326,10 +310,12 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
       pads = peers.share(allocate_segment(device_, layout.pad_bytes), round.deadline.remaining());
     }
     link->let_go(freed_everywhere(all));
-    link->join(user, metadata.number, buffers, symmetric);
-    shared = std::make_shared<SharedAllocation>(link, device_, metadata.number, layout,
-                                                std::move(buffers), std::move(pads));
-  });
+    link->join(user, number, buffers, symmetric);
+    shared = std::make_shared<SharedAllocation>(link, device_, number, layout, std::move(buffers),
+                                                std::move(pads));
+    return true;
+  };
+  peers.run_rendezvous(timeout, std::ref(step));
   if (shared != before) replace_membership(before, shared);
   return shared;
 }
@@ -359,10 +345,10 @@ Allocation::Handle Allocation::handle(const std::shared_ptr<SharedAllocation>& s
   for (Membership& member : memberships_) {
     if (member.shared != shared) continue;
     Handle& handle = member.handles[offset];
-    if (!handle) handle = c10::make_intrusive<SymmetricMemoryHandle>(shared, offset);
+    if (!handle) handle = make_handle(shared, offset);
     return handle;
   }
-  return c10::make_intrusive<SymmetricMemoryHandle>(shared, offset);
+  return make_handle(shared, offset);
 }
 
 std::shared_ptr<Allocation> allocate(std::size_t bytes, c10::Device device,

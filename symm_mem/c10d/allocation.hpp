@@ -47,7 +47,6 @@ class SharedAllocation {
   SharedAllocation& operator=(const SharedAllocation&) = delete;
 
   GroupLink& link() const { return *link_; }
-  const std::shared_ptr<GroupLink>& shared_link() const { return link_; }
   c10::Device device() const { return device_; }
   std::uint64_t id() const { return id_; }  // the same on every rank; never used twice by a link
   const Layout& layout() const { return layout_; }
@@ -56,16 +55,15 @@ class SharedAllocation {
 
   // By rank. The tables are on the device, where a kernel reads them.
   const std::vector<void*>& buffer_pointers() const { return buffer_pointers_; }
-  const std::vector<void*>& pad_pointers() const { return pad_pointers_; }
   void** buffer_table() const;
   void** pad_table() const;
   int* global_rank_table() const;
 
+  SignalPads signal_pads() const { return {pads_by_rank_, layout_.pad_bytes}; }
   // Of memory on the host.
   HostSignals& host_signals() { return *host_signals_; }
   // Of memory on a GPU.
   SignalKernels& signal_kernels() { return signals_->kernels(); }
-  SignalPads signal_pads() const { return {pads_by_rank_, layout_.pad_bytes}; }
 
  private:
   const std::shared_ptr<GroupLink> link_;
@@ -75,7 +73,6 @@ class SharedAllocation {
   std::shared_ptr<Segment> buffers_;
   std::shared_ptr<Segment> pads_;
   std::vector<void*> buffer_pointers_;
-  std::vector<void*> pad_pointers_;
   at::Tensor tables_;  // int64 [2, world_size]: buffers, pads
   at::Tensor ranks_;   // int32 [world_size]
   std::optional<HostSignals> host_signals_;
@@ -91,8 +88,6 @@ class Allocation {
   // Local. Registers a storage of another allocator, all of which `memory` backs.
   Allocation(const c10::Storage& storage, ChunkedMemory memory);
   ~Allocation();
-  Allocation(const Allocation&) = delete;
-  Allocation& operator=(const Allocation&) = delete;
 
   std::byte* base() const { return segment_->base(); }
   std::size_t bytes() const { return layout_.buffer_bytes; }
@@ -117,7 +112,6 @@ class Allocation {
 
   // The same without asking the peers: null where this rank has not got it.
   std::shared_ptr<SharedAllocation> shared_with(const c10d::ProcessGroup* group) const;
-  std::shared_ptr<SharedAllocation> shared_over(const GroupLink& link) const;
 
   // The handle at `offset`, made by the first call for it.
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> handle(

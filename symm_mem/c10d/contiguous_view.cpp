@@ -6,10 +6,8 @@
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <algorithm>
-#include <cstdint>
 #include <memory>
 #include <string_view>
-#include <utility>
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/c10d/allocation.hpp"
@@ -18,7 +16,6 @@
 #include "symm_mem/c10d/provider_registry.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 #include "symm_mem/process/blocking_section.hpp"
-#include "symm_mem/process/byte_codec.hpp"
 
 namespace symm {
 namespace {
@@ -72,8 +69,7 @@ std::string problem_text(Problem problem, const std::string& given) {
 
 // What this rank has given.
 std::string describe(const at::Tensor& tensor, Problem problem) {
-  std::string text =
-      std::string(c10::toString(tensor.scalar_type())) + " " + printed(tensor.sizes());
+  std::string text = text_of(c10::toString(tensor.scalar_type()), " ", printed(tensor.sizes()));
   if (problem == Problem::kNotContiguous) text += " with strides " + printed(tensor.strides());
   return text;
 }
@@ -108,16 +104,14 @@ std::string describe(const Words& words) {
   }
   const std::uint64_t last = static_cast<std::uint64_t>(c10::ScalarType::NumOptions);
   const auto dtype = static_cast<c10::ScalarType>(std::min(words[kDtype], last));
-  std::string text = std::string(c10::toString(dtype)) + " " + printed(sizes);
-  if (words[kDims] > kNamedSizes) {
-    text += " of " + std::to_string(words[kDims]) + " dimensions";
-  }
+  std::string text = text_of(c10::toString(dtype), " ", printed(sizes));
+  if (words[kDims] > kNamedSizes) text += text_of(" of ", words[kDims], " dimensions");
   return text;
 }
 
 // "Float [2, 3] at byte 64".
 std::string describe_place(const Words& words) {
-  return describe(words) + " at byte " + std::to_string(words[kOffset]);
+  return text_of(describe(words), " at byte ", words[kOffset]);
 }
 
 // All ranks have the same words, so all throw or none.
@@ -146,14 +140,10 @@ std::shared_ptr<SharedAllocation> agree(const at::Tensor& tensor, const Input& i
   LocalGroup& peers = link->peers();
   const auto order = peers.hold();
   std::shared_ptr<SharedAllocation> known;
-  if (input.allocation) known = input.allocation->shared_over(*link);
+  if (input.allocation) known = input.allocation->shared_with(link->group());
   const auto words = words_of(tensor, input, known ? known->id() : 0);
-  const auto metadata = peers.exchange_metadata(LocalGroup::Purpose::kView, encode_words(words),
-                                                link->timeout(tensor.device().type()));
-  std::vector<Words> everybody;
-  for (const auto& message : metadata.messages) {
-    everybody.push_back(decode_words(message, words.size()));
-  }
+  const auto [number, everybody] = peers.exchange_words(
+      LocalGroup::Purpose::kView, words, words.size(), link->timeout(tensor.device().type()));
   if (input.problem != Problem::kNone) {
     throw Error(ErrorCode::kInvalidArgument, peers.memory_prefix(),
                 "contiguous_view: ", problem_text(input.problem, describe(tensor, input.problem)));

@@ -4,8 +4,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
-#include <condition_variable>
-#include <set>
 #include <utility>
 
 #include "kernels/core/error.hpp"
@@ -23,8 +21,8 @@ struct Links {
   std::mutex mutex;
   std::vector<std::shared_ptr<GroupLink>> links;
   std::map<const c10d::Backend*, SegmentUser*> users;
-  std::set<const c10d::ProcessGroup*> connecting;
-  std::condition_variable connected;
+  // Held by the one thread that makes the link of a group; other groups' are made meanwhile.
+  std::map<const c10d::ProcessGroup*, std::mutex> connecting;
 };
 
 // Never destroyed: handles may outlive every static of the program.
@@ -32,29 +30,6 @@ Links& all_links() {
   static Links* const instance = new Links;
   return *instance;
 }
-
-// One thread at a time makes the link of a group; links of several groups are made side by side.
-class Connecting {
- public:
-  explicit Connecting(const c10d::ProcessGroup* group) : group_(group) {
-    Links& links = all_links();
-    std::unique_lock lock(links.mutex);
-    links.connected.wait(lock, [&] { return links.connecting.insert(group).second; });
-  }
-  ~Connecting() {
-    Links& links = all_links();
-    {
-      const std::lock_guard lock(links.mutex);
-      links.connecting.erase(group_);
-    }
-    links.connected.notify_all();
-  }
-  Connecting(const Connecting&) = delete;
-  Connecting& operator=(const Connecting&) = delete;
-
- private:
-  const c10d::ProcessGroup* group_;
-};
 
 // Null where the group has no backend for that kind of device.
 BackendPtr backend_for(c10d::ProcessGroup& group, c10::DeviceType device) {
@@ -64,8 +39,9 @@ BackendPtr backend_for(c10d::ProcessGroup& group, c10::DeviceType device) {
   return group.getBackend(device);
 }
 
-// Null where the backend has none.
-SegmentUser* segment_user_of(const BackendPtr& backend) {
+// Null where the group's backend for `device` has none.
+SegmentUser* user_of(c10d::ProcessGroup& group, c10::DeviceType device) {
+  const BackendPtr backend = backend_for(group, device);
   const std::lock_guard lock(all_links().mutex);
   const auto found = all_links().users.find(backend.get());
   return found == all_links().users.end() ? nullptr : found->second;
@@ -74,15 +50,16 @@ SegmentUser* segment_user_of(const BackendPtr& backend) {
 // Null where no backend of the group has options.
 c10::intrusive_ptr<c10d::Backend::Options> options_of(c10d::ProcessGroup& group,
                                                       c10::DeviceType preferred) {
-  std::vector<c10::DeviceType> types = {preferred};
-  for (const c10::Device& device : group.getDeviceTypes()) types.push_back(device.type());
-  for (const c10::DeviceType type : types) {
+  const auto options_for = [&](c10::DeviceType type) -> c10::intrusive_ptr<c10d::Backend::Options> {
     try {
-      if (const BackendPtr backend = backend_for(group, type)) {
-        if (auto options = backend->getBackendOptions()) return options;
-      }
+      if (const BackendPtr backend = backend_for(group, type)) return backend->getBackendOptions();
     } catch (const std::exception&) {  // a backend need not have options
     }
+    return {};
+  };
+  if (auto options = options_for(preferred)) return options;
+  for (const c10::Device& device : group.getDeviceTypes()) {
+    if (auto options = options_for(device.type())) return options;
   }
   return {};
 }
@@ -125,10 +102,6 @@ void drop_links_of_destroyed_groups() {
     gone.push_back(std::move(link));
     return true;
   });
-}
-
-SegmentUser* user_of(c10d::ProcessGroup& group, c10::DeviceType device) {
-  return segment_user_of(backend_for(group, device));
 }
 
 std::shared_ptr<LocalGroup> local_group_of(const GroupPtr& group, const std::string& name) {
@@ -228,11 +201,14 @@ void GroupLink::let_go(const std::vector<std::uint64_t>& freed_everywhere) {
 std::shared_ptr<GroupLink> link_of_group(const std::string& name) {
   const GroupPtr group = c10d::resolve_process_group(name);
   if (auto found = find_link(group.get())) return found;
-  const Connecting connecting(group.get());
+  std::unique_lock all(all_links().mutex);
+  std::mutex& connecting = all_links().connecting[group.get()];
+  all.unlock();
+  const std::lock_guard lock(connecting);
   if (auto found = find_link(group.get())) return found;
   drop_links_of_destroyed_groups();
   auto link = std::make_shared<GroupLink>(group, name, local_group_of(group, name));
-  const std::lock_guard lock(all_links().mutex);
+  all.lock();
   all_links().links.push_back(link);
   return link;
 }

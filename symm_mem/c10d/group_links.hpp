@@ -15,7 +15,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -65,6 +64,7 @@ class GroupLink {
   // Throws Error(kAborted) where the group has been destroyed or has failed. Local.
   void check_usable() const;
   bool belongs_to(const c10d::ProcessGroup* group) const;
+  const c10d::ProcessGroup* group() const { return identity_; }  // may be gone
 
   // Of operations that name no time-out: what the group's backend for `device` has. Local.
   std::chrono::milliseconds timeout(c10::DeviceType device) const;

@@ -1,6 +1,9 @@
 #include "symm_mem/c10d/symmetric_memory.hpp"
 
 #include <chrono>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
@@ -38,85 +41,95 @@ void signal(SharedAllocation& shared, int channel, std::size_t timeout_ms, OnHos
   });
 }
 
+// `get` of SharedAllocation while the group is usable.
+template <typename Get>
+auto checked(const SharedAllocation& shared, Get&& get) {
+  return with_torch_errors([&] {
+    shared.link().check_usable();
+    return std::invoke(get, shared);
+  });
+}
+
+class SymmetricMemoryHandle final : public c10d::symmetric_memory::SymmetricMemory {
+ public:
+  SymmetricMemoryHandle(std::shared_ptr<SharedAllocation> shared, std::size_t offset)
+      : shared_(std::move(shared)), offset_(offset) {}
+
+  std::vector<void*> get_buffer_ptrs() override {
+    return checked(*shared_, &SharedAllocation::buffer_pointers);
+  }
+  std::vector<void*> get_signal_pad_ptrs() override {
+    return checked(*shared_, [](const auto& shared) {
+      const auto pads = shared.signal_pads().addresses;
+      return std::vector<void*>(pads.begin(), pads.end());
+    });
+  }
+  void** get_buffer_ptrs_dev() override {
+    return checked(*shared_, &SharedAllocation::buffer_table);
+  }
+  void** get_signal_pad_ptrs_dev() override {
+    return checked(*shared_, &SharedAllocation::pad_table);
+  }
+  std::size_t get_buffer_size() override { return shared_->layout().buffer_bytes; }
+  // Virtual in some versions of torch, hence without a specifier.
+  // NOLINTNEXTLINE(modernize-use-override)
+  std::size_t get_signal_pad_size() { return shared_->layout().pad_bytes; }
+  std::size_t get_offset() override { return offset_; }
+
+  bool has_multicast_support() override { return shared_->buffers()->multicast().available(); }
+  // NotImplementedError that says why where there is none; never null.
+  void* get_multicast_ptr() override {
+    return checked(
+        *shared_, [](const auto& shared) -> void* { return shared.buffers()->multicast().base(); });
+  }
+
+  void barrier(int channel, std::size_t timeout_ms) override {
+    signal(
+        *shared_, channel, timeout_ms,
+        [&](HostSignals& host, const auto& timeout) { host.barrier(channel, timeout); },
+        [](SignalKernels& gpu, const SignalPads& pads, const SignalOptions& options) {
+          gpu.barrier(pads, options);
+        });
+  }
+  void put_signal(int dst_rank, int channel, std::size_t timeout_ms) override {
+    signal(
+        *shared_, channel, timeout_ms,
+        [&](HostSignals& host, const auto& timeout) { host.put(dst_rank, channel, timeout); },
+        [&](SignalKernels& gpu, const SignalPads& pads, const SignalOptions& options) {
+          gpu.put_signal(pads, dst_rank, options);
+        });
+  }
+  void wait_signal(int src_rank, int channel, std::size_t timeout_ms) override {
+    signal(
+        *shared_, channel, timeout_ms,
+        [&](HostSignals& host, const auto& timeout) { host.wait(src_rank, channel, timeout); },
+        [&](SignalKernels& gpu, const SignalPads& pads, const SignalOptions& options) {
+          gpu.wait_signal(pads, src_rank, options);
+        });
+  }
+
+  int get_rank() override { return shared_->buffers()->rank(); }
+  int get_world_size() override { return shared_->buffers()->world_size(); }
+  c10::Device get_device() override { return shared_->device(); }
+  const std::vector<int>& get_rank_to_global_rank() override {
+    return shared_->link().peers().global_ranks();
+  }
+  int* get_rank_to_global_rank_dev() override {
+    return checked(*shared_, &SharedAllocation::global_rank_table);
+  }
+  // Groups are on one host, where every rank maps every other's memory.
+  bool world_within_direct_access() override { return true; }
+
+ private:
+  const std::shared_ptr<SharedAllocation> shared_;
+  const std::size_t offset_;
+};
+
 }  // namespace
 
-void SymmetricMemoryHandle::check_usable() const { shared_->link().check_usable(); }
-
-std::vector<void*> SymmetricMemoryHandle::get_buffer_ptrs() {
-  return with_torch_errors([&] {
-    check_usable();
-    return shared_->buffer_pointers();
-  });
-}
-
-std::vector<void*> SymmetricMemoryHandle::get_signal_pad_ptrs() {
-  return with_torch_errors([&] {
-    check_usable();
-    return shared_->pad_pointers();
-  });
-}
-
-void** SymmetricMemoryHandle::get_buffer_ptrs_dev() {
-  return with_torch_errors([&] {
-    check_usable();
-    return shared_->buffer_table();
-  });
-}
-
-void** SymmetricMemoryHandle::get_signal_pad_ptrs_dev() {
-  return with_torch_errors([&] {
-    check_usable();
-    return shared_->pad_table();
-  });
-}
-
-bool SymmetricMemoryHandle::has_multicast_support() {
-  return shared_->buffers()->multicast().available();
-}
-
-void* SymmetricMemoryHandle::get_multicast_ptr() {
-  return with_torch_errors([&]() -> void* {
-    check_usable();
-    return shared_->buffers()->multicast().base();
-  });
-}
-
-void SymmetricMemoryHandle::barrier(int channel, std::size_t timeout_ms) {
-  signal(
-      *shared_, channel, timeout_ms,
-      [&](HostSignals& host, const auto& timeout) { host.barrier(channel, timeout); },
-      [](SignalKernels& gpu, const SignalPads& pads, const SignalOptions& options) {
-        gpu.barrier(pads, options);
-      });
-}
-
-void SymmetricMemoryHandle::put_signal(int dst_rank, int channel, std::size_t timeout_ms) {
-  signal(
-      *shared_, channel, timeout_ms,
-      [&](HostSignals& host, const auto& timeout) { host.put(dst_rank, channel, timeout); },
-      [&](SignalKernels& gpu, const SignalPads& pads, const SignalOptions& options) {
-        gpu.put_signal(pads, dst_rank, options);
-      });
-}
-
-void SymmetricMemoryHandle::wait_signal(int src_rank, int channel, std::size_t timeout_ms) {
-  signal(
-      *shared_, channel, timeout_ms,
-      [&](HostSignals& host, const auto& timeout) { host.wait(src_rank, channel, timeout); },
-      [&](SignalKernels& gpu, const SignalPads& pads, const SignalOptions& options) {
-        gpu.wait_signal(pads, src_rank, options);
-      });
-}
-
-const std::vector<int>& SymmetricMemoryHandle::get_rank_to_global_rank() {
-  return shared_->link().peers().global_ranks();
-}
-
-int* SymmetricMemoryHandle::get_rank_to_global_rank_dev() {
-  return with_torch_errors([&] {
-    check_usable();
-    return shared_->global_rank_table();
-  });
+c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> make_handle(
+    std::shared_ptr<SharedAllocation> shared, std::size_t offset) {
+  return c10::make_intrusive<SymmetricMemoryHandle>(std::move(shared), offset);
 }
 
 }  // namespace symm

@@ -69,9 +69,9 @@ class HostSignals::Patience {
 };
 
 void HostSignals::barrier(int channel, const Timeout& timeout) {
-  check_signal_channel("barrier", pad_bytes_, group_.world_size(), channel);
+  check_signal_channel("barrier", pads_.bytes, group_.world_size(), channel);
   const int me = group_.rank();
-  Patience patience(group_, "barrier on channel " + std::to_string(channel), timeout);
+  Patience patience(group_, text_of("barrier on channel ", channel), timeout);
   for (int peer = 0; peer < group_.world_size(); ++peer) {
     if (peer == me) continue;
     // A full slot: the peer has not taken this rank's signal before this one.
@@ -88,8 +88,8 @@ void HostSignals::barrier(int channel, const Timeout& timeout) {
 
 void HostSignals::put(int destination, int channel, const Timeout& timeout) {
   check_signal_rank("put_signal", group_.world_size(), destination);
-  check_signal_channel("put_signal", pad_bytes_, group_.world_size(), channel);
-  Patience(group_, "put_signal on channel " + std::to_string(channel), timeout)
+  check_signal_channel("put_signal", pads_.bytes, group_.world_size(), channel);
+  Patience(group_, text_of("put_signal on channel ", channel), timeout)
       .until([&] { return try_put(slot(destination, channel, group_.rank())); },
              [&](int rank) {
                return rank == destination && is_full(destination, channel, group_.rank());
@@ -98,8 +98,8 @@ void HostSignals::put(int destination, int channel, const Timeout& timeout) {
 
 void HostSignals::wait(int source, int channel, const Timeout& timeout) {
   check_signal_rank("wait_signal", group_.world_size(), source);
-  check_signal_channel("wait_signal", pad_bytes_, group_.world_size(), channel);
-  Patience(group_, "wait_signal on channel " + std::to_string(channel), timeout)
+  check_signal_channel("wait_signal", pads_.bytes, group_.world_size(), channel);
+  Patience(group_, text_of("wait_signal on channel ", channel), timeout)
       .until([&] { return try_take(slot(group_.rank(), channel, source)); },
              [&](int rank) { return rank == source && !is_full(group_.rank(), channel, source); });
 }

@@ -12,9 +12,8 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
-#include <memory>
-#include <vector>
 
+#include "kernels/gpu/interface/signal_kernels.hpp"
 #include "kernels/protocol/signal_pad.hpp"
 #include "symm_mem/group/local_group.hpp"
 
@@ -24,9 +23,8 @@ class HostSignals {
  public:
   using Timeout = std::function<std::chrono::milliseconds()>;
 
-  // `pads` by group rank, each of `pad_bytes`; they and `group` must outlive the object.
-  HostSignals(LocalGroup& group, std::vector<SignalSlot*> pads, std::size_t pad_bytes)
-      : group_(group), pads_(std::move(pads)), pad_bytes_(pad_bytes) {}
+  // `group` and the addresses of `pads` must outlive the object.
+  HostSignals(LocalGroup& group, const SignalPads& pads) : group_(group), pads_(pads) {}
 
   // Throw Error: kInvalidArgument for a channel or rank that is not there, kTimeout, kPeerLost.
   void barrier(int channel, const Timeout& timeout);
@@ -36,7 +34,7 @@ class HostSignals {
  private:
   class Patience;
   SignalSlot* slot(int owner, int channel, int writer) const {
-    return pads_[static_cast<std::size_t>(owner)] +
+    return reinterpret_cast<SignalSlot*>(pads_.addresses[static_cast<std::size_t>(owner)]) +
            signal_slot(channel, group_.world_size(), writer);
   }
   bool is_full(int owner, int channel, int writer) const {
@@ -44,8 +42,7 @@ class HostSignals {
   }
 
   LocalGroup& group_;
-  std::vector<SignalSlot*> pads_;
-  std::size_t pad_bytes_;
+  const SignalPads pads_;
 };
 
 }  // namespace symm

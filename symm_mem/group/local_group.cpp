@@ -1,10 +1,9 @@
 #include "symm_mem/group/local_group.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <sstream>
 #include <utility>
 
 #include "kernels/core/atomics.hpp"
@@ -22,25 +21,10 @@ using std::chrono::milliseconds;
 // The sequence, in the collectives' stream, of the exchange that makes the pages.
 constexpr std::uint64_t kPagesSequence = 1;
 
-std::vector<std::uint8_t> encode_payload(const LocalGroupConfig& config) {
-  ByteWriter writer;
-  writer.integer(static_cast<std::uint64_t>(config.global_rank));
-  writer.raw(config.payload);
-  return writer.take();
-}
-
 const char* purpose_name(std::uint64_t purpose) {
-  switch (static_cast<LocalGroup::Purpose>(purpose)) {
-    case LocalGroup::Purpose::kRendezvous:
-      return "rendezvous";
-    case LocalGroup::Purpose::kView:
-      return "contiguous_view";
-    case LocalGroup::Purpose::kMessage:
-      return "an exchange of messages";
-    case LocalGroup::Purpose::kShare:
-      return "a rendezvous of signal pads";
-  }
-  return "an unknown call";
+  constexpr std::array kNames{"an unknown call", "rendezvous", "contiguous_view",
+                              "an exchange of messages", "a rendezvous of signal pads"};
+  return kNames[purpose < kNames.size() ? purpose : 0];
 }
 
 }  // namespace
@@ -83,11 +67,14 @@ std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
                                                 const LocalGroupConfig& config) {
   const Deadline deadline(config.timeout);
   std::shared_ptr<LocalGroup> group(new LocalGroup(config));
+  ByteWriter payload;
+  payload.field(config.global_rank);
+  payload.raw(config.payload);
   group->mesh_ = BootstrapMesh::connect(store, {.group_name = config.group_name,
                                                 .rank = config.rank,
                                                 .world_size = config.world_size,
                                                 .timeout = config.timeout,
-                                                .payload = encode_payload(config),
+                                                .payload = payload.take(),
                                                 .may_be_retried = config.may_be_retried});
   group->learn_ranks();
   if (config.world_size == 1) {
@@ -114,8 +101,7 @@ void LocalGroup::learn_ranks() {
     global_ranks_.push_back(static_cast<int>(global));
   }
   prefix_ = "group \"" + group_name_ + "\": " + rank_name(rank_) + ": ";
-  memory_prefix_ =
-      "symmetric memory of group '" + group_name_ + "', rank " + std::to_string(rank_) + ": ";
+  memory_prefix_ = text_of("symmetric memory of group '", group_name_, "', rank ", rank_, ": ");
 }
 
 std::span<const std::uint8_t> LocalGroup::payload(int rank) const {
@@ -175,19 +161,13 @@ void LocalGroup::leave() {
 
 bool LocalGroup::is_gone(int peer, Error* reason) const {
   const bool hung_up = mesh_->hung_up(peer);
-  if (load_acquire(&page(peer).lifecycle) == static_cast<std::uint32_t>(Lifecycle::kLeft)) {
-    *reason = Error(ErrorCode::kPeerLeft, rank_name(peer), " has left the group");
-    return true;
-  }
-  if (!hung_up) return false;
-  *reason = Error(ErrorCode::kPeerLost, rank_name(peer), " died (its process, pid ",
-                  mesh_->peer(peer).pid, ", has ended or closed its connection)");
+  const bool left =
+      load_acquire(&page(peer).lifecycle) == static_cast<std::uint32_t>(Lifecycle::kLeft);
+  if (reason == nullptr || !(hung_up || left)) return hung_up || left;
+  *reason = left ? Error(ErrorCode::kPeerLeft, rank_name(peer), " has left the group")
+                 : Error(ErrorCode::kPeerLost, rank_name(peer), " died (its process, pid ",
+                         mesh_->peer(peer).pid, ", has ended or closed its connection)");
   return true;
-}
-
-bool LocalGroup::is_gone(int peer) const {
-  return mesh_->hung_up(peer) ||
-         load_acquire(&page(peer).lifecycle) == static_cast<std::uint32_t>(Lifecycle::kLeft);
 }
 
 bool LocalGroup::hear(int peer, const std::string& call) {
@@ -243,31 +223,28 @@ std::vector<int> LocalGroup::absent(std::uint32_t number) const {
   return ranks;
 }
 
-void LocalGroup::await_all(std::uint32_t number, const std::string& call, milliseconds timeout) {
+void LocalGroup::await_all(std::uint32_t number, const char* call, milliseconds timeout) {
   ExchangeSupervisor supervisor(*this, number, timeout);
-  for (int peer = 0; peer < world_size_; ++peer) {
-    const bool came = wait_for(page(peer).exchange, number, peer, policy_, supervisor);
-    for (int other = 0; other < world_size_; ++other) {
-      if (!has_given_up(other, number)) continue;
-      throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(other),
-                  " has given up");
-    }
-    // What a rank did before it ended counts.
-    if (came || has_reached(load_acquire(&page(peer).exchange.value), number)) continue;
-    if (supervisor.timed_out()) {
-      std::ostringstream text;
-      text << memory_prefix_ << call << ": ";
-      const char* separator = "";
-      for (const int rank : absent(number)) {
-        text << std::exchange(separator, ", ") << rank_name(rank);
-      }
-      text << " did not come within " << timeout.count() << " ms";
-      throw Error(ErrorCode::kTimeout, text.str());
-    }
-    check_usable();
-    throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(peer),
-                " has ended or left the group");
+  int late = 0;
+  // What a rank did before it ended counts.
+  while (late < world_size_ && (wait_for(page(late).exchange, number, late, policy_, supervisor) ||
+                                has_reached(load_acquire(&page(late).exchange.value), number))) {
+    ++late;
   }
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (!has_given_up(peer, number)) continue;
+    throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(peer), " has given up");
+  }
+  if (late == world_size_) return;
+  if (supervisor.timed_out()) {
+    std::string names;
+    for (const int rank : absent(number)) names += (names.empty() ? "" : ", ") + rank_name(rank);
+    throw Error(ErrorCode::kTimeout, memory_prefix_, call, ": ", names, " did not come within ",
+                timeout.count(), " ms");
+  }
+  check_usable();
+  throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(late),
+              " has ended or left the group");
 }
 
 void LocalGroup::check_purposes(std::uint32_t number) const {
@@ -281,20 +258,21 @@ void LocalGroup::check_purposes(std::uint32_t number) const {
   }
 }
 
-LocalGroup::Metadata LocalGroup::exchange_metadata(Purpose purpose,
-                                                   std::span<const std::uint8_t> message,
+template <typename Element>
+LocalGroup::Metadata<Element> LocalGroup::exchange(Purpose purpose,
+                                                   std::span<const Element> message,
                                                    milliseconds timeout) {
-  if (message.size() > GroupPage::kMessageBytes) {
+  if (message.size_bytes() > GroupPage::kMessageBytes) {
     throw Error(ErrorCode::kInvalidArgument, memory_prefix_, "a message has at most ",
-                GroupPage::kMessageBytes, " bytes, got ", message.size());
+                GroupPage::kMessageBytes, " bytes, got ", message.size_bytes());
   }
   const auto lock = hold();
   check_usable();
   const std::uint32_t number = number_ + 1;
   GroupPage::Message& mine = page(rank_).messages[number % 2];
   mine.purpose = static_cast<std::uint64_t>(purpose);
-  mine.bytes = message.size();
-  std::copy(message.begin(), message.end(), mine.data);
+  mine.bytes = message.size_bytes();
+  std::ranges::copy(std::as_bytes(message), reinterpret_cast<std::byte*>(mine.data));
   enter(number);
   try {
     await_all(number, purpose_name(mine.purpose), timeout);
@@ -303,17 +281,35 @@ LocalGroup::Metadata LocalGroup::exchange_metadata(Purpose purpose,
     throw;
   }
   check_purposes(number);
-  Metadata result{number, {}};
+  Metadata<Element> result{number, std::vector<std::vector<Element>>(global_ranks_.size())};
   for (int peer = 0; peer < world_size_; ++peer) {
     const GroupPage::Message& theirs = page(peer).messages[number % 2];
     const std::size_t bytes = std::min<std::size_t>(theirs.bytes, GroupPage::kMessageBytes);
-    result.messages.emplace_back(theirs.data, theirs.data + bytes);
+    std::vector<Element>& copy = result.messages[static_cast<std::size_t>(peer)];
+    copy.resize(bytes / sizeof(Element));
+    if (!copy.empty()) std::memcpy(copy.data(), theirs.data, copy.size() * sizeof(Element));
+  }
+  return result;
+}
+
+LocalGroup::Metadata<std::uint8_t> LocalGroup::exchange_metadata(
+    Purpose purpose, std::span<const std::uint8_t> message, milliseconds timeout) {
+  return exchange(purpose, message, timeout);
+}
+
+LocalGroup::Metadata<std::uint64_t> LocalGroup::exchange_words(Purpose purpose,
+                                                               std::span<const std::uint64_t> words,
+                                                               std::size_t least,
+                                                               milliseconds timeout) {
+  Metadata<std::uint64_t> result = exchange(purpose, words, timeout);
+  for (std::vector<std::uint64_t>& theirs : result.messages) {
+    if (theirs.size() < least) theirs.resize(least);
   }
   return result;
 }
 
 void LocalGroup::run_rendezvous(milliseconds timeout,
-                                const std::function<void(const MeshRound& round)>& step) {
+                                const std::function<bool(const MeshRound& round)>& step) {
   const auto lock = hold();
   check_usable();
   const std::uint32_t number = number_ + 1;
@@ -328,8 +324,10 @@ void LocalGroup::run_rendezvous(milliseconds timeout,
   const auto end = [this] {
     mesh_->restart({FrameStream::kSymmetricMemory, std::uint64_t{number_} + 1});
   };
+  const MeshRound round{
+      *mesh_, {FrameStream::kSymmetricMemory, number}, Deadline(timeout), is_over};
   try {
-    step({*mesh_, {FrameStream::kSymmetricMemory, number}, Deadline(timeout), is_over});
+    if (step(round)) end();
   } catch (const Error& error) {
     if (breaks_mesh(error.code())) give_up(number);
     end();
@@ -339,7 +337,6 @@ void LocalGroup::run_rendezvous(milliseconds timeout,
     end();
     throw;
   }
-  end();
 }
 
 std::shared_ptr<Segment> LocalGroup::share(std::shared_ptr<LocalSegment> local,
@@ -350,6 +347,7 @@ std::shared_ptr<Segment> LocalGroup::share(std::shared_ptr<LocalSegment> local,
     rendezvous.post();
     exchange_metadata(Purpose::kShare, {}, round.deadline.remaining());
     segment = rendezvous.run();
+    return true;
   });
   return segment;
 }

@@ -68,8 +68,6 @@ class LocalGroup {
  public:
   // Collective. Throws as BootstrapMesh::connect, and kSystem.
   static std::shared_ptr<LocalGroup> connect(KeyValueStore& store, const LocalGroupConfig& config);
-  LocalGroup(const LocalGroup&) = delete;
-  LocalGroup& operator=(const LocalGroup&) = delete;
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -107,9 +105,8 @@ class LocalGroup {
   // connection is looked at. `call` names the operation in messages.
   bool poll(const std::string& call);
   // True when `peer` has left or its process has ended: what it has published remains valid, and
-  // nothing more will come. `reason` says which it is. At most one system call.
-  bool is_gone(int peer, Error* reason) const;
-  bool is_gone(int peer) const;
+  // nothing more will come. `reason` (or null) says which it is. At most one system call.
+  bool is_gone(int peer, Error* reason = nullptr) const;
 
   // Throws the failure, or Error(kAborted) in a forked child.
   void check_usable() const;
@@ -117,17 +114,22 @@ class LocalGroup {
   // What a metadata exchange is for; the same on every rank, else kMismatch that names both, on
   // every rank.
   enum class Purpose : std::uint64_t { kRendezvous = 1, kView = 2, kMessage = 3, kShare = 4 };
+  template <typename Element>
   struct Metadata {
     std::uint64_t number = 0;  // of the exchange, the same on every rank, never used twice
-    std::vector<std::vector<std::uint8_t>> messages;  // by rank
+    std::vector<std::vector<Element>> messages;  // by rank
   };
   // `message` has at most GroupPage::kMessageBytes. Throws kTimeout and kPeerLost naming the ranks.
-  Metadata exchange_metadata(Purpose purpose, std::span<const std::uint8_t> message,
-                             std::chrono::milliseconds timeout);
+  Metadata<std::uint8_t> exchange_metadata(Purpose purpose, std::span<const std::uint8_t> message,
+                                           std::chrono::milliseconds timeout);
+  // The same of 64-bit words; a peer's message of less than `least` words is filled up with zeros.
+  Metadata<std::uint64_t> exchange_words(Purpose purpose, std::span<const std::uint64_t> words,
+                                         std::size_t least, std::chrono::milliseconds timeout);
   // Runs `step`, which makes the exchange with the next number and what follows from it, over the
   // connections: a step that throws because a rank did not come or is gone gives that exchange up.
+  // `step` returns whether any rank may have sent something over the connections.
   void run_rendezvous(std::chrono::milliseconds timeout,
-                      const std::function<void(const MeshRound& round)>& step);
+                      const std::function<bool(const MeshRound& round)>& step);
 
   // A rendezvous of its own: two rounds.
   std::shared_ptr<Segment> share(std::shared_ptr<LocalSegment> local,
@@ -149,7 +151,10 @@ class LocalGroup {
   bool has_given_up(int peer, std::uint32_t number) const;
   void enter(std::uint32_t number);
   void give_up(std::uint32_t number) noexcept;
-  void await_all(std::uint32_t number, const std::string& call, std::chrono::milliseconds timeout);
+  void await_all(std::uint32_t number, const char* call, std::chrono::milliseconds timeout);
+  template <typename Element>
+  Metadata<Element> exchange(Purpose purpose, std::span<const Element> message,
+                             std::chrono::milliseconds timeout);
   void check_purposes(std::uint32_t number) const;
   std::vector<int> absent(std::uint32_t number) const;
 

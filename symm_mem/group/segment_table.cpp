@@ -4,18 +4,10 @@
 #include <utility>
 
 namespace symm {
-namespace {
-
-auto find_segment(auto& entries, const std::shared_ptr<Segment>& segment) {
-  return std::find_if(entries.begin(), entries.end(),
-                      [&](const SegmentTable::Entry& entry) { return entry.segment == segment; });
-}
-
-}  // namespace
 
 std::size_t SegmentTable::add(Entry entry) {
   const std::lock_guard lock(mutex_);
-  auto free = find_segment(entries_, nullptr);
+  auto free = std::ranges::find(entries_, std::shared_ptr<Segment>(), &Entry::segment);
   if (free == entries_.end()) free = entries_.insert(free, Entry{});
   *free = std::move(entry);
   known_.fetch_add(1, std::memory_order_release);
@@ -25,7 +17,7 @@ std::size_t SegmentTable::add(Entry entry) {
 std::optional<std::size_t> SegmentTable::remove(const std::shared_ptr<Segment>& segment) {
   Entry gone;  // let go of outside the lock
   const std::lock_guard lock(mutex_);
-  const auto found = find_segment(entries_, segment);
+  const auto found = std::ranges::find(entries_, segment, &Entry::segment);
   if (segment == nullptr || found == entries_.end()) return std::nullopt;
   gone = std::exchange(*found, Entry{});
   known_.fetch_sub(1, std::memory_order_release);
@@ -34,7 +26,7 @@ std::optional<std::size_t> SegmentTable::remove(const std::shared_ptr<Segment>& 
 
 void SegmentTable::set_symmetric(const std::shared_ptr<Segment>& segment) {
   const std::lock_guard lock(mutex_);
-  const auto found = find_segment(entries_, segment);
+  const auto found = std::ranges::find(entries_, segment, &Entry::segment);
   if (found != entries_.end()) found->symmetric = true;
 }
 

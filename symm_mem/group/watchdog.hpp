@@ -28,8 +28,6 @@ class Watchdog {
   Watchdog();
   // Ends the thread. A forked child has none and leaves it alone.
   ~Watchdog();
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
 
   // Starts the thread with the first task. `task` must stay until it was removed.
   void add(WatchdogTask& task);

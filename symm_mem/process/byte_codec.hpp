@@ -117,21 +117,4 @@ class ByteReader {
   bool failed_ = false;
 };
 
-// A message of 64-bit words.
-inline std::vector<std::uint8_t> encode_words(std::span<const std::uint64_t> words) {
-  ByteWriter writer;
-  for (const std::uint64_t word : words) writer.integer(word);
-  return writer.take();
-}
-
-// At least `least` words; those that the message has not are 0.
-inline std::vector<std::uint64_t> decode_words(std::span<const std::uint8_t> bytes,
-                                               std::size_t least) {
-  std::vector<std::uint64_t> words(bytes.size() / sizeof(std::uint64_t));
-  ByteReader reader(bytes);
-  for (std::uint64_t& word : words) word = reader.integer<std::uint64_t>();
-  if (words.size() < least) words.resize(least);
-  return words;
-}
-
 }  // namespace symm

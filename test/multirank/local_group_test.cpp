@@ -66,8 +66,9 @@ Bytes message_of(int rank, int number) {
   return message;
 }
 
-LocalGroup::Metadata exchange(LocalGroup& group, int number, Purpose purpose = Purpose::kView,
-                              std::chrono::milliseconds timeout = kTimeout) {
+LocalGroup::Metadata<std::uint8_t> exchange(LocalGroup& group, int number,
+                                            Purpose purpose = Purpose::kView,
+                                            std::chrono::milliseconds timeout = kTimeout) {
   return group.exchange_metadata(purpose, message_of(group.rank(), number), timeout);
 }
 
@@ -314,11 +315,8 @@ class Signals : public ::testing::Test {
       const auto index = static_cast<std::size_t>(rank);
       segments_[index] =
           groups_[index]->share(LocalSegment::allocate(host_runtime(), kPadBytes), kTimeout);
-      std::vector<SignalSlot*> pads;
-      for (int peer = 0; peer < world_size; ++peer) {
-        pads.push_back(reinterpret_cast<SignalSlot*>(segments_[index]->base(peer)));
-      }
-      signals_[index] = std::make_unique<HostSignals>(*groups_[index], std::move(pads), kPadBytes);
+      const SignalPads pads{{segments_[index]->bases(), groups_.size()}, kPadBytes};
+      signals_[index] = std::make_unique<HostSignals>(*groups_[index], pads);
     });
   }
   HostSignals& at(int rank) { return *signals_[static_cast<std::size_t>(rank)]; }
