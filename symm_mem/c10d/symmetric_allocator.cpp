@@ -1,6 +1,11 @@
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
+
+#include <cstddef>
 #include <mutex>
+#include <optional>
+#include <string>
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/c10d/allocation.hpp"
@@ -30,54 +35,74 @@ const std::string& group_of(const Allocation& allocation, const std::optional<st
               "memory was allocated");
 }
 
-}  // namespace
+class SymmetricAllocator final : public c10d::symmetric_memory::SymmetricMemoryAllocator {
+ public:
+  explicit SymmetricAllocator(c10::DeviceType device_type) : device_type_(device_type) {}
 
-void* SymmetricAllocator::alloc(std::size_t size, int device_idx,
-                                const std::optional<std::string>& group_name) {
-  return with_torch_errors([&]() -> void* {
-    const auto index = static_cast<c10::DeviceIndex>(device_type_ == c10::kCPU ? -1 : device_idx);
-    return allocate(size, c10::Device(device_type_, index), group_name)->base();
-  });
-}
-
-void SymmetricAllocator::free(void* ptr) { free_allocation(ptr); }
-
-std::size_t SymmetricAllocator::get_alloc_size(void* ptr) {
-  return with_torch_errors([&] {
-    const std::shared_ptr<Allocation> allocation = allocation_on(device_type_, ptr);
-    if (!allocation) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "get_alloc_size: expected a pointer into symmetric memory of SYMM");
-    }
-    return allocation->bytes();
-  });
-}
-
-c10::intrusive_ptr<SymmetricMemory> SymmetricAllocator::rendezvous(
-    void* ptr, const std::optional<std::string>& group_name) {
-  const std::shared_ptr<Allocation> allocation = allocation_on(device_type_, ptr);
-  if (!allocation) return nullptr;
-  return with_torch_errors([&] {
-    const std::string& group = group_of(*allocation, group_name);
-    return blocking_call([&] {
-      const auto offset =
-          static_cast<std::size_t>(static_cast<std::byte*>(ptr) - allocation->base());
-      return allocation->handle(allocation->share(group), offset);
+  // Local; zero-filled. size == 0 is legal. A device index below 0 means the current device. Not
+  // under graph capture.
+  void* alloc(std::size_t size, int device_idx,
+              const std::optional<std::string>& group_name) override {
+    return with_torch_errors([&]() -> void* {
+      const auto index = static_cast<c10::DeviceIndex>(device_type_ == c10::kCPU ? -1 : device_idx);
+      return allocate(size, c10::Device(device_type_, index), group_name)->base();
     });
-  });
-}
+  }
 
-bool SymmetricAllocator::has_multicast_support(int device_idx) {
-  return with_torch_errors([&] {
-    if (device_type_ == c10::kCPU) return false;
-    const c10::Device device(device_type_, static_cast<c10::DeviceIndex>(device_idx));
-    return multicast_problem(device_runtime(device)).empty();
-  });
-}
+  // `ptr` as alloc() returned it; other pointers are ignored. The memory goes with the last handle
+  // of it; that of a GPU waits for the device first.
+  void free(void* ptr) override { free_allocation(ptr); }
 
-bool SymmetricAllocator::has_allocation(void* ptr) {
-  return allocation_on(device_type_, ptr) != nullptr;
-}
+  // Bytes as asked for. ValueError for a pointer that is not in an allocation of ours.
+  std::size_t get_alloc_size(void* ptr) override {
+    return with_torch_errors([&] {
+      const std::shared_ptr<Allocation> allocation = allocation_on(device_type_, ptr);
+      if (!allocation) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "get_alloc_size: expected a pointer into symmetric memory of SYMM");
+      }
+      return allocation->bytes();
+    });
+  }
+
+  // Collective over the group: that of the name, else, where it is none or "", the one that was
+  // given to alloc(). Blocks without Python's interpreter lock. `ptr` may point into the
+  // allocation; nullptr for one that is not in an allocation of ours.
+  c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> rendezvous(
+      void* ptr, const std::optional<std::string>& group_name) override {
+    const std::shared_ptr<Allocation> allocation = allocation_on(device_type_, ptr);
+    if (!allocation) return nullptr;
+    return with_torch_errors([&] {
+      const std::string& group = group_of(*allocation, group_name);
+      return blocking_call([&] {
+        const auto offset =
+            static_cast<std::size_t>(static_cast<std::byte*>(ptr) - allocation->base());
+        return allocation->handle(allocation->share(group), offset);
+      });
+    });
+  }
+
+  // Whether the device could have multicast pointers; a group may have none all the same.
+  bool has_multicast_support(int device_idx) override {
+    return with_torch_errors([&] {
+      if (device_type_ == c10::kCPU) return false;
+      const c10::Device device(device_type_, static_cast<c10::DeviceIndex>(device_idx));
+      return multicast_problem(device_runtime(device)).empty();
+    });
+  }
+
+  c10::DeviceType supported_device_type() override { return device_type_; }
+  std::string name() override { return kSymmetricMemoryName; }
+
+  // Whether `ptr` points into an allocation of ours. From torch 2.12 on this overrides.
+  // NOLINTNEXTLINE(modernize-use-override)
+  bool has_allocation(void* ptr) { return allocation_on(device_type_, ptr) != nullptr; }
+
+ private:
+  const c10::DeviceType device_type_;
+};
+
+}  // namespace
 
 void register_symmetric_memory() {
   static std::once_flag once;

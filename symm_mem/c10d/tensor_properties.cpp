@@ -1,44 +1,39 @@
 #include "symm_mem/c10d/tensor_properties.hpp"
 
+#include <array>
+
 namespace symm {
 
+namespace {
+
+constexpr auto kDtypes = [] {
+  std::array<std::optional<Dtype>, static_cast<std::size_t>(c10::ScalarType::NumOptions)> dtypes;
+  const auto set = [&](c10::ScalarType type, Dtype dtype) {
+    dtypes[static_cast<std::size_t>(type)] = dtype;
+  };
+  set(c10::kHalf, Dtype::kFloat16);
+  set(c10::kBFloat16, Dtype::kBFloat16);
+  set(c10::kFloat, Dtype::kFloat32);
+  set(c10::kDouble, Dtype::kFloat64);
+  set(c10::kFloat8_e4m3fn, Dtype::kFloat8E4M3Fn);
+  set(c10::kFloat8_e5m2, Dtype::kFloat8E5M2);
+  set(c10::kFloat8_e4m3fnuz, Dtype::kFloat8E4M3FnUz);
+  set(c10::kFloat8_e5m2fnuz, Dtype::kFloat8E5M2FnUz);
+  set(c10::kChar, Dtype::kInt8);
+  set(c10::kByte, Dtype::kUInt8);
+  set(c10::kShort, Dtype::kInt16);
+  set(c10::kInt, Dtype::kInt32);
+  set(c10::kLong, Dtype::kInt64);
+  set(c10::kBool, Dtype::kBool);
+  set(c10::kComplexFloat, Dtype::kComplex64);
+  set(c10::kComplexDouble, Dtype::kComplex128);
+  return dtypes;
+}();
+
+}  // namespace
+
 std::optional<Dtype> dtype_of(c10::ScalarType type) {
-  switch (type) {
-    case c10::kHalf:
-      return Dtype::kFloat16;
-    case c10::kBFloat16:
-      return Dtype::kBFloat16;
-    case c10::kFloat:
-      return Dtype::kFloat32;
-    case c10::kDouble:
-      return Dtype::kFloat64;
-    case c10::kFloat8_e4m3fn:
-      return Dtype::kFloat8E4M3Fn;
-    case c10::kFloat8_e5m2:
-      return Dtype::kFloat8E5M2;
-    case c10::kFloat8_e4m3fnuz:
-      return Dtype::kFloat8E4M3FnUz;
-    case c10::kFloat8_e5m2fnuz:
-      return Dtype::kFloat8E5M2FnUz;
-    case c10::kChar:
-      return Dtype::kInt8;
-    case c10::kByte:
-      return Dtype::kUInt8;
-    case c10::kShort:
-      return Dtype::kInt16;
-    case c10::kInt:
-      return Dtype::kInt32;
-    case c10::kLong:
-      return Dtype::kInt64;
-    case c10::kBool:
-      return Dtype::kBool;
-    case c10::kComplexFloat:
-      return Dtype::kComplex64;
-    case c10::kComplexDouble:
-      return Dtype::kComplex128;
-    default:
-      return std::nullopt;
-  }
+  return kDtypes[static_cast<std::size_t>(type)];
 }
 
 std::string printed(c10::IntArrayRef values) {
