@@ -32,9 +32,7 @@ std::optional<PeerFrame> FrameQueues::next_post(std::size_t peer, FramePosition 
                 topic.number, " has been taken already");
   }
   for (;;) {
-    const auto found =
-        std::find_if(from.posts.begin(), from.posts.end(),
-                     [&](const PeerFrame& post) { return post.number == topic.number; });
+    const auto found = std::ranges::find(from.posts, topic.number, &PeerFrame::number);
     if (found != from.posts.end()) {
       PeerFrame frame = std::move(*found);
       from.posts.erase(found);
@@ -95,12 +93,13 @@ void FrameQueues::sort(std::size_t peer, ReceivedFrame received) {
   }
   Queue& to = queue(peer, position.stream);
   std::deque<PeerFrame>& waiting = is_post ? to.posts : to.exchanges;
-  const auto same_topic = [&](const PeerFrame& post) { return post.number == sorted.number; };
+  const bool is_repeated =
+      is_post && (to.taken.contains(sorted.number) ||
+                  std::ranges::find(waiting, sorted.number, &PeerFrame::number) != waiting.end());
   std::string& offence = peers_[peer].offence;
   if (waiting.size() == kMaxKept) {
     offence = text_of("more than ", kMaxKept, " frames that nobody asked for");
-  } else if (is_post && (to.taken.contains(sorted.number) ||
-                         std::any_of(waiting.begin(), waiting.end(), same_topic))) {
+  } else if (is_repeated) {
     offence = text_of("two posts under topic ", sorted.number);
   } else {
     waiting.push_back(std::move(sorted));

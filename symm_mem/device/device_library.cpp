@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <filesystem>
 #include <mutex>
 
 #include "kernels/core/error.hpp"
@@ -25,9 +26,7 @@ std::string own_directory() {
       info.dli_fname == nullptr) {
     return "";
   }
-  const std::string path(info.dli_fname);
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "" : path.substr(0, slash);
+  return std::filesystem::path(info.dli_fname).parent_path().string();
 }
 
 std::mutex libraries_mutex;

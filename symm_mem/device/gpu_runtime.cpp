@@ -59,9 +59,7 @@ class VmmRuntime final : public GpuRuntime {
     constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 2;
     if (bytes > kMost) throw_allocation_failed(bytes, gpuDriverOutOfMemory);
     const std::size_t rounded = align_up(bytes, granularity_);
-    const Created created = create(rounded);
-    auto memory =
-        std::make_shared<GpuMemory>(device_, created.handle, rounded, created.kinds, "memory");
+    std::shared_ptr<GpuMemory> memory = create(rounded);
     std::unique_ptr<GpuMapping> mapping = map_anywhere(*memory);
     const std::string what = text_of("clearing ", rounded, " bytes of memory on ", device_.label());
     driver_.check(driver_.memset_async(gpu_device_pointer(mapping->base()), 0, rounded, stream_),
@@ -184,11 +182,6 @@ class VmmRuntime final : public GpuRuntime {
     return memory.map_at(std::make_shared<GpuRange>(device_, memory.bytes(), granularity_), 0);
   }
 
-  struct Created {
-    gpuMemHandle_t handle{};
-    HandleKinds kinds;
-  };
-
   // The kinds of handle that new memory is to have.
   HandleKinds wanted_kinds(HandlePreference preference) const {
     HandleKinds kinds{.descriptor = device_.has_descriptors(),
@@ -210,31 +203,32 @@ class VmmRuntime final : public GpuRuntime {
 
   // Without the service that hands fabric handles out the driver refuses to make memory with them;
   // from then on descriptors alone are asked for.
-  Created create(std::size_t bytes) {
+  std::shared_ptr<GpuMemory> create(std::size_t bytes) {
     const HandlePreference preference = handle_preference();
-    Created created{.kinds = wanted_kinds(preference)};
+    HandleKinds kinds = wanted_kinds(preference);
+    gpuMemHandle_t handle{};
     const auto attempt = [&] {
-      const auto properties = allocation_properties(device_.identity().index, created.kinds);
-      return driver_.mem_create(&created.handle, bytes, &properties, 0);
+      const auto properties = allocation_properties(device_.identity().index, kinds);
+      return driver_.mem_create(&handle, bytes, &properties, 0);
     };
     gpuResult_t result = attempt();
     const bool refused =
-        created.kinds.fabric && result != gpuDriverSuccess && result != gpuDriverOutOfMemory;
-    if (refused && (preference == HandlePreference::kFabric || !created.kinds.descriptor)) {
+        kinds.fabric && result != gpuDriverSuccess && result != gpuDriverOutOfMemory;
+    if (refused && (preference == HandlePreference::kFabric || !kinds.descriptor)) {
       throw Error(ErrorCode::kUnsupported, device_.label(),
                   " cannot make memory with fabric handles, which ",
-                  (created.kinds.descriptor ? "SYMM_HANDLE_TYPE=fabric asks for"
-                                            : "are all that it could be shared by"),
+                  (kinds.descriptor ? "SYMM_HANDLE_TYPE=fabric asks for"
+                                    : "are all that it could be shared by"),
                   ": ", driver_.describe(result),
                   "; see that this process may use a channel of the fabric's service");
     }
     if (refused) {
-      created.kinds.fabric = false;
+      kinds.fabric = false;
       result = attempt();
       if (result == gpuDriverSuccess) fabric_refused_ = true;
     }
     if (result != gpuDriverSuccess) throw_allocation_failed(bytes, result);
-    return created;
+    return std::make_shared<GpuMemory>(device_, handle, bytes, kinds, "memory");
   }
 
   [[noreturn]] void throw_allocation_failed(std::size_t bytes, gpuResult_t result) const {

@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <mutex>
@@ -55,13 +54,7 @@ ForkHold::~ForkHold() { registry().mutex.unlock(); }
 
 void ForkHold::close_in_child(int fd) { registry().descriptors.push_back(fd); }
 
-void ForkHold::forget(int fd) noexcept {
-  std::vector<int>& all = registry().descriptors;
-  const auto found = std::find(all.begin(), all.end(), fd);
-  if (found == all.end()) return;
-  *found = all.back();
-  all.pop_back();
-}
+void ForkHold::forget(int fd) noexcept { std::erase(registry().descriptors, fd); }
 
 void ForkHold::unmap_in_child(void* base, std::size_t bytes) {
   if (::madvise(base, bytes, MADV_DONTFORK) != 0) {

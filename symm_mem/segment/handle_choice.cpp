@@ -9,17 +9,12 @@ namespace symm {
 
 namespace {
 
-// Rank of the first handles for which `holds` is true, empty where there is none.
-template <typename Predicate>
-std::optional<std::size_t> first_rank(std::span<const HandleDescriptor> ranks, Predicate&& holds) {
-  const auto found = std::find_if(ranks.begin(), ranks.end(), holds);
+// Rank of the first handles whose `member` is `value`, empty where there is none.
+std::optional<std::size_t> first_rank(std::span<const HandleDescriptor> ranks, auto value,
+                                      auto member) {
+  const auto found = std::ranges::find(ranks, value, member);
   if (found == ranks.end()) return std::nullopt;
   return static_cast<std::size_t>(found - ranks.begin());
-}
-
-std::optional<std::size_t> first_that_asks(std::span<const HandleDescriptor> ranks,
-                                           HandlePreference preference) {
-  return first_rank(ranks, [=](const HandleDescriptor& o) { return o.preference == preference; });
 }
 
 template <typename... Why>
@@ -78,17 +73,18 @@ ExportedMemory export_by_every_kind(DeviceRuntime& runtime, const PhysicalMemory
 }
 
 HandleKind choose_handle_kind(std::span<const HandleDescriptor> ranks) {
-  const auto wants_fabric = first_that_asks(ranks, HandlePreference::kFabric);
-  const auto wants_posix = first_that_asks(ranks, HandlePreference::kPosix);
+  const auto preference = &HandleDescriptor::preference;
+  const auto wants_fabric = first_rank(ranks, HandlePreference::kFabric, preference);
+  const auto wants_posix = first_rank(ranks, HandlePreference::kPosix, preference);
   if (wants_fabric && wants_posix) {
     throw Error(ErrorCode::kMismatch,
                 "SYMM_HANDLE_TYPE must ask for one kind of handle on every rank: it is fabric on "
                 "rank ",
                 *wants_fabric, " and posix on rank ", *wants_posix);
   }
-  const auto no_fabric = first_rank(ranks, [](const HandleDescriptor& o) { return !o.fabric; });
-  const auto no_descriptor =
-      first_rank(ranks, [](const HandleDescriptor& o) { return !o.has_descriptor; });
+  const auto no_fabric =
+      first_rank(ranks, false, [](const HandleDescriptor& one) { return one.fabric.has_value(); });
+  const auto no_descriptor = first_rank(ranks, false, &HandleDescriptor::has_descriptor);
   if (wants_fabric) {
     if (!no_fabric) return HandleKind::kFabric;
     refuse("SYMM_HANDLE_TYPE=fabric on rank ", *wants_fabric, ", but the memory of rank ",
