@@ -27,33 +27,14 @@ static_assert(kMultimemThreads == kBlockThreads);
 
 constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
 
-struct ReduceKernelPair {
-  const void* ll = nullptr;
-  const void* pipeline = nullptr;
-};
-using ReduceTable = std::array<std::array<ReduceKernelPair, kReduceOpCount>, kDtypeCount>;
-
-ReduceTable make_reduce_table() {
-  ReduceTable table{};
-  for (const auto& list :
-       {reduce_kernels_half(), reduce_kernels_bfloat16(), reduce_kernels_float32(),
-        reduce_kernels_float64(), reduce_kernels_float8(), reduce_kernels_float8_uz(),
-        reduce_kernels_narrow_integer(), reduce_kernels_wide_integer()}) {
-    for (const ReduceKernelEntry& entry : list) {
-      table[static_cast<std::size_t>(entry.dtype)][static_cast<std::size_t>(entry.op)] = {
-          entry.ll, entry.pipeline};
-    }
-  }
-  return table;
-}
+using ReduceTable = std::array<ReduceKernelRow, kDtypeCount>;
 
 const ReduceTable& reduce_table() {
-  static const ReduceTable table = make_reduce_table();
+  static const ReduceTable table = []<std::size_t... dtypes>(std::index_sequence<dtypes...>) {
+    return ReduceTable{reduce_kernel_row<static_cast<Dtype>(dtypes)>()...};
+  }
+  (std::make_index_sequence<kDtypeCount>{});
   return table;
-}
-
-const ReduceKernelPair& reduce_kernels(const ReductionRule& rule) {
-  return reduce_table()[static_cast<std::size_t>(rule.dtype)][static_cast<std::size_t>(rule.op)];
 }
 
 // Modules load lazily, and a first launch may then synchronise the device, which never ends while
@@ -260,8 +241,9 @@ void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Buffe
   const int channels = std::clamp(plan.channels, 1, kMaxChannels);
   const void* kernel = is_ll ? move_ll_kernel_address() : move_pipeline_kernel_address();
   if (reduces(args.kind)) {
-    // By value: GCC 13 takes a reference for one to the temporary rule.
-    const ReduceKernelPair kernels = reduce_kernels(reduction_rule(args.dtype, args.op));
+    const ReductionRule rule = reduction_rule(args.dtype, args.op);
+    const ReduceKernelPair& kernels =
+        reduce_table()[static_cast<std::size_t>(rule.dtype)][static_cast<std::size_t>(rule.op)];
     kernel = is_ll ? kernels.ll : kernels.pipeline;
   }
   if (is_ll) {
