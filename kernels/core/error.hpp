@@ -4,6 +4,8 @@
 // converts the error into c10's exception, once.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 
@@ -21,8 +23,16 @@ enum class ErrorCode {
   kSecurity,         // a peer, a descriptor or a Store value failed a check
 };
 
-// Stable lower-case name, e.g. "peer_lost"; appears in messages and in the flight record.
-const char* error_code_name(ErrorCode code) noexcept;
+// Stable, in the order of ErrorCode; they appear in messages and in the flight record.
+inline constexpr std::array kErrorCodeNames = {"invalid_argument", "unsupported", "timeout",
+                                               "peer_lost",        "peer_left",   "mismatch",
+                                               "aborted",          "system",      "security"};
+
+// "unknown" for a value that a peer made up.
+constexpr const char* error_code_name(ErrorCode code) noexcept {
+  const auto index = static_cast<std::size_t>(code);
+  return index < kErrorCodeNames.size() ? kErrorCodeNames[index] : "unknown";
+}
 
 class Error : public std::runtime_error {
  public:
