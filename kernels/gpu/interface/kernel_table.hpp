@@ -21,13 +21,7 @@ struct ReductionRule {
 // For every pair that op_supports().
 constexpr ReductionRule reduction_rule(Dtype dtype, ReduceOp op) {
   const bool sums = op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPreMulSum;
-  if (dtype == Dtype::kBool) {
-    const bool is_or = sums || op == ReduceOp::kMax || op == ReduceOp::kBor;
-    const ReduceOp rule = is_or                   ? ReduceOp::kBor
-                          : op == ReduceOp::kBxor ? ReduceOp::kBxor
-                                                  : ReduceOp::kBand;
-    return {dtype, rule, 1};
-  }
+  if (dtype == Dtype::kBool) return {dtype, bool_rule(op), 1};
   if (sums) {
     if (dtype == Dtype::kComplex64) return {Dtype::kFloat32, ReduceOp::kSum, 2};
     if (dtype == Dtype::kComplex128) return {Dtype::kFloat64, ReduceOp::kSum, 2};
@@ -55,6 +49,9 @@ const void* move_ll_kernel_address();
 const void* move_pipeline_kernel_address();
 const void* copy_barrier_kernel_address();
 const void* transfer_kernel_address();
+
+// signal.cu; its only parameter is SignalParams.
+const void* signal_kernel_address();
 
 // multimem.cu; takes MultimemParams after the parameters of the others. Null where the library has
 // none.

@@ -168,26 +168,17 @@ namespace hip {
 
 template <std::size_t bytes>
 struct RawWord;
-template <>
-struct RawWord<1> {
-  using Type [[gnu::may_alias]] = std::uint8_t;
-};
-template <>
-struct RawWord<2> {
-  using Type [[gnu::may_alias]] = std::uint16_t;
-};
-template <>
-struct RawWord<4> {
-  using Type [[gnu::may_alias]] = std::uint32_t;
-};
-template <>
-struct RawWord<8> {
-  using Type [[gnu::may_alias]] = std::uint64_t;
-};
-template <>
-struct RawWord<16> {
-  using Type [[gnu::may_alias]] = std::uint32_t __attribute__((ext_vector_type(4)));
-};
+#define SYMM_RAW_WORD(type)               \
+  template <>                             \
+  struct RawWord<sizeof(type)> {          \
+    using Type [[gnu::may_alias]] = type; \
+  };
+SYMM_RAW_WORD(std::uint8_t)
+SYMM_RAW_WORD(std::uint16_t)
+SYMM_RAW_WORD(std::uint32_t)
+SYMM_RAW_WORD(std::uint64_t)
+SYMM_RAW_WORD(std::uint32_t __attribute__((ext_vector_type(4))))
+#undef SYMM_RAW_WORD
 template <class T>
 using Global = __attribute__((address_space(1))) T;
 
@@ -215,9 +206,10 @@ __device__ inline void store_data(T* address, const std::type_identity_t<T>& val
 #endif
 }
 
-// Payload at any address.
+// Element `index` of an array at any address.
 template <class T>
-__device__ inline T load_unaligned(const std::byte* address) {
+__device__ inline T load_element(const void* array, std::size_t index) {
+  const auto* address = static_cast<const std::byte*>(array) + index * sizeof(T);
 #if SYMM_GPU_AMD
   using Raw = typename hip::RawWord<sizeof(T)>::Type __attribute__((aligned(1)));
   return __builtin_bit_cast(T, *(const hip::Global<Raw>*)address);
@@ -228,7 +220,8 @@ __device__ inline T load_unaligned(const std::byte* address) {
 #endif
 }
 template <class T>
-__device__ inline void store_unaligned(std::byte* address, T value) {
+__device__ inline void store_element(void* array, std::size_t index, T value) {
+  auto* address = static_cast<std::byte*>(array) + index * sizeof(T);
 #if SYMM_GPU_AMD
   using Raw = typename hip::RawWord<sizeof(T)>::Type __attribute__((aligned(1)));
   *(hip::Global<Raw>*)address = __builtin_bit_cast(Raw, value);
