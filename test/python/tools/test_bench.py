@@ -15,19 +15,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_symm.tools.bench.bandwidth import bandwidths, bus_factor
 from torch_symm.tools.bench.collectives import CLASSES, CallContext, Collective
 from torch_symm.tools.bench.config import (
-    BITWISE_OPS,
     COLLECTIVES,
-    DTYPES,
-    OPS,
     BenchConfig,
     ConfigError,
     format_size,
     parse_size,
 )
-from torch_symm.tools.bench.pattern import PERIOD, Pattern, count_wrong, first_wrong, poison
+from torch_symm.tools.bench.pattern import (
+    BITWISE_OPS,
+    DTYPES,
+    OPS,
+    PERIOD,
+    Pattern,
+    count_wrong,
+    first_wrong,
+    poison,
+)
 from torch_symm.tools.bench.report import cells, errors, header
 from torch_symm.tools.bench.results import BackendResult, Row, Timing
 
@@ -157,11 +162,11 @@ def test_a_corrupted_element_is_counted(name: str, rank: int) -> None:
 
 
 def test_bandwidths_follow_nccl_tests() -> None:
-    assert bus_factor("all_reduce", 4) == 1.5
-    assert bus_factor("reduce_scatter", 4) == 0.75
-    assert bus_factor("broadcast", 4) == 1.0
+    assert CLASSES["all_reduce"].bus_factor(4) == 1.5
+    assert CLASSES["reduce_scatter"].bus_factor(4) == 0.75
+    assert CLASSES["broadcast"].bus_factor(4) == 1.0
     assert set(COLLECTIVES) == set(CLASSES)
-    algorithm, bus = bandwidths("all_reduce", 4, 1_000_000, 500.0)
+    algorithm, bus = CLASSES["all_reduce"].bandwidths(4, 1_000_000, 500.0)
     assert algorithm == pytest.approx(2.0)
     assert bus == pytest.approx(3.0)
 

@@ -7,37 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-COLLECTIVES = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "sendrecv",
-    "barrier",
-)
+from torch_symm.tools.bench.collectives import CLASSES
+from torch_symm.tools.bench.pattern import BITWISE_OPS, DTYPES, OPS
 
-_DTYPE_NAMES = (
-    "float32 float64 float16 bfloat16 float8_e4m3fn float8_e5m2 uint8 int8 int16 int32 int64"
-)
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES.split()}
-
-OPS: dict[str, dist.ReduceOp.RedOpType] = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "avg": dist.ReduceOp.AVG,
-    "band": dist.ReduceOp.BAND,
-    "bor": dist.ReduceOp.BOR,
-    "bxor": dist.ReduceOp.BXOR,
-}
-BITWISE_OPS = ("band", "bor", "bxor")
+COLLECTIVES = tuple(CLASSES)
 DEVICES = ("cpu", "cuda")
 MODES = ("eager", "graph")
 

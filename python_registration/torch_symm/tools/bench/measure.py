@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from statistics import median
 
-from torch_symm.tools.bench.bandwidth import bandwidths
 from torch_symm.tools.bench.barrier import times_left_early
 from torch_symm.tools.bench.collectives import CLASSES, CallContext, Collective
 from torch_symm.tools.bench.config import BenchConfig, format_size
@@ -32,7 +31,7 @@ def row_frame(config: BenchConfig, name: str, mode: str, count: int) -> dict:
         "count": count,
         "dtype": config.dtype,
         "redop": config.op if kind.has_op else "none",
-        "root": config.root if kind.has_root else -1,
+        "root": config.root if kind.from_root or kind.to_root else -1,
     }
 
 
@@ -63,7 +62,7 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
         for index, (sample, iters, wrong) in measured.items():
             time_us = sample.time_s * 1e6
             launch_us = None if sample.launch_s is None else sample.launch_s * 1e6
-            algbw, busbw = bandwidths(name, config.ranks, frame["size"], time_us)
+            algbw, busbw = kind.bandwidths(config.ranks, frame["size"], time_us)
             timings[index, variant] = Timing(
                 time_us, launch_us, algbw, busbw, wrong, iters, config.blocks
             )

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_symm.tools.bench.config import DTYPES, ConfigError, format_size
+from torch_symm.tools.bench.config import ConfigError, format_size
+from torch_symm.tools.bench.pattern import DTYPES
 from torch_symm.tools.probe.operations import OPERATIONS
 
 
