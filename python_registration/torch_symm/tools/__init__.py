@@ -6,6 +6,8 @@ The core never imports this package. Each command is a module of torch_symm that
     probe   python -m torch_symm.probe
     info    python -m torch_symm.info
     run     python -m torch_symm.run
+    command what the command lines of bench and probe share
+    report  what their reports share
     ranks   processes for bench and probe: one a rank, watched
     gpus    what the tools tell about the GPUs of this machine
 """

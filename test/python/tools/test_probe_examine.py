@@ -21,6 +21,7 @@ from torch_symm.tools.probe.examine import Surroundings, examine, examine_cold
 from torch_symm.tools.probe.operations import OPERATIONS, AllReduce
 from torch_symm.tools.probe.verdict import Result, Verdict, worst
 from torch_symm.tools.ranks.graph import CaptureError
+from torch_symm.tools.ranks.process import Messenger
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -127,6 +128,16 @@ def refuses_on_rank_one(function: Callable[[], Any]) -> Replayed:
     return Replayed(function)
 
 
+class Silent(Messenger):
+    """Tells nobody anything."""
+
+    def __init__(self) -> None:
+        pass
+
+    def send(self, content: object) -> None:
+        pass
+
+
 def surroundings(rank: int, path: str, recorder: Callable) -> Surroundings:
     store = dist.FileStore(path, WORLD_SIZE)
     dist.init_process_group(
@@ -139,8 +150,7 @@ def surroundings(rank: int, path: str, recorder: Callable) -> Surroundings:
         control=dist.group.WORLD,
         store=dist.PrefixStore("checks", store),
         recorder=recorder,
-        progress=lambda what: None,
-        complain=lambda reason: None,
+        messenger=Silent(),
     )
 
 

@@ -12,6 +12,6 @@ given to ``torch.distributed``; nothing here depends on which backend answers to
     measure      timing blocks and correctness checks of one size
     worker       what every rank executes
     launch       sets of ranks, one after the other where a backend fails
-    report       text, tables and JSON
+    report       text and tables
     plot         a picture of the results
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 import torch
 
@@ -81,29 +81,29 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         for name in self.collectives:
-            _one_of("--collective", name, COLLECTIVES)
-        _one_of("--dtype", self.dtype, tuple(DTYPES))
-        _one_of("--op", self.op, tuple(OPS))
-        _one_of("--device", self.device, DEVICES)
+            one_of("--collective", name, COLLECTIVES)
+        one_of("--dtype", self.dtype, DTYPES)
+        one_of("--op", self.op, OPS)
+        one_of("--device", self.device, DEVICES)
         for mode in self.modes:
-            _one_of("--mode", mode, MODES)
+            one_of("--mode", mode, MODES)
         if "graph" in self.modes and self.device == "cpu":
             raise ConfigError("--mode: the CPU has no graphs; graph needs --device cuda")
-        _at_least("--ranks", self.ranks, 1)
-        _at_least("--min", self.min_bytes, 1)
-        _at_least("--max", self.max_bytes, self.min_bytes)
-        _at_least("--step", self.step, 0)
-        _at_least("--factor", self.factor, 1 if self.step else 2)
-        _at_least("--iters", self.iters, 0)
-        _at_least("--warmup", self.warmup, 0)
-        _at_least("--blocks", self.blocks, 1)
+        at_least("--ranks", self.ranks, 1)
+        at_least("--min", self.min_bytes, 1)
+        at_least("--max", self.max_bytes, self.min_bytes)
+        at_least("--step", self.step, 0)
+        at_least("--factor", self.factor, 1 if self.step else 2)
+        at_least("--iters", self.iters, 0)
+        at_least("--warmup", self.warmup, 0)
+        at_least("--blocks", self.blocks, 1)
         if not 0 <= self.root < self.ranks:
             raise ConfigError(f"--root: expected a rank below {self.ranks}, got {self.root}")
-        _above_zero("--budget-ms", self.budget_ms)
-        _above_zero("--timeout-s", self.timeout_s)
-        _above_zero("--case-seconds", self.case_s)
+        above_zero("--budget-ms", self.budget_ms)
+        above_zero("--timeout-s", self.timeout_s)
+        above_zero("--case-seconds", self.case_s)
         if self.budget_s is not None:
-            _above_zero("--budget-seconds", self.budget_s)
+            above_zero("--budget-seconds", self.budget_s)
         if self.op in BITWISE_OPS and self.torch_dtype.is_floating_point:
             raise ConfigError(f"--op: {self.op} needs an integer --dtype, got {self.dtype}")
         if "sendrecv" in self.collectives and self.ranks < 2:
@@ -120,22 +120,15 @@ class BenchConfig:
         """Return the backend under test, then the one it is compared with, if any."""
         return (self.backend,) if self.against is None else (self.backend, self.against)
 
+    def counts(self, collective: str) -> list[int]:
+        """Return the counts of one collective; sizes that round to the same count are one."""
+        kind, itemsize = CLASSES[collective], self.torch_dtype.itemsize
+        return list(dict.fromkeys(kind.count_of(size, itemsize, self.ranks) for size in self.sizes))
+
     @property
     def cases(self) -> tuple[tuple[str, str], ...]:
         """Return every collective in every mode, in the order in which they are measured."""
         return tuple((name, mode) for name in self.collectives for mode in self.modes)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON-ready values, from which ``from_json`` makes an equal one."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> BenchConfig:
-        """Return the configuration whose ``to_json`` is ``values``."""
-        options = {name: value for name, value in values.items() if name != "sizes"}
-        for name in ("collectives", "modes"):
-            options[name] = tuple(options[name])
-        return cls(**options)
 
     def _sizes(self) -> list[int]:
         sizes = [self.min_bytes]
@@ -146,16 +139,19 @@ class BenchConfig:
             sizes.append(following)
 
 
-def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
+def one_of(option: str, value: str, choices: Collection[str]) -> None:
+    """Raise ConfigError unless ``value`` of ``option`` is one of ``choices``."""
     if value not in choices:
         raise ConfigError(f"{option}: expected one of {', '.join(choices)}, got {value!r}")
 
 
-def _at_least(option: str, value: int, least: int) -> None:
+def at_least(option: str, value: int, least: int) -> None:
+    """Raise ConfigError unless ``value`` of ``option`` is ``least`` or more."""
     if value < least:
         raise ConfigError(f"{option}: expected at least {least}, got {value}")
 
 
-def _above_zero(option: str, value: float) -> None:
+def above_zero(option: str, value: float) -> None:
+    """Raise ConfigError unless ``value`` of ``option`` is more than 0."""
     if value <= 0:
         raise ConfigError(f"{option}: expected more than 0, got {value}")

@@ -38,7 +38,7 @@ def row_frame(config: BenchConfig, name: str, mode: str, count: int) -> dict:
 def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
     """Measure and check ``name`` with ``count`` on every usable backend. Collective.
 
-    Raises FreshRanksNeeded, see Session.accepts.
+    Raises BackendExcluded, see Session.accepts.
     """
     config = session.config
     kind = CLASSES[name]
@@ -46,7 +46,7 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
     context = CallContext(
         session.rank, config.ranks, config.root, config.op, config.torch_dtype, session.device
     )
-    session.begin_row()
+    session.begin_case()
     timings: dict[tuple[int, str], Timing] = {}
     for variant in VARIANTS:
         if not getattr(kind, f"{variant}_exists"):
@@ -168,10 +168,9 @@ def _check(session: Session, runner: Runner, salt: int) -> int:
     if not config.check:
         return 0
     if operation.count == 0:
-        early = times_left_early(runner, session.rank, config.ranks, session.store, session.serials)
-        return session.total(early)
+        return sum(session.gather(times_left_early(runner, session)))
     op = config.op if operation.has_op else "none"
     pattern = Pattern(config.torch_dtype, op, config.ranks, salt)
     operation.prepare_check(pattern)
     runner.run_once()
-    return session.total(operation.wrong_elements(pattern))
+    return sum(session.gather(operation.wrong_elements(pattern)))

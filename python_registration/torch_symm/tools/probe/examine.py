@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from torch_symm.tools.bench.barrier import BARRIER_ENDS_S, times_left_early
+from torch_symm.tools.bench.barrier import Call, Replay, times_left_early
 from torch_symm.tools.bench.collectives import Collective
 from torch_symm.tools.bench.config import format_size
 from torch_symm.tools.bench.pattern import first_wrong
-from torch_symm.tools.probe.config import ProbeConfig
+from torch_symm.tools.bench.timing import runner_for
 from torch_symm.tools.probe.operations import Operation
 from torch_symm.tools.probe.verdict import Finding, Verdict
 from torch_symm.tools.ranks.device import synchronize
 from torch_symm.tools.ranks.graph import CaptureError, Recording, first_line
+from torch_symm.tools.ranks.session import RankSession
 
 _COLD_REFUSAL = re.compile(r"call (it )?once before capture")
 _EAGER_CALLS = 2
@@ -46,29 +47,22 @@ def record(function: Callable[[], Any]) -> Recording:
 
 
 @dataclass
-class Surroundings:
-    """What an examination needs besides the operation.
+class Surroundings(RankSession):
+    """What an examination needs besides the operation; ``case`` is its place in the cases."""
 
-    ``progress`` is told every stage, and ``complain`` what went wrong in it on this rank.
-    """
+    recorder: Recorder = record
+    case: int = 0
 
-    config: ProbeConfig
-    rank: int
-    device: torch.device
-    control: dist.ProcessGroup
-    store: dist.Store
-    recorder: Recorder
-    progress: Callable[[str], None]
-    complain: Callable[[str], None]
-    serials: Iterator[int] = field(default_factory=itertools.count)
+    def progress(self, what: str) -> None:
+        """Say which stage comes next."""
+        backend, name = self.config.cases[self.case]
+        self.say(f"{name} on {backend}: {what}", self.case)
 
     def agree(self, finding: Finding) -> list[Finding]:
         """Return every rank's finding. Collective."""
         if not finding.verdict.good:
-            self.complain(finding.reason)
-        findings: list[Any] = [None] * self.config.ranks
-        dist.all_gather_object(findings, finding, group=self.control)
-        return findings
+            self.messenger.complain(finding.reason)
+        return self.gather(finding)
 
 
 def examine(
@@ -173,7 +167,7 @@ class _Examination:
 
     def _eager(self, what: str) -> Finding:
         self._progress(f"eager {what}")
-        call = _EagerCall(self.call, self._around.device)
+        call = runner_for("eager", self._buffers, self._group)
         try:
             wrong = self._wrong_value(call)
         except Exception as error:
@@ -193,7 +187,7 @@ class _Examination:
     def _replays(self, recording: Recording) -> Finding:
         """Replay and compare; every rank does all replays, also after a wrong value."""
         finding = _GOOD
-        call = _ReplayCall(recording)
+        call = Replay(recording)
         for number in range(1, self._around.config.replays + 1):
             self._progress(f"replay {number}")
             try:
@@ -208,13 +202,11 @@ class _Examination:
     def _reason(self, what: str, wrong: str) -> str:
         return f"{what}, {format_size(self._size)}: {wrong}"
 
-    def _wrong_value(self, call: _EagerCall | _ReplayCall) -> str | None:
+    def _wrong_value(self, call: Call) -> str | None:
         """Run ``call`` once on fresh inputs; return what is wrong with what it left."""
         around = self._around
         if self._buffers.count == 0:
-            early = times_left_early(
-                call, around.rank, around.config.ranks, around.store, around.serials
-            )
+            early = times_left_early(call, around)
             return (
                 f"left the barrier before all ranks had entered, {early} times" if early else None
             )
@@ -243,38 +235,3 @@ def wrong_value(buffers: Collective, pattern: Any) -> str | None:
     buffers.fill_input(pattern)
     wrong = first_wrong(seen, buffers.input.cpu())
     return None if wrong is None else f"input was changed: {wrong}"
-
-
-class _EagerCall:
-    """Runs the operation as a program does; see bench.barrier.BarrierCall."""
-
-    def __init__(self, call: Callable[[], None], device: torch.device) -> None:
-        self._call = call
-        self._device = device
-
-    def run_once(self) -> None:
-        self._call()
-        synchronize(self._device)
-
-    def enter(self, announce: Callable[[], None]) -> bool:
-        announce()
-        self.run_once()
-        return False
-
-
-class _ReplayCall:
-    """Runs the operation by replay; see bench.barrier.BarrierCall."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-
-    def run_once(self) -> None:
-        self._recording.replay()
-        self._recording.wait()
-
-    def enter(self, announce: Callable[[], None]) -> bool:
-        self._recording.replay()
-        early = self._recording.ends_within(BARRIER_ENDS_S)
-        announce()
-        self._recording.wait()
-        return early

@@ -17,13 +17,13 @@ A set starts in a fraction of a second, and each rank is a process in which no o
 from __future__ import annotations
 
 import itertools
-import json
 import os
+import pickle
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Protocol
@@ -81,7 +81,7 @@ class Job(Protocol):
     """What the leader asks and tells. All calls come from the thread of supervise()."""
 
     def assignment(self) -> Any | None:
-        """Return what the next set of ranks does, ready for JSON; None: nothing is left."""
+        """Return what the next set of ranks does; None: nothing is left."""
 
     def received(self, content: Any) -> None:
         """Take what rank 0 sent."""
@@ -207,10 +207,10 @@ class _JobRunner:
         key = self._key(number, "assignment")
         if self._leads:
             assignment = self._job.assignment()
-            self._store.set(key, json.dumps(assignment))
+            self._store.set(key, pickle.dumps(assignment))
             return assignment
         self._store.wait([key], _LEADER_TIMEOUT)
-        return json.loads(self._store.get(key))
+        return pickle.loads(self._store.get(key))
 
     def _start(self, number: int, assignment: Any) -> Supervisor:
         # A launcher has set LOCAL_RANK for its ranks already.
@@ -264,9 +264,7 @@ class _JobRunner:
         """Publish the troubles of the local ranks; tell whether there are any."""
         found = [trouble for rank in ranks.values() if (trouble := rank.trouble()) is not None]
         for trouble in found:
-            self._store.set(
-                self._key(number, f"trouble/{trouble.rank}"), json.dumps(asdict(trouble))
-            )
+            self._store.set(self._key(number, f"trouble/{trouble.rank}"), pickle.dumps(trouble))
         if found:
             self._store.set(self._key(number, "broken"), "1")
         return bool(found)
@@ -291,7 +289,7 @@ class _JobRunner:
         for rank in range(self._world_size):
             key = self._key(number, f"trouble/{rank}")
             if self._store.check([key]):
-                troubles.append(Trouble(**json.loads(self._store.get(key))))
+                troubles.append(pickle.loads(self._store.get(key)))
         return min(troubles, key=lambda trouble: (trouble.gravity, trouble.rank), default=None)
 
 
