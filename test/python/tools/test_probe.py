@@ -39,7 +39,7 @@ def test_poison_is_never_a_right_result(name: str, rank: int) -> None:
     operation = OPERATIONS[name]
     device = torch.device("cpu")
     buffers = operation.make(rank, WORLD_SIZE, torch.float32, device, size=96)
-    pattern = operation.pattern(torch.float32, WORLD_SIZE, salt=3)
+    pattern = buffers.pattern(salt=3)
     buffers.prepare_check(pattern)
     expected = buffers.expected_output(pattern)
     if expected is None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from torch_symm.tools.probe.config import ProbeConfig
-from torch_symm.tools.probe.examine import Surroundings, examine, examine_cold
+from torch_symm.tools.probe.examine import Surroundings, examine
 from torch_symm.tools.probe.operations import OPERATIONS, AllReduce
 from torch_symm.tools.probe.verdict import Result, Verdict, worst
 from torch_symm.tools.ranks.graph import CaptureError
@@ -315,7 +315,7 @@ def cold_rank(rank: int, path: str, manner: str, results: mp.SimpleQueue) -> Non
     AllReduce.call = lambda operation, group: cold.call(operation, group)
     around = surroundings(rank, path, cold.record)
     group = dist.new_group(backend="gloo")
-    findings = examine_cold(around, OPERATIONS["cold_all_reduce"], 64, group)
+    findings = examine(around, OPERATIONS["cold_all_reduce"], 64, group)
     if rank == 0:
         results.put(worst("symm", "cold_all_reduce", findings))
     dist.barrier()

@@ -12,7 +12,7 @@ shares, and the elements of the vector otherwise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,7 +118,7 @@ class Collective(ABC):
             shares = 0
         if self.in_place and shares:
             larger = self._empty(shares)
-            own = larger if shares == 1 else self._share(larger, context.rank)
+            own = larger.chunk(shares)[context.rank if shares > 1 else 0]
             self.input = larger if self.input_is_whole else own
             self.output = larger if self.output_is_whole else own
         else:
@@ -128,6 +128,11 @@ class Collective(ABC):
     @abstractmethod
     def call(self, group: dist.ProcessGroup) -> None:
         """Run the collective once and wait for it. Collective over ``group``."""
+
+    def pattern(self, salt: int) -> Pattern:
+        """Return the inputs of every rank for ``salt``."""
+        op = self.context.op if self.has_op else "none"
+        return Pattern(self.context.dtype, op, self.context.world_size, salt)
 
     def sources(self) -> Iterable[int]:
         """Return the ranks whose inputs this rank's output is made of, in the order there."""
@@ -154,18 +159,22 @@ class Collective(ABC):
         poison(self.output)
         self.fill_input(pattern)
 
-    def wrong_elements(self, pattern: Pattern) -> int:
-        """Return how many output elements of this rank are wrong after a call. Local.
+    def outcome(self, pattern: Pattern) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield the name of a buffer, what a call has left in it, and what must be there. Local.
 
-        Out of place, changed elements of the input count as well.
+        Out of place, the input must be as it was.
         """
         expected = self.expected_output(pattern)
-        wrong = 0 if expected is None else count_wrong(self.output, expected)
+        if expected is not None:
+            yield "output", self.output, expected
         if not self.in_place and self.input.numel():
             seen = self.input.clone()
             self.fill_input(pattern)
-            wrong += count_wrong(seen, self.input)
-        return wrong
+            yield "input was changed:", seen, self.input
+
+    def wrong_elements(self, pattern: Pattern) -> int:
+        """Return how many elements of this rank are wrong after a call. Local."""
+        return sum(count_wrong(seen, expected) for _, seen, expected in self.outcome(pattern))
 
     def clear(self) -> None:
         """Zero the buffers, so that repeated reductions in place stay finite while timed."""
@@ -175,9 +184,6 @@ class Collective(ABC):
     def _empty(self, shares: int) -> torch.Tensor:
         context = self.context
         return torch.empty(shares * self.count, dtype=context.dtype, device=context.device)
-
-    def _share(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        return tensor[rank * self.count : (rank + 1) * self.count]
 
     def _values(
         self, pattern: Pattern, period: np.ndarray, offset: int, count: int

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-
-import torch
 
 from torch_symm.tools.bench.collectives import CLASSES
 from torch_symm.tools.bench.pattern import BITWISE_OPS, DTYPES, OPS
@@ -104,16 +102,11 @@ class BenchConfig:
         above_zero("--case-seconds", self.case_s)
         if self.budget_s is not None:
             above_zero("--budget-seconds", self.budget_s)
-        if self.op in BITWISE_OPS and self.torch_dtype.is_floating_point:
+        if self.op in BITWISE_OPS and DTYPES[self.dtype].is_floating_point:
             raise ConfigError(f"--op: {self.op} needs an integer --dtype, got {self.dtype}")
         if "sendrecv" in self.collectives and self.ranks < 2:
             raise ConfigError(f"--ranks: sendrecv needs at least 2 ranks, got {self.ranks}")
         object.__setattr__(self, "sizes", tuple(self._sizes()))
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Return the element type of the buffers."""
-        return DTYPES[self.dtype]
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -122,7 +115,7 @@ class BenchConfig:
 
     def counts(self, collective: str) -> list[int]:
         """Return the counts of one collective; sizes that round to the same count are one."""
-        kind, itemsize = CLASSES[collective], self.torch_dtype.itemsize
+        kind, itemsize = CLASSES[collective], DTYPES[self.dtype].itemsize
         return list(dict.fromkeys(kind.count_of(size, itemsize, self.ranks) for size in self.sizes))
 
     @property
@@ -130,13 +123,11 @@ class BenchConfig:
         """Return every collective in every mode, in the order in which they are measured."""
         return tuple((name, mode) for name in self.collectives for mode in self.modes)
 
-    def _sizes(self) -> list[int]:
-        sizes = [self.min_bytes]
-        while True:
-            following = sizes[-1] + self.step if self.step else sizes[-1] * self.factor
-            if following > self.max_bytes:
-                return sizes
-            sizes.append(following)
+    def _sizes(self) -> Iterator[int]:
+        size = self.min_bytes
+        while size <= self.max_bytes:
+            yield size
+            size = size + self.step if self.step else size * self.factor
 
 
 def one_of(option: str, value: str, choices: Collection[str]) -> None:

@@ -10,7 +10,6 @@ computed with numpy in 64-bit integers and never touch a collective.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -124,27 +123,14 @@ def count_wrong(actual: torch.Tensor, expected: torch.Tensor) -> int:
     return int(_differs(actual, expected).sum())
 
 
-@dataclass(frozen=True)
-class WrongElement:
-    """The first element that is wrong: its position, what was expected there, what stands there."""
-
-    index: int
-    expected: float | int
-    actual: float | int
-
-    def __str__(self) -> str:
-        return f"element {self.index} is {self.actual}, expected {self.expected}"
-
-
-def first_wrong(actual: torch.Tensor, expected: torch.Tensor) -> WrongElement | None:
-    """Return the first wrong element of ``actual`` in flat order, None where all are right."""
+def first_wrong(actual: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """Say which element of ``actual`` is the first wrong one in flat order, None if none is."""
     differs = _differs(actual, expected).flatten()
     if not bool(differs.any()):
         return None
     index = int(differs.nonzero()[0])
-    return WrongElement(
-        index, expected.flatten()[index].item(), actual.flatten()[index].to("cpu").item()
-    )
+    seen, right = (tensor.flatten()[index].item() for tensor in (actual, expected))
+    return f"element {index} is {seen}, expected {right}"
 
 
 def _differs(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from torch_symm.tools.bench.config import BenchConfig
 from torch_symm.tools.bench.results import Row
-from torch_symm.tools.report import Report
+from torch_symm.tools.command import Report
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ from torch_symm.tools.bench.collectives import Collective
 from torch_symm.tools.ranks.device import group_barrier
 from torch_symm.tools.ranks.graph import Recording
 
-_CALLS_IN_GRAPH = 10
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -100,7 +98,7 @@ class EagerRunner(Runner):
 class GraphRunner(EagerRunner):
     """Replays on the current stream of graphs captured on another one."""
 
-    calls_per_step = _CALLS_IN_GRAPH
+    calls_per_step = 10
 
     def __init__(self, operation: Collective, group: dist.ProcessGroup) -> None:
         super().__init__(operation, group)
@@ -111,7 +109,7 @@ class GraphRunner(EagerRunner):
         stream = torch.cuda.Stream()
 
         def calls() -> None:
-            for _ in range(_CALLS_IN_GRAPH):
+            for _ in range(self.calls_per_step):
                 self.operation.call(self.group)
 
         self._timed = Recording(calls, stream)

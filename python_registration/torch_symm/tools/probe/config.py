@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from torch_symm.tools.bench.config import ConfigError, above_zero, at_least, one_of
 from torch_symm.tools.bench.pattern import DTYPES
 from torch_symm.tools.probe.operations import OPERATIONS
@@ -44,12 +42,7 @@ class ProbeConfig:
         above_zero("--timeout-s", self.timeout_s)
         above_zero("--case-seconds", self.case_s)
         for size in self.sizes:
-            at_least("--size", size, self.torch_dtype.itemsize)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Return the element type of the tensors."""
-        return DTYPES[self.dtype]
+            at_least("--size", size, DTYPES[self.dtype].itemsize)
 
     @property
     def cases(self) -> tuple[tuple[str, str], ...]:

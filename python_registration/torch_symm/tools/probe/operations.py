@@ -143,16 +143,8 @@ class Operation:
         context = CallContext(rank, world_size, world_size - 1, self.op, dtype, device)
         # At least four elements, so that every part of a split is there.
         count = max(self.kind.count_of(size, dtype.itemsize, world_size), 4)
-        return self.kind(context, 0 if self.kind is Barrier else count, in_place=self.in_place)
-
-    @property
-    def in_place(self) -> bool:
-        """Tell whether the operation has a form in place only."""
-        return not self.kind.out_of_place_exists
-
-    def pattern(self, dtype: torch.dtype, world_size: int, salt: int) -> Pattern:
-        """Return the inputs of every rank for ``salt``."""
-        return Pattern(dtype, self.op if self.kind.has_op else "none", world_size, salt)
+        in_place = not self.kind.out_of_place_exists
+        return self.kind(context, 0 if self.kind is Barrier else count, in_place)
 
 
 OPERATIONS: dict[str, Operation] = {

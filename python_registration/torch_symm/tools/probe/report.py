@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from torch_symm.tools.command import Report
 from torch_symm.tools.probe.config import ProbeConfig
 from torch_symm.tools.probe.verdict import Result
-from torch_symm.tools.report import Report
 
 _NOT_EXAMINED = "-"
 
@@ -47,13 +47,10 @@ class ProbeReport(Report):
         table.add_column("operation", no_wrap=True)
         for backend in self._config.backends:
             table.add_column(backend)
-        verdicts = {(r.backend, r.operation): r.verdict for r in self.records}
+        cells = {(r.backend, r.operation): r.verdict.value for r in self.records}
         for name in dict.fromkeys(name for _, name in self._config.cases):
-            cells = []
-            for backend in self._config.backends:
-                verdict = verdicts.get((backend, name))
-                cells.append(_NOT_EXAMINED if verdict is None else verdict.value)
-            table.add_row(name, *cells)
+            row = (cells.get((backend, name), _NOT_EXAMINED) for backend in self._config.backends)
+            table.add_row(name, *row)
         return table
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from torch_symm.tools.probe.config import ProbeConfig
-from torch_symm.tools.probe.examine import Surroundings, examine, examine_cold
+from torch_symm.tools.probe.examine import Surroundings, examine
 from torch_symm.tools.probe.operations import OPERATIONS
 from torch_symm.tools.probe.verdict import Finding, Result, Verdict, worst
 from torch_symm.tools.ranks.process import Messenger, RankContext
@@ -26,7 +26,8 @@ def probe_rank(
     around = Surroundings.join(config, context.rank, store, messenger)
     groups: dict[str, dist.ProcessGroup] = {}
     sound = True
-    for around.case in range(first_case, len(config.cases)):
+    for case in range(first_case, len(config.cases)):
+        around.case = case
         result = _examine_case(around, groups)
         around.send(result)
         sound = result.verdict.good and not config.isolate
@@ -43,15 +44,11 @@ def _examine_case(around: Surroundings, groups: dict[str, dist.ProcessGroup]) ->
     around.begin_case()
     around.progress("making the group")
     timeout = timedelta(seconds=config.timeout_s)
-    if backend not in groups and not operation.cold:
-        groups[backend] = dist.new_group(backend=backend, timeout=timeout)
     findings = [Finding(Verdict.CAPTURES)]
     for size in config.sizes[:1] if operation.cold else config.sizes:
-        if operation.cold:
-            cold = dist.new_group(backend=backend, timeout=timeout)
-            findings = examine_cold(around, operation, size, cold)
-        else:
-            findings = examine(around, operation, size, groups[backend])
+        if operation.cold or backend not in groups:
+            groups[backend] = dist.new_group(backend=backend, timeout=timeout)
+        findings = examine(around, operation, size, groups[backend])
         if not all(finding.verdict.good for finding in findings):
             break
     return worst(backend, name, findings)
