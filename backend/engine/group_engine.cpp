@@ -17,7 +17,7 @@ constexpr std::chrono::milliseconds kStopLimit{5'000};
 
 std::shared_ptr<GroupEngine> GroupEngine::create(KeyValueStore& store, CommunicatorConfig config) {
   const std::chrono::milliseconds timeout = config.timeout;
-  std::shared_ptr<Communicator> communicator = Communicator::create(store, std::move(config));
+  auto communicator = std::make_shared<Communicator>(store, std::move(config));
   std::shared_ptr<GroupEngine> engine(new GroupEngine(std::move(communicator), timeout));
   add_live_group(engine);
   return engine;
@@ -74,7 +74,7 @@ void GroupEngine::shutdown() {
   closed_.store(true, std::memory_order_release);
   blocking_section([this] {
     queue_.drain();
-    communicator_->drain_device();
+    if (DeviceGroup* device = communicator_->device_group_if_made()) device->drain();
     close("the process group was destroyed while the operation waited");
   });
 }

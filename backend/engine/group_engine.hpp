@@ -26,7 +26,7 @@ namespace symm {
 
 class GroupEngine {
  public:
-  // Collective, as Communicator::create; registers the group for the end of the process.
+  // Collective, as the constructor of Communicator; registers the group for the end of the process.
   static std::shared_ptr<GroupEngine> create(KeyValueStore& store, CommunicatorConfig config);
   // Interrupts, and releases the communicator. Blocks briefly (blocking_section).
   ~GroupEngine();

@@ -35,7 +35,8 @@ void run_group(int world, const std::function<void(Communicator&)>& body,
                Algorithm algorithm = Algorithm::kAuto) {
   test::MemoryStore store;
   test::run_ranks(world, [&](int rank) {
-    const auto communicator = Communicator::create(store, config_of(rank, world, algorithm));
+    const auto communicator =
+        std::make_unique<Communicator>(store, config_of(rank, world, algorithm));
     body(*communicator);
   });
 }
@@ -44,7 +45,7 @@ std::vector<std::optional<Error>> errors_in_group(int world,
                                                   const std::function<void(Communicator&)>& body) {
   test::MemoryStore store;
   return test::errors_of_ranks(world, [&](int rank) {
-    const auto communicator = Communicator::create(store, config_of(rank, world));
+    const auto communicator = std::make_unique<Communicator>(store, config_of(rank, world));
     body(*communicator);
   });
 }
@@ -128,7 +129,7 @@ TEST(Communicator, NamesWhoDidNotArrive) {
   test::MemoryStore store;
   std::latch others_gave_up(2);
   const auto errors = test::errors_of_ranks(3, [&](int rank) {
-    const auto communicator = Communicator::create(store, config_of(rank, 3));
+    const auto communicator = std::make_unique<Communicator>(store, config_of(rank, 3));
     communicator->run(CollectiveArgs{});
     std::vector<float> data(8);
     if (rank == 2) {

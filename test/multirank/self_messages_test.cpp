@@ -26,7 +26,8 @@ void run_group(int world, const std::function<void(Communicator&)>& body) {
     config.rank = rank;
     config.world_size = world;
     config.timeout = std::chrono::milliseconds(20'000);
-    body(*Communicator::create(store, config));
+    Communicator communicator(store, config);
+    body(communicator);
   });
 }
 
