@@ -94,7 +94,7 @@ class DeviceStreams {
   void abort(const char* reason) const;
 
   // Runs `task` on a thread for what has to poll. Throws Error(kAborted) after close().
-  void post(std::unique_ptr<AsyncTask> task) { watcher_.post(std::move(task)); }
+  void post(AsyncQueue::Task task) { watcher_.post(std::move(task)); }
 
   // The group is gone: lets go of the communicator. `failure` is what became of operations whose
   // end nobody has seen. Idempotent: the first call counts.

@@ -138,7 +138,7 @@ void Communicator::validate(const CollectiveArgs& args) const {
 
 std::uint64_t Communicator::next_sequence() const { return trace_->sequence() + 1; }
 
-PointToPoint& Communicator::point_to_point() { return *mailboxes_; }
+MailboxEngine& Communicator::point_to_point() { return *mailboxes_; }
 
 void Communicator::check_segment(const LocalSegment& local) {
   group_->check_usable();

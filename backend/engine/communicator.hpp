@@ -39,7 +39,6 @@ class GroupMemory;
 class HostExecutor;
 class HostTrace;
 class MailboxEngine;
-class PointToPoint;
 
 class Communicator {
  public:
@@ -71,7 +70,7 @@ class Communicator {
   std::uint64_t next_sequence() const;
 
   // send/recv between two ranks. Lives as long as the communicator.
-  PointToPoint& point_to_point();
+  MailboxEngine& point_to_point();
 
   // The group's collectives on `device` of this rank, made by the first call (NOTE [First use on a
   // device]). A group uses one device a rank: kInvalidArgument, naming both, for another one.
@@ -125,8 +124,8 @@ class Communicator {
   std::unique_ptr<Agreement> agreement_;
   std::shared_ptr<LocalGroup> group_;
   std::unique_ptr<GroupMemory> memory_;  // null in a group of one
-  std::unique_ptr<HostExecutor> executor_;  // as memory_
   std::unique_ptr<HostTrace> trace_;
+  std::unique_ptr<HostExecutor> executor_;  // as memory_
   std::unique_ptr<MailboxEngine> mailboxes_;
   std::mutex call_mutex_;
 

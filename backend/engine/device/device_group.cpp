@@ -203,7 +203,7 @@ void DeviceGroup::put_all_to_all(const CollectiveArgs& args, const LaunchOptions
 }
 
 SelfMessages DeviceGroup::check_transfer(std::span<const TransferOp> ops) const {
-  SelfMessages own(context_.group, rank());
+  SelfMessages own(context_.group);
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const TransferOp& op = ops[i];
     const std::string name = op.is_send ? "send" : "recv";
@@ -217,7 +217,7 @@ SelfMessages DeviceGroup::check_transfer(std::span<const TransferOp> ops) const 
                                                    " on rank " + std::to_string(rank()) +
                                                    ": expected memory");
     }
-    if (op.peer == rank()) own.add(i, op.is_send, op.tag, op.bytes);
+    if (op.peer == rank()) own.add(i, op);
   }
   own.check_all_met();
   return own;
