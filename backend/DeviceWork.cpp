@@ -13,30 +13,6 @@
 
 namespace symm {
 
-namespace {
-
-// Waits for the end of one Work, so that its future gets its result.
-class WatchedWork final : public AsyncTask {
- public:
-  explicit WatchedWork(c10::intrusive_ptr<DeviceWork> work) : work_(std::move(work)) {}
-
-  void run() noexcept override {
-    constexpr std::chrono::microseconds kPeriod{100};
-    try {
-      while (!work_->isCompleted()) std::this_thread::sleep_for(kPeriod);
-    } catch (const std::exception&) {
-      // The device refuses to answer: its users learn of that from the device.
-    }
-  }
-  // The group is closed by now, so that one look is enough.
-  void cancel(const Error& /*reason*/) noexcept override { run(); }
-
- private:
-  c10::intrusive_ptr<DeviceWork> work_;
-};
-
-}  // namespace
-
 DeviceWork::DeviceWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
                        TensorVector outputs, std::shared_ptr<DeviceStreams> streams)
     : WorkSymm(rank, type, title, sequence, std::move(outputs)), streams_(std::move(streams)) {}
@@ -117,8 +93,6 @@ bool DeviceWork::isCompleted() {
   return true;
 }
 
-bool DeviceWork::isSuccess() const { return finished() && !exception(); }
-
 std::exception_ptr DeviceWork::exception() const {
   if (finished()) return WorkSymm::exception();
   const std::optional<Error> failure = streams_->failure();
@@ -194,18 +168,26 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
 
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFutureResult() {
   auto future = WorkSymm::getFutureResult();
-  bool watch = false;
+  bool first = false;
   {
     const std::lock_guard lock(mutex_);
-    watch = !std::exchange(watched_, true);
+    first = !std::exchange(watched_, true);
   }
-  if (watch && !isCompleted()) {
-    with_torch_errors([&] {
-      streams_->post(std::make_unique<WatchedWork>(
-          c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this)));
-    });
+  if (first && !isCompleted()) {
+    const auto self = c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this);
+    with_torch_errors([&] { streams_->post([self](const Error*) { self->watch(); }); });
   }
   return future;
+}
+
+// A closed group is one that a single look finds complete.
+void DeviceWork::watch() noexcept {
+  constexpr std::chrono::microseconds kPeriod{100};
+  try {
+    while (!isCompleted()) std::this_thread::sleep_for(kPeriod);
+  } catch (const std::exception&) {
+    // The device refuses to answer: its users learn of that from the device.
+  }
 }
 
 }  // namespace symm

@@ -45,14 +45,11 @@ class DeviceWork final : public WorkSymm {
 
   // For the operation itself, before the Work is handed out or, in a coalescing block, at its end.
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
-  void add_output(const at::Tensor& tensor) { add_to_result(tensor); }
   void came_from(int peer) { source_ = peer; }
   void launched(const Launch& launch);
 
   // False while the operation's capture goes on, and in a coalescing block that has not ended.
   bool isCompleted() override;
-  // True only once isCompleted() has been.
-  bool isSuccess() const override;
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   void synchronize() override;
@@ -74,6 +71,8 @@ class DeviceWork final : public WorkSymm {
   const c10::Event* end_event();
   bool passed();
   void release(const c10::Stream& current);
+  // Waits for the end, so that the future gets the result.
+  void watch() noexcept;
   void abort_group() override;
 
   const std::shared_ptr<DeviceStreams> streams_;

@@ -5,7 +5,6 @@
 
 #include <symm/memory_provider.hpp>
 #include "backend/process_group_impl.hpp"
-#include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
@@ -46,7 +45,7 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::endCoalescing() {
   if (impl_->device_block_) {
     return with_torch_errors([&]() -> WorkPtr {
       DeviceLauncher::Block block = *std::exchange(impl_->device_block_, std::nullopt);
-      impl_->device_launcher_->end(block, impl_->engine_->timeout(std::chrono::milliseconds(0)));
+      impl_->device_launcher_->end(block, impl_->engine_->timeout());
       return block.work;
     });
   }
@@ -127,7 +126,7 @@ void ProcessGroupSymm::shutdown() {
     return;
   }
   blocking_section([&] {
-    device->finish(impl_->engine_->timeout(std::chrono::milliseconds(0)));
+    device->finish(impl_->engine_->timeout());
     device->leave([this] { impl_->engine_->shutdown(); });
   });
 }

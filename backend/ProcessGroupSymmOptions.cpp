@@ -1,5 +1,6 @@
 #include <symm/ProcessGroupSymmOptions.hpp>
 
+#include "backend/engine/group/settings.hpp"
 #include "kernels/plan/algorithm.hpp"
 #include "kernels/protocol/device_layout.hpp"
 #include "symm_mem/c10d/errors.hpp"
@@ -8,24 +9,13 @@ namespace symm {
 
 namespace {
 
-struct SizeRange {
-  std::size_t least;
-  std::size_t most;
-  std::size_t unit;
-};
-
 [[noreturn]] void refuse(const std::string& message) {
   throw_torch_error(Error(ErrorCode::kInvalidArgument, message));
 }
 
 std::size_t checked_bytes(const std::string& option, std::int64_t bytes, const SizeRange& range) {
-  const auto size = static_cast<std::size_t>(bytes);
-  if (bytes < 0 || size < range.least || size > range.most || size % range.unit != 0) {
-    refuse("the option " + option + ": expected a multiple of " + std::to_string(range.unit) +
-           " from " + std::to_string(range.least) + " to " + std::to_string(range.most) + ", got " +
-           std::to_string(bytes));
-  }
-  return size;
+  with_torch_errors([&] { check_size("the option " + option, bytes, range); });
+  return static_cast<std::size_t>(bytes);
 }
 
 }  // namespace

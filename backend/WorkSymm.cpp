@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backend/device_streams.hpp"
+#include "backend/engine/host/mailbox_engine.hpp"
 #include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
@@ -57,17 +58,9 @@ void WorkSymm::finish(std::exception_ptr failure) noexcept {
   }
 }
 
-bool WorkSymm::isCompleted() { return finished(); }
-
-bool WorkSymm::isSuccess() const { return finished() && !exception_; }
-
-std::exception_ptr WorkSymm::exception() const { return finished() ? exception_ : nullptr; }
-
 int WorkSymm::sourceRank() const {
   TORCH_CHECK(false, "sourceRank() may only be called on the work of a recv.");
 }
-
-std::vector<at::Tensor> WorkSymm::result() { return {outputs_.begin(), outputs_.end()}; }
 
 void WorkSymm::synchronize() {
   if (finished()) rethrow_failure();
@@ -77,29 +70,24 @@ void WorkSymm::rethrow_failure() const {
   if (exception_) std::rethrow_exception(exception_);
 }
 
-bool WorkSymm::wait_until_finished(std::chrono::milliseconds limit) {
-  if (finished()) return true;
-  std::unique_lock lock(mutex_);
-  const auto ended = [this] { return completed_; };
-  if (limit.count() > 0) return cv_.wait_for(lock, limit, ended);
-  cv_.wait(lock, ended);
-  return true;
-}
-
-void WorkSymm::throw_wait_timeout(std::chrono::milliseconds limit) const {
-  throw_torch_error(Error(ErrorCode::kTimeout,
-                          "wait() of operation " + std::to_string(sequence_) + " on group rank " +
-                              std::to_string(rank_) + ": not done after " +
-                              std::to_string(limit.count()) + " ms; it stays in flight"));
-}
-
 void WorkSymm::throw_block_has_not_ended() {
   throw_torch_error(Error(ErrorCode::kInvalidArgument,
                           "the operation belongs to a coalescing block that has not ended"));
 }
 
 bool WorkSymm::wait(std::chrono::milliseconds timeout) {
-  if (!wait_until_finished(timeout)) throw_wait_timeout(timeout);
+  if (!finished()) {
+    std::unique_lock lock(mutex_);
+    const auto ended = [this] { return completed_; };
+    if (timeout.count() <= 0) {
+      cv_.wait(lock, ended);
+    } else if (!cv_.wait_for(lock, timeout, ended)) {
+      throw_torch_error(Error(ErrorCode::kTimeout,
+                              "wait() of operation " + std::to_string(sequence_) +
+                                  " on group rank " + std::to_string(rank_) + ": not done after " +
+                                  std::to_string(timeout.count()) + " ms; it stays in flight"));
+    }
+  }
   release_inputs();
   rethrow_failure();
   return true;
@@ -108,8 +96,6 @@ bool WorkSymm::wait(std::chrono::milliseconds timeout) {
 void WorkSymm::abort() {
   if (!finished()) abort_group();
 }
-
-std::uint64_t WorkSymm::getSequencenumber() const { return sequence_; }
 
 float WorkSymm::getDuration() const {
   if (!finished()) return 0.0f;
@@ -129,29 +115,25 @@ void WorkSymm::complete_result(c10::ivalue::Future& future) const {
   future.markCompleted(c10::IValue(static_cast<std::int64_t>(result)));
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> WorkSymm::getFuture() {
+WorkSymm::FuturePtr WorkSymm::future_of(FuturePtr& future, const c10::TypePtr& type,
+                                        void (WorkSymm::*complete)(c10::ivalue::Future&) const) {
   std::unique_lock lock(mutex_);
-  if (!future_) {
-    future_ =
-        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  if (!future) {
+    future = c10::make_intrusive<c10::ivalue::Future>(type);
     if (completed_) {
       lock.unlock();
-      complete(*future_);
+      (this->*complete)(*future);
     }
   }
-  return future_;
+  return future;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkSymm::getFuture() {
+  return future_of(future_, c10::ListType::create(c10::TensorType::get()), &WorkSymm::complete);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkSymm::getFutureResult() {
-  std::unique_lock lock(mutex_);
-  if (!future_result_) {
-    future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
-    if (completed_) {
-      lock.unlock();
-      complete_result(*future_result_);
-    }
-  }
-  return future_result_;
+  return future_of(future_result_, c10::AnyEnumType::get(), &WorkSymm::complete_result);
 }
 
 TensorVector outputs_of(const CallBatch& calls) {
@@ -179,9 +161,10 @@ CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const char* title,
       communicator_(std::move(communicator)),
       timeout_(timeout) {}
 
-void CollectiveWork::run() noexcept {
+void CollectiveWork::run(const Error* stopped) noexcept {
   std::exception_ptr failure;
   try {
+    if (stopped != nullptr) throw *stopped;
     for (const CollectiveCall& call : calls_) run_on_host(call, *communicator_, timeout_);
   } catch (const Error& error) {
     failure = torch_error(error);
@@ -194,15 +177,6 @@ void CollectiveWork::run() noexcept {
     communicator.swap(communicator_);
   }
   finish(std::move(failure));
-}
-
-void CollectiveWork::cancel(const Error& reason) noexcept {
-  std::shared_ptr<Communicator> communicator;
-  {
-    std::lock_guard lock(mutex_);
-    communicator.swap(communicator_);
-  }
-  finish(torch_error(reason));
 }
 
 void CollectiveWork::release_inputs() {
@@ -230,7 +204,7 @@ TransferWork::TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, 
 void TransferWork::start(std::shared_ptr<Transfer> transfer) {
   transfer_ = std::move(transfer);
   started_.store(true, std::memory_order_release);
-  if (steps_.fetch_add(1, std::memory_order_acq_rel) == 1) finish_from_transfer();
+  transfer_done();
 }
 
 void TransferWork::transfer_done() noexcept {
@@ -240,7 +214,7 @@ void TransferWork::transfer_done() noexcept {
 void TransferWork::cancel(const Error& reason) noexcept { finish(torch_error(reason)); }
 
 void TransferWork::finish_from_transfer() noexcept {
-  const std::optional<Error> error = transfer_->error();
+  const std::optional<Error>& error = transfer_->error();
   finish(error ? torch_error(*error) : nullptr);
 }
 

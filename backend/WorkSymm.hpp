@@ -38,12 +38,14 @@ class WorkSymm : public c10d::Work {
 
   // For the operation itself: the Work is born finished.
   void finish_at_birth() noexcept;
+  // Before anybody may ask for the result.
+  void add_output(const at::Tensor& tensor) { outputs_.push_back(tensor); }
 
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
+  bool isCompleted() override { return finished(); }
+  bool isSuccess() const override { return finished() && !exception_; }
+  std::exception_ptr exception() const override { return finished() ? exception_ : nullptr; }
   int sourceRank() const override;
-  std::vector<at::Tensor> result() override;
+  std::vector<at::Tensor> result() override { return {outputs_.begin(), outputs_.end()}; }
   // Host memory needs no stream order: rethrows the failure of a finished Work.
   void synchronize() override;
   // Blocks until finished and rethrows. timeout <= 0 means the operation's own time-out, which
@@ -56,7 +58,7 @@ class WorkSymm : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   // Completed with a c10d::WorkResult as a number, never with an exception.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
-  std::uint64_t getSequencenumber() const override;
+  std::uint64_t getSequencenumber() const override { return sequence_; }
   // Milliseconds from the call to the end; 0 while pending.
   float getDuration() const override;
 
@@ -66,26 +68,26 @@ class WorkSymm : public c10d::Work {
   // Ends the Work; later calls do nothing. Runs the callbacks of futures on this thread.
   void finish(std::exception_ptr failure) noexcept;
   bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
-  // Blocks until finished or until `limit` (> 0) has passed; false in the latter case.
-  bool wait_until_finished(std::chrono::milliseconds limit);
   void rethrow_failure() const;
-  [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds limit) const;
   // For what has to wait for the end of the coalescing block that the operation belongs to.
   [[noreturn]] static void throw_block_has_not_ended();
 
   // Ends the range of a profile that `title` began; finish() does it too.
   void end_profiled_range();
   const TensorVector& outputs() const { return outputs_; }
-  // Before anybody may ask for the result.
-  void add_to_result(const at::Tensor& tensor) { outputs_.push_back(tensor); }
 
   // Lets go of what only the running operation needed. On a waiter's thread.
   virtual void release_inputs() {}
   virtual void abort_group() {}
 
  private:
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
   void complete(c10::ivalue::Future& future) const;
   void complete_result(c10::ivalue::Future& future) const;
+  // Makes `future`, of `type`, unless it is there; `complete` is called where the Work has ended.
+  FuturePtr future_of(FuturePtr& future, const c10::TypePtr& type,
+                      void (WorkSymm::*complete)(c10::ivalue::Future&) const);
 
   const std::uint64_t sequence_;
   TensorVector outputs_;  // the value of the future
@@ -93,8 +95,8 @@ class WorkSymm : public c10d::Work {
   Clock::time_point ended_{};
   std::atomic<bool> finished_{false};
   // Under mutex_ of the base, as exception_ is; both are made only when asked for.
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_result_;
+  FuturePtr future_;
+  FuturePtr future_result_;
 };
 
 // What the caller of `calls` gets.
@@ -112,9 +114,8 @@ class CollectiveWork final : public WorkSymm {
                  CallBatch calls, std::shared_ptr<Communicator> communicator,
                  std::chrono::milliseconds timeout);
 
-  // On the queue's thread.
-  void run() noexcept;
-  void cancel(const Error& reason) noexcept;
+  // The task of the queue: runs the calls, or ends the Work where the queue was stopped.
+  void run(const Error* stopped) noexcept;
 
  private:
   void release_inputs() override;

@@ -51,6 +51,11 @@ bool any_overlap(const std::vector<Part>& parts, std::size_t element_bytes) {
 
 }  // namespace
 
+at::Tensor plain(const at::Tensor& tensor) {
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return tensor;
+  return tensor.resolve_conj().resolve_neg().contiguous();
+}
+
 CallBuilder::CallBuilder(CollectiveKind kind, int rank, int world_size, int gpu)
     : checks_(collective_name(kind), rank, world_size), gpu_(gpu) {
   call_.args.kind = kind;
@@ -84,9 +89,15 @@ void CallBuilder::join(const at::Tensor& tensor, const Argument& argument) {
 const at::Tensor& CallBuilder::kept_input(const at::Tensor& tensor, const Argument& argument) {
   checks_.readable(tensor, argument);
   join(tensor, argument);
-  const bool plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-  call_.inputs.push_back(plain ? tensor : tensor.resolve_conj().resolve_neg().contiguous());
+  call_.inputs.push_back(plain(tensor));
   return call_.inputs.back();
+}
+
+void* CallBuilder::kept_output(const at::Tensor& tensor, const Argument& argument) {
+  checks_.writable(tensor, argument);
+  join(tensor, argument);
+  call_.outputs.push_back(tensor);
+  return tensor.mutable_data_ptr();
 }
 
 CallBuilder& CallBuilder::in_place(const at::Tensor& tensor, Argument argument) {
@@ -111,24 +122,17 @@ CallBuilder& CallBuilder::input(const at::Tensor& tensor, Argument argument) {
 }
 
 CallBuilder& CallBuilder::output(const at::Tensor& tensor, Argument argument) {
-  checks_.writable(tensor, argument);
-  join(tensor, argument);
+  call_.args.output = kept_output(tensor, argument);
   call_.args.count = count_of(tensor);
-  call_.args.output = tensor.mutable_data_ptr();
-  call_.outputs.push_back(tensor);
   return *this;
-}
-
-void CallBuilder::add_part(std::vector<Part>& parts, const void* data, std::size_t count) {
-  parts.push_back({const_cast<void*>(data), count});
 }
 
 CallBuilder& CallBuilder::input_list(const std::vector<at::Tensor>& tensors, const char* name) {
   checks_.list_size(tensors.size(), ranks_of(checks_), name);
   call_.input_parts.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& kept = kept_input(tensors[i], {name, static_cast<int>(i)});
-    add_part(call_.input_parts, kept.const_data_ptr(), count_of(kept));
+    const at::Tensor& kept = kept_input(tensors[i], {name, i});
+    call_.input_parts.push_back({const_cast<void*>(kept.const_data_ptr()), count_of(kept)});
   }
   return *this;
 }
@@ -137,43 +141,36 @@ CallBuilder& CallBuilder::output_list(const std::vector<at::Tensor>& tensors, co
   checks_.list_size(tensors.size(), ranks_of(checks_), name);
   call_.output_parts.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const Argument argument{name, static_cast<int>(i)};
-    checks_.writable(tensors[i], argument);
-    join(tensors[i], argument);
-    add_part(call_.output_parts, tensors[i].mutable_data_ptr(), count_of(tensors[i]));
-    call_.outputs.push_back(tensors[i]);
+    call_.output_parts.push_back({kept_output(tensors[i], {name, i}), count_of(tensors[i])});
   }
   return *this;
 }
 
 // The number of elements divides by the world size.
-void CallBuilder::add_shares(std::vector<Part>& parts, const at::Tensor& tensor, const void* data) {
+void CallBuilder::add_shares(std::vector<Part>& parts, const at::Tensor& tensor) {
   const std::size_t ranks = ranks_of(checks_);
   const std::size_t share = count_of(tensor) / ranks;
   const std::size_t share_bytes = share * tensor.element_size();
+  auto* const data = static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
   parts.reserve(ranks);
-  for (std::size_t r = 0; r < ranks; ++r) {
-    add_part(parts, static_cast<const std::byte*>(data) + r * share_bytes, share);
-  }
+  for (std::size_t r = 0; r < ranks; ++r) parts.push_back({data + r * share_bytes, share});
 }
 
 CallBuilder& CallBuilder::input_shares(const at::Tensor& tensor, Argument argument) {
   const at::Tensor& kept = kept_input(tensor, argument);
   checks_.element_count(count_of(kept), call_.args.count * ranks_of(checks_), argument);
-  add_shares(call_.input_parts, kept, kept.const_data_ptr());
+  add_shares(call_.input_parts, kept);
   return *this;
 }
 
 CallBuilder& CallBuilder::output_shares(const at::Tensor& tensor, Argument argument) {
-  checks_.writable(tensor, argument);
-  join(tensor, argument);
+  kept_output(tensor, argument);
   checks_.element_count(count_of(tensor), call_.args.count * ranks_of(checks_), argument);
-  add_shares(call_.output_parts, tensor, tensor.mutable_data_ptr());
-  call_.outputs.push_back(tensor);
+  add_shares(call_.output_parts, tensor);
   return *this;
 }
 
-void CallBuilder::add_rows(std::vector<Part>& parts, const at::Tensor& tensor, const void* data,
+void CallBuilder::add_rows(std::vector<Part>& parts, const at::Tensor& tensor,
                            const std::vector<std::int64_t>& rows, const char* name,
                            const char* rows_name) {
   const std::size_t ranks = ranks_of(checks_);
@@ -184,14 +181,14 @@ void CallBuilder::add_rows(std::vector<Part>& parts, const at::Tensor& tensor, c
                    "expected dimension 0 to divide by the world size " + std::to_string(ranks) +
                        " where no split sizes are given, got " + std::to_string(total_rows));
     }
-    add_shares(parts, tensor, data);
+    add_shares(parts, tensor);
     return;
   }
   checks_.list_size(rows.size(), ranks, rows_name);
   std::int64_t sum = 0;
   for (std::size_t r = 0; r < ranks; ++r) {
     if (rows[r] < 0 || rows[r] > total_rows) {
-      checks_.fail(ErrorCode::kInvalidArgument, {rows_name, static_cast<int>(r)},
+      checks_.fail(ErrorCode::kInvalidArgument, {rows_name, r},
                    "expected 0 to " + std::to_string(total_rows) + ", the size of dimension 0 of " +
                        name + ", got " + std::to_string(rows[r]));
     }
@@ -203,11 +200,11 @@ void CallBuilder::add_rows(std::vector<Part>& parts, const at::Tensor& tensor, c
                      ", the size of dimension 0 of " + name + ", got " + std::to_string(sum));
   }
   const std::size_t row = total_rows == 0 ? 0 : count_of(tensor) / total_rows;
-  const auto* next = static_cast<const std::byte*>(data);
+  auto* next = static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
   parts.reserve(ranks);
   for (const std::int64_t share : rows) {
     const std::size_t count = row * static_cast<std::size_t>(share);
-    add_part(parts, next, count);
+    parts.push_back({next, count});
     next += count * tensor.element_size();
   }
 }
@@ -216,34 +213,31 @@ CallBuilder& CallBuilder::input_rows(const at::Tensor& tensor,
                                      const std::vector<std::int64_t>& rows, const char* name,
                                      const char* rows_name) {
   const at::Tensor& kept = kept_input(tensor, {name});
-  add_rows(call_.input_parts, kept, kept.const_data_ptr(), rows, name, rows_name);
+  add_rows(call_.input_parts, kept, rows, name, rows_name);
   return *this;
 }
 
 CallBuilder& CallBuilder::output_rows(const at::Tensor& tensor,
                                       const std::vector<std::int64_t>& rows, const char* name,
                                       const char* rows_name) {
-  checks_.writable(tensor, {name});
-  join(tensor, {name});
-  add_rows(call_.output_parts, tensor, tensor.mutable_data_ptr(), rows, name, rows_name);
-  call_.outputs.push_back(tensor);
+  kept_output(tensor, {name});
+  add_rows(call_.output_parts, tensor, rows, name, rows_name);
   return *this;
 }
 
-CallBuilder& CallBuilder::even_parts(const char* name) {
+void CallBuilder::check_part(std::size_t rank, const char* name) const {
   const std::vector<Part>& parts =
       call_.input_parts.empty() ? call_.output_parts : call_.input_parts;
-  for (std::size_t r = 0; r < parts.size(); ++r) {
-    checks_.element_count(parts[r].count, call_.args.count, {name, static_cast<int>(r)});
-  }
+  checks_.element_count(parts[rank].count, call_.args.count, {name, rank});
+}
+
+CallBuilder& CallBuilder::even_parts(const char* name) {
+  for (std::size_t r = 0; r < ranks_of(checks_); ++r) check_part(r, name);
   return *this;
 }
 
 CallBuilder& CallBuilder::own_part(const char* name) {
-  const std::vector<Part>& parts =
-      call_.input_parts.empty() ? call_.output_parts : call_.input_parts;
-  const auto own = static_cast<std::size_t>(checks_.rank());
-  checks_.element_count(parts[own].count, call_.args.count, {name, checks_.rank()});
+  check_part(static_cast<std::size_t>(checks_.rank()), name);
   return *this;
 }
 

@@ -40,6 +40,10 @@ struct CollectiveCall {
   std::vector<TensorCopy> copies_after;     // the same: out of them
 };
 
+// `tensor` itself where it is contiguous and no lazily conjugated or negated view, else a copy that
+// is.
+at::Tensor plain(const at::Tensor& tensor);
+
 // On the host at once, on a GPU on the current stream.
 void copy_tensors(const std::vector<TensorCopy>& copies);
 
@@ -61,6 +65,8 @@ class CallBuilder {
 
   // One tensor that is read and overwritten. Dense in any order of dimensions.
   CallBuilder& in_place(const at::Tensor& tensor, Argument argument);
+  // After in_place(): the tensor is not overwritten.
+  void only_read() { call_.args.output = nullptr; }
   CallBuilder& input(const at::Tensor& tensor, Argument argument);
   CallBuilder& output(const at::Tensor& tensor, Argument argument);
 
@@ -91,10 +97,11 @@ class CallBuilder {
   // `tensor` has the element type and the device of the tensors before it.
   void join(const at::Tensor& tensor, const Argument& argument);
   const at::Tensor& kept_input(const at::Tensor& tensor, const Argument& argument);
-  void add_part(std::vector<Part>& parts, const void* data, std::size_t count);
-  void add_shares(std::vector<Part>& parts, const at::Tensor& tensor, const void* data);
-  void add_rows(std::vector<Part>& parts, const at::Tensor& tensor, const void* data,
+  void* kept_output(const at::Tensor& tensor, const Argument& argument);
+  void add_shares(std::vector<Part>& parts, const at::Tensor& tensor);
+  void add_rows(std::vector<Part>& parts, const at::Tensor& tensor,
                 const std::vector<std::int64_t>& rows, const char* name, const char* rows_name);
+  void check_part(std::size_t rank, const char* name) const;
   void check_overlap() const;
 
   TensorChecks checks_;

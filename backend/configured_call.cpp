@@ -1,11 +1,17 @@
 #include "backend/configured_call.hpp"
 
 #include <string>
+#include <utility>
 
 #include "backend/engine/group/call_record.hpp"
+#include "backend/process_group_impl.hpp"
+#include "kernels/plan/placement.hpp"
+#include "kernels/plan/plan.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 
 namespace symm {
+
+using WorkPtr = ProcessGroupSymm::WorkPtr;
 
 namespace {
 
@@ -35,8 +41,7 @@ void move_parts(std::vector<Part>& parts, const void* from, void* to) {
   }
 }
 
-}  // namespace
-
+// The checked call, without its plan and stages. Throws as CallBuilder does.
 CollectiveCall build_configured_call(CallBuilder builder, const ConfiguredCall& given) {
   const TensorChecks& checks = builder.checks();
   const auto input = [&]() -> const at::Tensor& {
@@ -85,6 +90,8 @@ CollectiveCall build_configured_call(CallBuilder builder, const ConfiguredCall& 
   return builder.build();
 }
 
+// Lets the call read its one input from `stage`, to which it is copied before the call begins.
+// Throws Error(kInvalidArgument) where it does not fit.
 void stage_input(CollectiveCall& call, const at::Tensor& stage) {
   const at::Tensor source = call.inputs.back();
   const at::Tensor place = place_in(stage, source, "input");
@@ -94,6 +101,7 @@ void stage_input(CollectiveCall& call, const at::Tensor& stage) {
   call.inputs.push_back(place);
 }
 
+// Lets the call write its one output to `stage`, from which it is copied when the call has ended.
 void stage_output(CollectiveCall& call, const at::Tensor& stage) {
   const at::Tensor& target = call.outputs.back();
   const at::Tensor place = place_in(stage, target, "output");
@@ -103,6 +111,8 @@ void stage_output(CollectiveCall& call, const at::Tensor& stage) {
   call.inputs.push_back(place);
 }
 
+// Whether peers of this rank would read the input of `call` by `algorithm`, if that were in a
+// segment and nothing were written there.
 bool peers_read_input(const CollectiveCall& call, int rank, Algorithm algorithm) {
   if (call.inputs.empty()) return false;
   switch (remote_access(call.args.kind, algorithm)) {
@@ -118,6 +128,46 @@ bool peers_read_input(const CollectiveCall& call, int rank, Algorithm algorithm)
     default:
       return false;
   }
+}
+
+}  // namespace
+
+WorkPtr ProcessGroupSymm::Impl::run_configured(const ConfiguredCall& given, bool async_op) {
+  return with_torch_errors([&] {
+    engine_->check_usable();
+    CollectiveCall call = build_configured_call(builder(given.kind), given);
+    const PlanTarget target = call.device.is_cpu() ? PlanTarget::kHost : PlanTarget::kGpu;
+    const Plan plan = engine_->communicator().plan(call.args, given.request, target);
+    call.request = given.request;
+    if (given.input_stage && peers_read_input(call, rank_, plan.algorithm)) {
+      stage_input(call, *given.input_stage);
+    }
+    if (given.output_stage) stage_output(call, *given.output_stage);
+    return issue(operation_of(given.kind), std::move(call), Milliseconds(0), async_op);
+  });
+}
+
+bool ProcessGroupSymm::Impl::device_knows(const at::Tensor& tensor) const {
+  const DeviceGroup* group = engine_->communicator().device_group_if_made();
+  return group != nullptr && group->knows(tensor.const_data_ptr(), tensor.nbytes());
+}
+
+WorkPtr ProcessGroupSymm::Impl::device_barrier(std::optional<at::Device> device) {
+  return with_torch_errors([&] {
+    const int own = gpu();
+    const at::Device place = device     ? *device
+                             : own >= 0 ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(own))
+                                        : at::Device(at::kCPU);
+    CollectiveCall call;
+    if (place.is_cpu()) {
+      call = barrier_call({});
+    } else {
+      call = builder(CollectiveKind::kBarrier).build();
+      call.device = place;
+    }
+    return issue({c10d::OpType::BARRIER, "symm:device_barrier"}, std::move(call), Milliseconds(0),
+                 false);
+  });
 }
 
 }  // namespace symm

@@ -9,9 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "backend/collective_call.hpp"
 #include "kernels/core/collective.hpp"
-#include "kernels/plan/placement.hpp"
 #include "kernels/plan/plan_request.hpp"
 
 namespace symm {
@@ -34,19 +32,5 @@ struct ConfiguredCall {
   std::optional<at::Tensor> input_stage;
   std::optional<at::Tensor> output_stage;
 };
-
-// The checked call, without its plan and stages. Throws as CallBuilder does.
-CollectiveCall build_configured_call(CallBuilder builder, const ConfiguredCall& given);
-
-// Lets the call read its one input from `stage`, to which it is copied before the call begins.
-// Throws Error(kInvalidArgument) where it does not fit.
-void stage_input(CollectiveCall& call, const at::Tensor& stage);
-
-// Lets the call write its one output to `stage`, from which it is copied when the call has ended.
-void stage_output(CollectiveCall& call, const at::Tensor& stage);
-
-// Whether peers of this rank would read the input of `call` by `algorithm`, if that were in a
-// segment and nothing were written there.
-bool peers_read_input(const CollectiveCall& call, int rank, Algorithm algorithm);
 
 }  // namespace symm

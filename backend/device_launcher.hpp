@@ -78,7 +78,7 @@ class DeviceLauncher {
     if (streams_->in_forked_child() || streams_->closed()) return;
     std::optional<Error> unfinished = what_is_unfinished();
     stop();
-    close(std::move(unfinished));
+    streams_->close(std::move(unfinished));
   }
 
  private:
@@ -93,10 +93,8 @@ class DeviceLauncher {
   std::vector<c10::Event> events(bool with_current);
   // The result of the operations in flight: nullopt where all have ended well.
   std::optional<Error> what_is_unfinished() noexcept;
-  void close(std::optional<Error> unfinished) noexcept;
 
-  std::shared_ptr<Communicator> communicator_;  // until close()
-  DeviceGroup* group_;                          // the communicator's
+  DeviceGroup* const group_;  // the communicator's, which the streams keep until they are closed
   std::shared_ptr<DeviceStreams> streams_;
 
   std::mutex collectives_mutex_;

@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "backend/process_group_impl.hpp"
-#include "backend/profiling.hpp"
-#include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
 
@@ -23,7 +21,7 @@ DeviceLauncher& ProcessGroupSymm::Impl::device_launcher(at::Device device) {
   return *device_launcher_;
 }
 
-WorkPtr ProcessGroupSymm::Impl::issue_on_device(OpType type, const char* title, CallBatch calls,
+WorkPtr ProcessGroupSymm::Impl::issue_on_device(const Operation& operation, const CallBatch& calls,
                                                 Milliseconds timeout, bool async_op) {
   for (const CollectiveCall& call : calls) {
     if (call.device != calls.front().device) {
@@ -39,12 +37,11 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(OpType type, const char* title, 
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   try {
     if (coalescing()) {
-      DeviceLauncher::Block& block = device_block(device, sequence);
+      DeviceLauncher::Block& block = device_block(sequence);
       device.collectives(block, calls, timeout, async_op);
       return block.work;
     }
-    auto work = c10::make_intrusive<DeviceWork>(rank_, type, title, sequence, outputs_of(calls),
-                                                device.streams());
+    auto work = device_work(operation, outputs_of(calls), sequence);
     device.collectives(*work, calls, timeout, async_op);
     return work;
   } catch (const Error& error) {
@@ -54,13 +51,17 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(OpType type, const char* title, 
   }
 }
 
-DeviceLauncher::Block& ProcessGroupSymm::Impl::device_block(DeviceLauncher& device,
-                                                            std::uint64_t sequence) {
+c10::intrusive_ptr<DeviceWork> ProcessGroupSymm::Impl::device_work(const Operation& operation,
+                                                                   TensorVector outputs,
+                                                                   std::uint64_t sequence) {
+  return c10::make_intrusive<DeviceWork>(rank_, operation.type, operation.title(), sequence,
+                                         std::move(outputs), device_launcher_->streams());
+}
+
+DeviceLauncher::Block& ProcessGroupSymm::Impl::device_block(std::uint64_t sequence) {
   if (device_block_) return *device_block_;
   device_block_.emplace();
-  device_block_->work =
-      c10::make_intrusive<DeviceWork>(rank_, OpType::COALESCED, profiled("symm:coalesced"),
-                                      sequence, TensorVector{}, device.streams());
+  device_block_->work = device_work({OpType::COALESCED, "symm:coalesced"}, {}, sequence);
   return *device_block_;
 }
 
@@ -76,25 +77,21 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor
   DeviceLauncher& device = device_launcher(tensor.device());
   check_block(device.device());
   const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed);
-  const auto add_tensor = [&](DeviceWork& work) {
-    if (op.is_send) {
-      work.keep(tensor);
-    } else {
-      work.add_output(tensor);
-    }
-  };
-  if (coalescing()) {
-    DeviceLauncher::Block& block = device_block(device, sequence);
-    block.messages.push_back(op);
-    add_tensor(*block.work);
-    return block.work;
+  DeviceLauncher::Block* const block = coalescing() ? &device_block(sequence) : nullptr;
+  const c10::intrusive_ptr<DeviceWork> work =
+      block ? block->work
+            : device_work({type, op.is_send ? "symm:send" : "symm:recv"}, {}, sequence);
+  if (op.is_send) {
+    work->keep(tensor);
+  } else {
+    work->add_output(tensor);
   }
-  auto work =
-      c10::make_intrusive<DeviceWork>(rank_, type, profiled(op.is_send ? "symm:send" : "symm:recv"),
-                                      sequence, TensorVector{}, device.streams());
-  add_tensor(*work);
+  if (block) {
+    block->messages.push_back(op);
+    return work;
+  }
   if (!op.is_send) work->came_from(op.peer);
-  device.message(*work, op, engine_->timeout(Milliseconds(0)));
+  device.message(*work, op, engine_->timeout());
   return work;
 }
 
@@ -123,8 +120,7 @@ void ProcessGroupSymm::eagerConnectSingleDevice(at::Device device) {
   if (!device.is_cuda()) return;
   with_torch_errors([&] {
     impl_->engine_->check_usable();
-    impl_->device_launcher(device).connect_all(
-        impl_->engine_->timeout(std::chrono::milliseconds(0)));
+    impl_->device_launcher(device).connect_all(impl_->engine_->timeout());
   });
 }
 

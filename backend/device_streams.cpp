@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <string>
 #include <thread>
 #include <utility>
@@ -11,44 +12,18 @@
 
 namespace symm {
 
-namespace {
-
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Asks often at first, since most points are reached soon, then seldom.
-class Pause {
- public:
-  void operator()() {
-    if (turns_ < kYields) {
-      ++turns_;
-      std::this_thread::yield();
-      return;
-    }
-    std::this_thread::sleep_for(sleep_);
-    sleep_ = std::min(2 * sleep_, kLongest);
-  }
-
- private:
-  static constexpr int kYields = 64;
-  static constexpr microseconds kLongest{500};
-  int turns_ = 0;
-  microseconds sleep_{10};
-};
-
-}  // namespace
-
-DeviceId device_id(at::Device device) { return {gpu_kind(), device.index()}; }
-
 DeviceStreams::DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator,
-                             DeviceGroup& group, bool high_priority)
+                             DeviceGroup& group)
     : device_(device),
       guard_(device.type()),
       runtime_(group.runtime()),
-      high_priority_(high_priority),
+      high_priority_(communicator->config().high_priority),
       fork_generation_(fork_generation()),
-      collectives_(guard_.getStreamFromGlobalPool(device, high_priority)),
-      batches_(guard_.getStreamFromGlobalPool(device, high_priority)),
+      collectives_(guard_.getStreamFromGlobalPool(device, high_priority_)),
+      batches_(guard_.getStreamFromGlobalPool(device, high_priority_)),
       order_event_(device.type()),
       communicator_(std::move(communicator)),
       group_(&group) {}
@@ -132,14 +107,6 @@ std::vector<c10::Event> DeviceStreams::mark(const StreamChain& chain, bool with_
   return events;
 }
 
-bool DeviceStreams::reached(const std::vector<c10::Event>& events) const {
-  const RelaxedCapture relaxed(runtime_);
-  for (const c10::Event& event : events) {
-    if (!event.query()) return false;
-  }
-  return true;
-}
-
 std::optional<Error> DeviceStreams::failure() const {
   const std::lock_guard lock(state_mutex_);
   if (closed_) return closing_failure_;
@@ -203,31 +170,31 @@ void DevicePoint::wait(milliseconds limit) const {
   // arrives here a little later.
   constexpr milliseconds kGrace{500};
   const Deadline deadline(limit + kGrace);
-  Pause pause;
-  while (!streams_->reached(events_)) {
+  // Asks often at first, since most points are reached soon, then seldom.
+  constexpr int kYields = 64;
+  constexpr microseconds kLongestSleep{500};
+  microseconds sleep{10};
+  for (int turn = 0; !passed(); ++turn) {
     if (const std::optional<Error> failure = streams_->failure()) throw *failure;
     if (deadline.passed()) {
       throw Error(ErrorCode::kTimeout, "the work on " + streams_->device().str() +
                                            " before the barrier is not done after " +
                                            std::to_string(limit.count()) + " ms");
     }
-    pause();
+    if (turn < kYields) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(sleep);
+      sleep = std::min(2 * sleep, kLongestSleep);
+    }
   }
   streams_->check();
 }
 
-bool DevicePoint::wait_quietly(milliseconds limit) const noexcept {
-  try {
-    const Deadline deadline(limit);
-    Pause pause;
-    while (!streams_->reached(events_)) {
-      if (deadline.passed()) return false;
-      pause();
-    }
-  } catch (const std::exception&) {
-    // The device is gone or in error: nothing of ours runs there any more.
-  }
-  return true;
+bool DevicePoint::passed() const {
+  const RelaxedCapture relaxed(streams_->runtime());
+  return std::all_of(events_.begin(), events_.end(),
+                     [](const c10::Event& event) { return event.query(); });
 }
 
 }  // namespace symm

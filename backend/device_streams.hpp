@@ -36,9 +36,6 @@
 
 namespace symm {
 
-// As the engine names a device.
-DeviceId device_id(at::Device device);
-
 // Where the last operation of one order was put: outside of captures, and in the latest capture.
 struct StreamChain {
   std::optional<c10::Stream> eager;
@@ -50,8 +47,7 @@ struct StreamChain {
 class DeviceStreams {
  public:
   // `group` belongs to `communicator`.
-  DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator, DeviceGroup& group,
-                bool high_priority);
+  DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator, DeviceGroup& group);
   ~DeviceStreams();
   DeviceStreams(const DeviceStreams&) = delete;
   DeviceStreams& operator=(const DeviceStreams&) = delete;
@@ -90,7 +86,6 @@ class DeviceStreams {
   // Events behind all that is on the group's streams, on the chain's last one, and, where
   // `with_current`, on this thread's; streams in a capture are left out.
   std::vector<c10::Event> mark(const StreamChain& chain, bool with_current);
-  bool reached(const std::vector<c10::Event>& events) const;
 
   // The group's failure as its operations see it: nullopt while it works, and after close(nullopt).
   std::optional<Error> failure() const;
@@ -99,7 +94,7 @@ class DeviceStreams {
   void abort(const char* reason) const;
 
   // Runs `task` on a thread for what has to poll. Throws Error(kAborted) after close().
-  void post(std::unique_ptr<AsyncTask> task) { watcher_.post(std::move(task)); }
+  void post(AsyncQueue::Task task) { watcher_.post(std::move(task)); }
 
   // The group is gone: lets go of the communicator. `failure` is what became of operations whose
   // end nobody has seen. Idempotent: the first call counts.
@@ -142,8 +137,8 @@ class DevicePoint {
   // Blocks the host until the device has passed the point. Throws the group's failure, and
   // Error(kTimeout) when `limit` has passed.
   void wait(std::chrono::milliseconds limit) const;
-  // The same without throwing; false where the point was not reached within `limit`.
-  bool wait_quietly(std::chrono::milliseconds limit) const noexcept;
+  // Whether the device has passed the point. Throws what the device throws.
+  bool passed() const;
 
  private:
   std::shared_ptr<DeviceStreams> streams_;

@@ -2,9 +2,7 @@
 
 #include <symm/memory_provider.hpp>
 
-#include "backend/profiling.hpp"
 #include "symm_mem/c10d/c10d_store.hpp"
-#include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
@@ -28,16 +26,6 @@ CommunicatorConfig config_of(const ProcessGroupSymmOptions& options, int rank, i
   config.high_priority = options.is_high_priority_stream;
   return config;
 }
-
-class QueuedCollective final : public AsyncTask {
- public:
-  explicit QueuedCollective(c10::intrusive_ptr<CollectiveWork> work) : work_(std::move(work)) {}
-  void run() noexcept override { work_->run(); }
-  void cancel(const Error& reason) noexcept override { work_->cancel(reason); }
-
- private:
-  c10::intrusive_ptr<CollectiveWork> work_;
-};
 
 }  // namespace
 
@@ -66,18 +54,18 @@ ProcessGroupSymm::Impl::~Impl() {
   blocking_section([this] { device_launcher_->leave([this] { engine_->interrupt(); }); });
 }
 
-WorkPtr ProcessGroupSymm::Impl::issue(c10d::OpType type, const char* title, CallBatch calls,
+WorkPtr ProcessGroupSymm::Impl::issue(const Operation& operation, CallBatch calls,
                                       Milliseconds timeout, bool async_op) {
   engine_->check_usable();
   const Milliseconds limit = engine_->timeout(timeout);
   if (!calls.empty() && calls.front().device.is_cuda()) {
-    return issue_on_device(type, profiled(title), std::move(calls), limit, async_op);
+    return issue_on_device(operation, calls, limit, async_op);
   }
   if (!async_op && !coalescing() && engine_->may_run_inline()) {
-    return run_inline(type, profiled(title), calls, limit);
+    return run_inline(operation, calls, limit);
   }
   check_block(at::kCPU);
-  WorkPtr work = enqueue(type, profiled(title), std::move(calls), limit);
+  WorkPtr work = enqueue(operation, std::move(calls), limit);
   if (coalescing()) {
     add_coalesced(work);
   } else if (!async_op) {
@@ -86,10 +74,11 @@ WorkPtr ProcessGroupSymm::Impl::issue(c10d::OpType type, const char* title, Call
   return work;
 }
 
-WorkPtr ProcessGroupSymm::Impl::run_inline(c10d::OpType type, const char* title,
-                                           const CallBatch& calls, Milliseconds timeout) {
+WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const CallBatch& calls,
+                                           Milliseconds timeout) {
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  auto work = c10::make_intrusive<WorkSymm>(rank_, type, title, sequence, outputs_of(calls));
+  auto work = c10::make_intrusive<WorkSymm>(rank_, operation.type, operation.title(), sequence,
+                                            outputs_of(calls));
   try {
     for (const CollectiveCall& call : calls) {
       run_on_host(call, engine_->communicator(), timeout);
@@ -104,13 +93,14 @@ WorkPtr ProcessGroupSymm::Impl::run_inline(c10d::OpType type, const char* title,
   return work;
 }
 
-WorkPtr ProcessGroupSymm::Impl::enqueue(c10d::OpType type, const char* title, CallBatch calls,
+WorkPtr ProcessGroupSymm::Impl::enqueue(const Operation& operation, CallBatch calls,
                                         Milliseconds timeout) {
   for (const CollectiveCall& call : calls) engine_->communicator().validate(call.args);
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  auto work = c10::make_intrusive<CollectiveWork>(rank_, type, title, sequence, std::move(calls),
+  auto work = c10::make_intrusive<CollectiveWork>(rank_, operation.type, operation.title(),
+                                                  sequence, std::move(calls),
                                                   engine_->shared_communicator(), timeout);
-  engine_->queue().post(std::make_unique<QueuedCollective>(work));
+  engine_->queue().post([work](const Error* stopped) { work->run(stopped); });
   return work;
 }
 
@@ -128,6 +118,36 @@ void ProcessGroupSymm::Impl::check_block(at::Device device) {
 void ProcessGroupSymm::Impl::add_coalesced(const WorkPtr& work) {
   std::lock_guard lock(mutex_);
   coalesced_.push_back(work);
+}
+
+std::shared_ptr<LocalGroup> ProcessGroupSymm::Impl::local_group() {
+  engine_->check_usable();
+  return engine_->communicator().local_group();
+}
+
+void ProcessGroupSymm::Impl::prepare_segment(const LocalSegment& local) {
+  engine_->check_usable();
+  engine_->communicator().check_segment(local);
+  if (local.runtime().kind() != DeviceKind::kHost) {
+    const int index = static_cast<GpuRuntime&>(local.runtime()).identity().index;
+    device_launcher(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
+  }
+}
+
+// What is queued must not find the segment yet: peers may carry it out before they know it.
+void ProcessGroupSymm::Impl::add_segment(const std::shared_ptr<Segment>& segment, bool symmetric) {
+  engine_->queue().drain();
+  engine_->communicator().add_segment(segment, symmetric);
+}
+
+void ProcessGroupSymm::Impl::set_symmetric(const std::shared_ptr<Segment>& segment) {
+  engine_->queue().drain();
+  engine_->communicator().set_symmetric(segment);
+}
+
+void ProcessGroupSymm::Impl::remove_segment(const std::shared_ptr<Segment>& segment) {
+  engine_->queue().drain();
+  engine_->communicator().remove_segment(segment);
 }
 
 }  // namespace symm

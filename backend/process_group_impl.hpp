@@ -8,6 +8,9 @@
 // The members of the group's interface throw PyTorch's exceptions, all others Error.
 #pragma once
 
+#include <ATen/record_function.h>
+
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -26,9 +29,36 @@
 #include "backend/device_launcher.hpp"
 #include "backend/engine/group_engine.hpp"
 #include "backend/engine/host/point_to_point.hpp"
+#include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/group_links.hpp"
 
 namespace symm {
+
+// What c10d and a profile call an operation.
+struct Operation {
+  c10d::OpType type;
+  const char* name;
+
+  // A title makes c10d::Work record a profiler event; without a profiler that is pure cost.
+  const char* title() const { return at::hasCallbacks() ? name : nullptr; }
+};
+
+// By CollectiveKind, in the form whose input and output are one tensor each.
+inline constexpr std::array<Operation, kCollectiveKindCount> kOperations = {{
+    {c10d::OpType::ALLREDUCE, "symm:all_reduce"},
+    {c10d::OpType::REDUCE, "symm:reduce"},
+    {c10d::OpType::BROADCAST, "symm:broadcast"},
+    {c10d::OpType::_ALLGATHER_BASE, "symm:all_gather_single"},
+    {c10d::OpType::GATHER, "symm:gather"},
+    {c10d::OpType::SCATTER, "symm:scatter"},
+    {c10d::OpType::_REDUCE_SCATTER_BASE, "symm:reduce_scatter_single"},
+    {c10d::OpType::ALLTOALL_BASE, "symm:all_to_all_single"},
+    {c10d::OpType::BARRIER, "symm:barrier"},
+}};
+
+constexpr const Operation& operation_of(CollectiveKind kind) {
+  return kOperations[static_cast<std::size_t>(kind)];
+}
 
 class ProcessGroupSymm::Impl final : public SegmentUser {
  public:
@@ -66,19 +96,45 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
 
   CallBuilder builder(CollectiveKind kind) const { return {kind, rank_, size_, gpu()}; }
 
-  // Runs or queues `calls`; see NOTE [Where an operation runs]. `title` names the operation in
-  // profiles.
-  WorkPtr issue(c10d::OpType type, const char* title, CallBatch calls, Milliseconds timeout,
-                bool async_op);
-  WorkPtr issue(c10d::OpType type, const char* title, CollectiveCall call, Milliseconds timeout,
+  // Runs or queues `calls`; see NOTE [Where an operation runs].
+  WorkPtr issue(const Operation& operation, CallBatch calls, Milliseconds timeout, bool async_op);
+  WorkPtr issue(const Operation& operation, CollectiveCall call, Milliseconds timeout,
                 bool async_op) {
     CallBatch calls;
     calls.push_back(std::move(call));
-    return issue(type, title, std::move(calls), timeout, async_op);
+    return issue(operation, std::move(calls), timeout, async_op);
   }
-  WorkPtr run_inline(c10d::OpType type, const char* title, const CallBatch& calls,
-                     Milliseconds timeout);
-  WorkPtr enqueue(c10d::OpType type, const char* title, CallBatch calls, Milliseconds timeout);
+  // A collective of one call, which `fill(builder)` describes, or of `count(checks)` calls: the
+  // coalesced forms, with `fill(builder, number of the call)`.
+  template <typename Opts, typename Fill>
+  WorkPtr collective(CollectiveKind kind, const Operation& operation, const Opts& opts,
+                     Fill&& fill) {
+    return with_torch_errors([&] {
+      CallBuilder call = builder(kind);
+      fill(call);
+      return issue(operation, call.build(), opts.timeout, opts.asyncOp);
+    });
+  }
+  template <typename Opts, typename Fill>
+  WorkPtr collective(CollectiveKind kind, const Opts& opts, Fill&& fill) {
+    return collective(kind, operation_of(kind), opts, std::forward<Fill>(fill));
+  }
+  template <typename Opts, typename Count, typename Fill>
+  WorkPtr collectives(CollectiveKind kind, const Operation& operation, const Opts& opts,
+                      Count&& count, Fill&& fill) {
+    return with_torch_errors([&] {
+      CallBatch calls;
+      const std::size_t number = count(builder(kind).checks());
+      for (std::size_t i = 0; i < number; ++i) {
+        CallBuilder call = builder(kind);
+        fill(call, i);
+        calls.push_back(call.build());
+      }
+      return issue(operation, std::move(calls), opts.timeout, opts.asyncOp);
+    });
+  }
+  WorkPtr run_inline(const Operation& operation, const CallBatch& calls, Milliseconds timeout);
+  WorkPtr enqueue(const Operation& operation, CallBatch calls, Milliseconds timeout);
 
   // The GPU of this group on this rank: the one in use, else the one it is bound to, else -1.
   int gpu() const {
@@ -90,14 +146,14 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   }
   // The half on `device`, made on first use. Throws as DeviceLauncher::DeviceLauncher.
   DeviceLauncher& device_launcher(at::Device device);
-  WorkPtr issue_on_device(c10d::OpType type, const char* title, CallBatch calls,
-                          Milliseconds timeout, bool async_op);
+  WorkPtr issue_on_device(const Operation& operation, const CallBatch& calls, Milliseconds timeout,
+                          bool async_op);
   // The barrier's call: on the device inside a capture, else on the host behind the device's work.
   // Collective where `opts` names the GPU of a group that has not used one.
   CollectiveCall barrier_call(const c10d::BarrierOptions& opts);
 
-  enum class Direction { kSend, kRecv };
-  WorkPtr transfer(Direction direction, c10d::OpType type, Tensors& tensors, int peer, int tag);
+  // SEND, RECV or RECVANYSOURCE.
+  WorkPtr transfer(c10d::OpType type, Tensors& tensors, int peer, int tag);
   // `op` moves `tensor`.
   WorkPtr transfer_on_device(c10d::OpType type, const at::Tensor& tensor, const TransferOp& op);
   WorkPtr transfer_on_host(c10d::OpType type, const at::Tensor& tensor, const TransferOp& op);
@@ -114,7 +170,10 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
     c10::intrusive_ptr<TransferWork> work;
   };
   void start_messages(std::vector<HostMessage> block);
-  DeviceLauncher::Block& device_block(DeviceLauncher& device, std::uint64_t sequence);
+  // Both once device_launcher() has been called.
+  c10::intrusive_ptr<DeviceWork> device_work(const Operation& operation, TensorVector outputs,
+                                             std::uint64_t sequence);
+  DeviceLauncher::Block& device_block(std::uint64_t sequence);
 
   const ProcessGroupSymm& group_;
   const int rank_;

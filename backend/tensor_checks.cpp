@@ -1,5 +1,6 @@
 #include "backend/tensor_checks.hpp"
 
+#include <bit>
 #include <optional>
 #include <sstream>
 
@@ -18,20 +19,10 @@ std::string layout_text(at::Layout layout) {
 
 // A dtype without arithmetic here travels as another one of its size.
 std::optional<Dtype> carrier_of(std::size_t bytes) {
-  switch (bytes) {
-    case 1:
-      return Dtype::kUInt8;
-    case 2:
-      return Dtype::kInt16;
-    case 4:
-      return Dtype::kInt32;
-    case 8:
-      return Dtype::kInt64;
-    case 16:
-      return Dtype::kComplex128;
-    default:
-      return std::nullopt;
-  }
+  constexpr Dtype kCarriers[] = {Dtype::kUInt8, Dtype::kInt16, Dtype::kInt32, Dtype::kInt64,
+                                 Dtype::kComplex128};
+  if (!std::has_single_bit(bytes) || bytes > 16) return std::nullopt;
+  return kCarriers[std::countr_zero(bytes)];
 }
 
 std::string dtype_text(at::ScalarType type) {
@@ -44,7 +35,8 @@ bool is_lazy_view(const at::Tensor& tensor) { return tensor.is_conj() || tensor.
 }  // namespace
 
 std::string Argument::text() const {
-  return index < 0 ? std::string(name) : std::string(name) + "[" + std::to_string(index) + "]";
+  return index == kNotInList ? std::string(name)
+                             : std::string(name) + "[" + std::to_string(index) + "]";
 }
 
 void TensorChecks::fail(ErrorCode code, const Argument& argument,
@@ -168,42 +160,25 @@ void TensorChecks::element_count(std::size_t count, std::size_t expected,
 }
 
 ReduceOp TensorChecks::reduce_op(const c10d::ReduceOp& op, double& factor) const {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG:
-      return ReduceOp::kAvg;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceOp::kProduct;
-    case c10d::ReduceOp::MIN:
-      return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX:
-      return ReduceOp::kMax;
-    case c10d::ReduceOp::BAND:
-      return ReduceOp::kBand;
-    case c10d::ReduceOp::BOR:
-      return ReduceOp::kBor;
-    case c10d::ReduceOp::BXOR:
-      return ReduceOp::kBxor;
-    case c10d::ReduceOp::PREMUL_SUM: {
-      const auto* supplement =
-          dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-      if (!supplement) {
-        fail(ErrorCode::kInvalidArgument, {"op"}, "PREMUL_SUM came without its factor");
-      }
-      const at::Tensor& tensor = supplement->tensor_factor;
-      if (tensor.defined() && tensor.is_cuda() && is_captured(tensor.device())) {
-        fail(ErrorCode::kUnsupported, {"op"},
-             "the factor of PREMUL_SUM is a tensor on " + tensor.device().str() +
-                 ", which cannot be read while a graph is captured; pass it as a number");
-      }
-      factor = tensor.defined() ? tensor.item().toDouble() : supplement->double_factor;
-      return ReduceOp::kPreMulSum;
-    }
-    default:
-      fail(ErrorCode::kInvalidArgument, {"op"},
-           "expected a reduction operator, got the value " + std::to_string(op.op_));
+  static_assert(static_cast<int>(c10d::ReduceOp::SUM) == static_cast<int>(ReduceOp::kSum) &&
+                static_cast<int>(c10d::ReduceOp::BXOR) == static_cast<int>(ReduceOp::kBxor));
+  if (op.op_ <= c10d::ReduceOp::BXOR) return static_cast<ReduceOp>(op.op_);
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) {
+    fail(ErrorCode::kInvalidArgument, {"op"},
+         "expected a reduction operator, got the value " + std::to_string(op.op_));
   }
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (!supplement) {
+    fail(ErrorCode::kInvalidArgument, {"op"}, "PREMUL_SUM came without its factor");
+  }
+  const at::Tensor& tensor = supplement->tensor_factor;
+  if (tensor.defined() && tensor.is_cuda() && is_captured(tensor.device())) {
+    fail(ErrorCode::kUnsupported, {"op"},
+         "the factor of PREMUL_SUM is a tensor on " + tensor.device().str() +
+             ", which cannot be read while a graph is captured; pass it as a number");
+  }
+  factor = tensor.defined() ? tensor.item().toDouble() : supplement->double_factor;
+  return ReduceOp::kPreMulSum;
 }
 
 std::uint32_t layout_hash(const at::Tensor& tensor) {

@@ -22,8 +22,9 @@ namespace symm {
 
 // The name of an argument as the user knows it; `index` where it is one of a list.
 struct Argument {
+  static constexpr std::size_t kNotInList = static_cast<std::size_t>(-1);
   const char* name;
-  int index = -1;
+  std::size_t index = kNotInList;
   std::string text() const;
 };
 

@@ -2,34 +2,31 @@
 #include <string>
 #include <utility>
 
-#include "backend/engine/host/point_to_point.hpp"
+#include "backend/engine/host/mailbox_engine.hpp"
 #include "backend/process_group_impl.hpp"
-#include "symm_mem/c10d/errors.hpp"
 
 namespace symm {
 
 using c10d::OpType;
 using WorkPtr = ProcessGroupSymm::WorkPtr;
 
-WorkPtr ProcessGroupSymm::Impl::transfer(Direction direction, OpType type, Tensors& tensors,
-                                         int peer, int tag) {
+WorkPtr ProcessGroupSymm::Impl::transfer(OpType type, Tensors& tensors, int peer, int tag) {
+  const bool is_send = type == OpType::SEND;
+  const char* const peer_name = is_send ? "dst" : "src";
+  const TensorChecks checks(is_send ? "send" : "recv", rank_, size_);
+  if (type != OpType::RECVANYSOURCE) checks.rank_in_range(peer, peer_name);
   engine_->check_usable();
-  const TensorChecks checks(direction == Direction::kSend ? "send" : "recv", rank_, size_);
   const at::Tensor& given = checks.only(tensors, "tensors");
-  at::Tensor tensor = given;
-  if (direction == Direction::kSend) {
+  if (is_send) {
     checks.readable(given, {"tensor"});
-    if (!given.is_contiguous() || given.is_conj() || given.is_neg()) {
-      tensor = given.resolve_conj().resolve_neg().contiguous();
-    }
   } else {
     checks.writable(given, {"tensor"});
   }
+  const at::Tensor tensor = is_send ? plain(given) : given;
   checks.group_device(tensor, {"tensor"}, gpu());
   checks.movable_dtype(tensor, {"tensor"});
-  const bool is_send = direction == Direction::kSend;
   if (peer == rank_ && !coalescing()) {
-    checks.fail(ErrorCode::kInvalidArgument, {is_send ? "dst" : "src"},
+    checks.fail(ErrorCode::kInvalidArgument, {peer_name},
                 "expected another rank of the group, got this one: a message to oneself needs its "
                 "send and its recv in one batch (batch_isend_irecv), alone it could never end");
   }
@@ -50,23 +47,14 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_host(OpType type, const at::Tensor& 
       c10::make_intrusive<TransferWork>(rank_, type, sequence_.load(std::memory_order_relaxed),
                                         tensor, engine_->shared_communicator());
   // The engine keeps the Work, and so the tensor, until the transfer is done.
-  auto on_done = [work] { work->transfer_done(); };
+  Message message{op, [work] { work->transfer_done(); }};
   if (coalescing()) {
-    host_messages_.push_back({.message = {.data = op.data,
-                                          .bytes = op.bytes,
-                                          .peer = op.peer,
-                                          .tag = op.tag,
-                                          .is_send = op.is_send,
-                                          .on_done = std::move(on_done)},
-                              .work = work});
+    host_messages_.push_back({std::move(message), work});
     add_coalesced(work);
     return work;
   }
-  PointToPoint& engine = engine_->communicator().point_to_point();
-  const Milliseconds limit = engine_->timeout(Milliseconds(0));
-  std::shared_ptr<Transfer> started =
-      op.is_send ? engine.start_send(op.data, op.bytes, op.peer, op.tag, limit, std::move(on_done))
-                 : engine.start_recv(op.data, op.bytes, op.peer, op.tag, limit, std::move(on_done));
+  MailboxEngine& engine = engine_->communicator().point_to_point();
+  std::shared_ptr<Transfer> started = engine.start(std::move(message), engine_->timeout());
   const bool done = started->done();
   work->start(std::move(started));
   // Nobody may ever wait for this Work, and the peer needs our progress all the same.
@@ -81,8 +69,8 @@ void ProcessGroupSymm::Impl::start_messages(std::vector<HostMessage> block) {
   std::vector<std::shared_ptr<Transfer>> started;
   try {
     engine_->check_usable();
-    started = engine_->communicator().point_to_point().start_batch(
-        std::move(messages), engine_->timeout(Milliseconds(0)));
+    started = engine_->communicator().point_to_point().start_batch(std::move(messages),
+                                                                   engine_->timeout());
   } catch (const Error& error) {
     for (const HostMessage& one : block) one.work->cancel(error);
     throw;
@@ -96,23 +84,17 @@ void ProcessGroupSymm::Impl::start_messages(std::vector<HostMessage> block) {
 }
 
 WorkPtr ProcessGroupSymm::send(Tensors& tensors, int destination, int tag) {
-  return with_torch_errors([&] {
-    TensorChecks("send", rank_, size_).rank_in_range(destination, "dst");
-    return impl_->transfer(Impl::Direction::kSend, OpType::SEND, tensors, destination, tag);
-  });
+  return with_torch_errors(
+      [&] { return impl_->transfer(OpType::SEND, tensors, destination, tag); });
 }
 
 WorkPtr ProcessGroupSymm::recv(Tensors& tensors, int source, int tag) {
-  return with_torch_errors([&] {
-    TensorChecks("recv", rank_, size_).rank_in_range(source, "src");
-    return impl_->transfer(Impl::Direction::kRecv, OpType::RECV, tensors, source, tag);
-  });
+  return with_torch_errors([&] { return impl_->transfer(OpType::RECV, tensors, source, tag); });
 }
 
 WorkPtr ProcessGroupSymm::recvAnysource(Tensors& tensors, int tag) {
-  return with_torch_errors([&] {
-    return impl_->transfer(Impl::Direction::kRecv, OpType::RECVANYSOURCE, tensors, kAnySource, tag);
-  });
+  return with_torch_errors(
+      [&] { return impl_->transfer(OpType::RECVANYSOURCE, tensors, kAnySource, tag); });
 }
 
 }  // namespace symm

@@ -15,7 +15,6 @@
 
 #include "backend/device_streams.hpp"
 #include "backend/engine/group/settings.hpp"
-#include "backend/engine/live_groups.hpp"
 #include "backend/process_group_impl.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
@@ -59,13 +58,8 @@ OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
 }
 
 void set_timeout(Options& options, Milliseconds timeout) {
-  const Milliseconds before = std::exchange(options.timeout, timeout);
-  try {
-    options.validate_timeout();
-  } catch (...) {
-    options.timeout = before;
-    throw;
-  }
+  Options(timeout).validate_timeout();
+  options.timeout = timeout;
 }
 
 void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSymm>, c10d::Backend>&

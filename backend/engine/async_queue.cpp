@@ -25,7 +25,7 @@ struct AsyncQueue::State {
   std::mutex mutex;
   std::condition_variable work_arrived;
   std::condition_variable settled;  // idle, or the thread has ended
-  std::deque<std::unique_ptr<AsyncTask>> waiting;
+  std::deque<Task> waiting;
   bool stopping = false;
   bool thread_ended = true;
   std::thread thread;
@@ -48,10 +48,6 @@ AsyncQueue::~AsyncQueue() {
        kDestructorLimit);
 }
 
-bool AsyncQueue::idle() const noexcept {
-  return state_->unfinished.load(std::memory_order_acquire) == 0;
-}
-
 std::size_t AsyncQueue::unfinished() const noexcept {
   return state_->unfinished.load(std::memory_order_acquire);
 }
@@ -67,11 +63,11 @@ void AsyncQueue::work(const std::shared_ptr<State>& state) {
   for (;;) {
     state->work_arrived.wait(lock, [&] { return state->stopping || !state->waiting.empty(); });
     if (state->waiting.empty()) break;
-    std::unique_ptr<AsyncTask> task = std::move(state->waiting.front());
+    Task task = std::move(state->waiting.front());
     state->waiting.pop_front();
     lock.unlock();
-    task->run();
-    task.reset();
+    task(nullptr);
+    task = nullptr;
     state->finish_tasks(1);
     lock.lock();
   }
@@ -79,7 +75,7 @@ void AsyncQueue::work(const std::shared_ptr<State>& state) {
   state->settled.notify_all();
 }
 
-void AsyncQueue::post(std::unique_ptr<AsyncTask> task) {
+void AsyncQueue::post(Task task) {
   std::lock_guard lock(state_->mutex);
   if (state_->stopping) {
     throw Error(ErrorCode::kAborted, "the process group was destroyed; it takes no operations");
@@ -108,7 +104,7 @@ void AsyncQueue::drain() {
 void AsyncQueue::stop(const Error& reason, std::chrono::milliseconds limit) {
   // The destructor of a task may drop the last reference to this queue.
   const std::shared_ptr<State> state = state_;
-  std::deque<std::unique_ptr<AsyncTask>> cancelled;
+  std::deque<Task> cancelled;
   std::thread thread;
   {
     std::lock_guard lock(state->mutex);
@@ -118,7 +114,7 @@ void AsyncQueue::stop(const Error& reason, std::chrono::milliseconds limit) {
     state->work_arrived.notify_all();
   }
   const std::size_t count = cancelled.size();
-  for (std::unique_ptr<AsyncTask>& task : cancelled) task->cancel(reason);
+  for (const Task& task : cancelled) task(&reason);
   cancelled.clear();
   state->finish_tasks(count);
 

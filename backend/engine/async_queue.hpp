@@ -2,7 +2,7 @@
 //
 // NOTE [Idle queue]
 // idle() is what lets a synchronous call run on its caller's thread: it is one atomic load. A task
-// counts as unfinished until run() has returned and the task is destroyed, so whatever a completion
+// counts as unfinished until it has returned and is destroyed, so whatever a completion
 // callback posts or runs from the queue's own thread comes before the next call of another thread
 // that finds the queue idle.
 //
@@ -13,24 +13,19 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "kernels/core/error.hpp"
 
 namespace symm {
 
-// One task. Exactly one of run() and cancel() is called, once.
-class AsyncTask {
- public:
-  virtual ~AsyncTask() = default;
-  // On the queue's thread.
-  virtual void run() noexcept = 0;
-  // Instead of run(), on the thread that stops the queue.
-  virtual void cancel(const Error& reason) noexcept = 0;
-};
-
 class AsyncQueue {
  public:
+  // Called once and must not throw: with null on the queue's thread; or, where the queue is stopped
+  // before that, with the reason on the thread that stops it.
+  using Task = std::function<void(const Error* stopped)>;
+
   AsyncQueue();
   // Stops as stop() does, with a reason that says that the queue was destroyed.
   ~AsyncQueue();
@@ -38,7 +33,7 @@ class AsyncQueue {
   AsyncQueue& operator=(const AsyncQueue&) = delete;
 
   // True when nothing is queued or running.
-  bool idle() const noexcept;
+  bool idle() const noexcept { return unfinished() == 0; }
   // True on the thread that runs the tasks.
   bool on_worker_thread() const noexcept;
 
@@ -46,8 +41,8 @@ class AsyncQueue {
   std::size_t unfinished() const noexcept;
 
   // Throws Error(kAborted) once stopped, Error(kSystem) when no thread can be made; the task is
-  // then destroyed without being run or cancelled.
-  void post(std::unique_ptr<AsyncTask> task);
+  // then destroyed without being called.
+  void post(Task task);
 
   // Blocks until the queue is idle. Returns at once on the worker thread.
   void drain();

@@ -1,6 +1,5 @@
 #include "backend/engine/communicator.hpp"
 
-#include <cstdio>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -19,7 +18,6 @@ namespace symm {
 namespace {
 
 using std::chrono::milliseconds;
-using Clock = std::chrono::steady_clock;
 
 // The last proposal must be as the first.
 template <class Value>
@@ -34,86 +32,16 @@ void check_same(const std::string& group_name, const char* name, Value Agreement
                   std::to_string(found) + " on rank " + std::to_string(proposals.size() - 1));
 }
 
-std::string seconds(Clock::duration time) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.3f s", std::chrono::duration<double>(time).count());
-  return text;
-}
-
 }  // namespace
 
-// What the executor asks while a call runs.
-class Communicator::Observer final : public CallObserver {
- public:
-  explicit Observer(Communicator& owner) : owner_(owner) {}
-
-  void begin(milliseconds timeout) {
-    start_ = Clock::now();
-    timeout_ = timeout;
-  }
-
-  bool keep_waiting(int) override {
-    HostTrace& trace = *owner_.trace_;
-    if (!trace.check_peers() || !trace.verify_all()) return false;
-    const Clock::duration elapsed = Clock::now() - start_;
-    if (elapsed < timeout_) return true;
-    fail(ErrorCode::kTimeout,
-         "Timed out after " + seconds(elapsed) + "; " + trace.arrival_report());
-    return false;
-  }
-
-  bool check_peer(int peer, const std::byte** base, double* factor) override {
-    if (!owner_.trace_->verify(peer)) return false;
-    const CallRecord& theirs = owner_.trace_->record_of(peer);
-    if (theirs.segment != 0) {
-      const std::byte* const buffer = owner_.group_->segments().base(theirs.segment - 1, peer);
-      if (buffer == nullptr) {
-        fail(ErrorCode::kMismatch, owner_.group_->rank_name(peer) + " passed memory of segment " +
-                                       std::to_string(theirs.segment - 1) +
-                                       ", which this rank does not know");
-        return false;
-      }
-      *base = buffer + theirs.offset;
-    }
-    *factor = theirs.factor;
-    return true;
-  }
-
-  void report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) override {
-    const LocalGroup& group = *owner_.group_;
-    fail(ErrorCode::kMismatch, group.rank_name(peer) + " sends " + std::to_string(theirs) +
-                                   " elements to " + group.rank_name(group.rank()) +
-                                   ", which expects " + std::to_string(mine));
-  }
-
-  void fail(ErrorCode code, const std::string& text) {
-    LocalGroup& group = *owner_.group_;
-    group.fail(Error(code, group.prefix() + owner_.trace_->call_name() + ": " + text));
-  }
-
- private:
-  Communicator& owner_;
-  Clock::time_point start_;
-  milliseconds timeout_{0};
-};
-
-Communicator::Communicator(CommunicatorConfig config) : config_(std::move(config)) {
+Communicator::Communicator(KeyValueStore& store, CommunicatorConfig config)
+    : config_(std::move(config)) {
   check_config(config_);
   if (config_.global_ranks.empty()) {
     config_.global_ranks.resize(static_cast<std::size_t>(config_.world_size));
     std::iota(config_.global_ranks.begin(), config_.global_ranks.end(), 0);
   }
-}
-
-std::unique_ptr<Communicator> Communicator::create(KeyValueStore& store,
-                                                   CommunicatorConfig config) {
-  std::unique_ptr<Communicator> communicator(new Communicator(std::move(config)));
-  communicator->connect(store);
-  return communicator;
-}
-
-void Communicator::connect(KeyValueStore& store) {
-  agreement_ = std::make_unique<Agreement>(Agreement::proposed_by(config_, Environment::read()));
+  agreement_ = std::make_unique<Agreement>(Agreement::proposed_by(config_));
   selected_isa();  // a wrong SYMM_ISA is an error of set-up
   group_ = LocalGroup::connect(
       store, {.group_name = config_.group_name,
@@ -126,14 +54,14 @@ void Communicator::connect(KeyValueStore& store) {
               .may_be_retried = false});
   if (world_size() > 1) {
     adopt_agreement();
-    observer_ = std::make_unique<Observer>(*this);
     memory_ = std::make_unique<GroupMemory>(
         *group_, agreement_->workspace_bytes,
-        GroupMemory::Patience{config_.timeout,
-                              [this] { return !observer_->keep_waiting(rank()); }});
-    executor_ = std::make_unique<HostExecutor>(memory_->view(), group_->policy(), *observer_);
+        GroupMemory::Patience{config_.timeout, [this] { return !trace_->keep_waiting(rank()); }});
   }
   trace_ = std::make_unique<HostTrace>(*group_, memory_.get());
+  if (memory_) {
+    executor_ = std::make_unique<HostExecutor>(memory_->view(), group_->policy(), *trace_);
+  }
   mailboxes_ = std::make_unique<MailboxEngine>(config_, memory_.get(), *group_);
 }
 
@@ -152,14 +80,13 @@ void Communicator::adopt_agreement() {
 
 template <class Body>
 void Communicator::run_call(const CallRecord& record, milliseconds timeout, Body&& body) {
-  trace_->enter(record);
-  observer_->begin(timeout.count() > 0 ? timeout : config_.timeout);
+  trace_->enter(record, timeout.count() > 0 ? timeout : config_.timeout);
   bool went_well = false;
   try {
     went_well = trace_->verify_all() && body();
   } catch (const Error& error) {
     // A peer that left because of a failure has published it: that is the cause.
-    if (trace_->check_peers()) observer_->fail(error.code(), error.what());
+    if (trace_->check_peers()) trace_->fail(error.code(), error.what());
   }
   if (!went_well) throw Error(group_->failure());
   trace_->complete();
@@ -204,8 +131,6 @@ void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
            [&] { return run_collective(*executor_, args, plan, *memory_) && executor_->end(); });
 }
 
-void Communicator::run(const CollectiveArgs& args, milliseconds timeout) { run(args, timeout, {}); }
-
 void Communicator::validate(const CollectiveArgs& args) const {
   group_->check_usable();
   validate_collective(args, rank(), world_size());
@@ -213,7 +138,7 @@ void Communicator::validate(const CollectiveArgs& args) const {
 
 std::uint64_t Communicator::next_sequence() const { return trace_->sequence() + 1; }
 
-PointToPoint& Communicator::point_to_point() { return *mailboxes_; }
+MailboxEngine& Communicator::point_to_point() { return *mailboxes_; }
 
 void Communicator::check_segment(const LocalSegment& local) {
   group_->check_usable();
@@ -237,7 +162,7 @@ void Communicator::set_symmetric(const std::shared_ptr<Segment>& segment) {
 }
 
 void Communicator::remove_segment(const std::shared_ptr<Segment>& segment) {
-  drain_device();
+  if (DeviceGroup* made = device_group_if_made()) made->drain();
   const std::lock_guard lock(call_mutex_);
   group_->segments().remove(segment);
 }
@@ -289,14 +214,9 @@ void Communicator::make_device_group(GpuRuntime& runtime) {
   made_device_group_.store(device_group_.get(), std::memory_order_release);
 }
 
-void Communicator::drain_device() {
-  if (DeviceGroup* made = device_group_if_made()) made->drain();
-}
-
 // The last owner may let go inside a completion callback on the mailbox thread, which cannot wait
 // for itself: then another thread takes the mailboxes apart, with what they refer to.
 Communicator::~Communicator() {
-  if (mailboxes_ == nullptr) return;
   shutdown();
   if (!mailboxes_->on_background_thread()) return;
   device_group_.reset();

@@ -25,6 +25,7 @@
 #include "backend/engine/group/communicator_config.hpp"
 #include "kernels/core/collective.hpp"
 #include "kernels/core/error.hpp"
+#include "kernels/plan/plan_request.hpp"
 #include "kernels/protocol/control_region.hpp"
 #include "symm_mem/bootstrap/store.hpp"
 #include "symm_mem/group/local_group.hpp"
@@ -33,19 +34,17 @@ namespace symm {
 
 struct Agreement;
 struct Plan;
-struct PlanRequest;
 enum class PlanTarget : std::uint8_t;
 class GroupMemory;
 class HostExecutor;
 class HostTrace;
 class MailboxEngine;
-class PointToPoint;
 
 class Communicator {
  public:
   // Collective over the group. Throws Error as BootstrapMesh::connect does; a group of one needs no
   // peer and touches the store not at all.
-  static std::unique_ptr<Communicator> create(KeyValueStore& store, CommunicatorConfig config);
+  Communicator(KeyValueStore& store, CommunicatorConfig config);
   ~Communicator();
 
   int rank() const { return config_.rank; }
@@ -55,9 +54,8 @@ class Communicator {
   // Carries out one collective and returns when this rank's buffers may be used again.
   // Collective. Not reentrant. timeout <= 0 means the group's default. `request`: a plan of this
   // call's own, the same on every rank. Blocks; throws Error.
-  void run(const CollectiveArgs& args, std::chrono::milliseconds timeout,
-           const PlanRequest& request);
-  void run(const CollectiveArgs& args, std::chrono::milliseconds timeout = {});
+  void run(const CollectiveArgs& args, std::chrono::milliseconds timeout = {},
+           const PlanRequest& request = {});
 
   // How `args` would be carried out, without regard to symmetric registration.
   // Throws Error(kInvalidArgument) as check_request(). Local, cheap; counts of `args` must be
@@ -72,7 +70,7 @@ class Communicator {
   std::uint64_t next_sequence() const;
 
   // send/recv between two ranks. Lives as long as the communicator.
-  PointToPoint& point_to_point();
+  MailboxEngine& point_to_point();
 
   // The group's collectives on `device` of this rank, made by the first call (NOTE [First use on a
   // device]). A group uses one device a rank: kInvalidArgument, naming both, for another one.
@@ -82,11 +80,6 @@ class Communicator {
   DeviceGroup* device_group_if_made() const {
     return made_device_group_.load(std::memory_order_acquire);
   }
-
-  // Waits until what was put on streams of the device has ended, well or not; each operation is
-  // bounded by its own time-out. Returns at once without a device, and once the group has failed.
-  // Local, any thread.
-  void drain_device();
 
   // The local group, which the group's symmetric memory uses too.
   const std::shared_ptr<LocalGroup>& local_group() const { return group_; }
@@ -119,10 +112,6 @@ class Communicator {
   std::optional<Error> failure() const;
 
  private:
-  class Observer;
-
-  explicit Communicator(CommunicatorConfig config);
-  void connect(KeyValueStore& store);
   void adopt_agreement();
   // With device_mutex_ held. Throws kInvalidArgument where the group uses another device.
   void use_device(DeviceId device);
@@ -134,10 +123,9 @@ class Communicator {
   CommunicatorConfig config_;
   std::unique_ptr<Agreement> agreement_;
   std::shared_ptr<LocalGroup> group_;
-  std::unique_ptr<GroupMemory> memory_;  // this and the next three are null in a group of one
-  std::unique_ptr<Observer> observer_;
-  std::unique_ptr<HostExecutor> executor_;
+  std::unique_ptr<GroupMemory> memory_;  // null in a group of one
   std::unique_ptr<HostTrace> trace_;
+  std::unique_ptr<HostExecutor> executor_;  // as memory_
   std::unique_ptr<MailboxEngine> mailboxes_;
   std::mutex call_mutex_;
 

@@ -1,8 +1,10 @@
 #include "backend/engine/group_engine.hpp"
 
+#include <cstdlib>
+#include <mutex>
 #include <utility>
+#include <vector>
 
-#include "backend/engine/live_groups.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 
@@ -13,11 +15,45 @@ namespace {
 // How long the end of a group waits for a thread that is inside a user's callback.
 constexpr std::chrono::milliseconds kStopLimit{5'000};
 
+// The groups that exist.
+struct Registry {
+  explicit Registry(std::uint32_t generation) : fork_generation(generation) {}
+
+  const std::uint32_t fork_generation;
+  std::mutex mutex;
+  std::vector<std::weak_ptr<GroupEngine>> groups;
+};
+
+std::atomic<Registry*> current_registry{nullptr};
+
+// Never destroyed: it must outlive every static of the program. A forked child gets its own, since
+// the parent's mutex may have been held when it forked.
+Registry& registry() {
+  const std::uint32_t generation = fork_generation();
+  Registry* found = current_registry.load(std::memory_order_acquire);
+  if (found && found->fork_generation == generation) return *found;
+  auto fresh = std::make_unique<Registry>(generation);
+  if (current_registry.compare_exchange_strong(found, fresh.get(), std::memory_order_acq_rel)) {
+    // A child inherits the parent's atexit registration.
+    if (!found) std::atexit(interrupt_live_groups);
+    return *fresh.release();
+  }
+  return *found;
+}
+
+// Does not keep the group alive.
+void add_live_group(const std::shared_ptr<GroupEngine>& group) {
+  Registry& live = registry();
+  std::lock_guard lock(live.mutex);
+  std::erase_if(live.groups, [](const std::weak_ptr<GroupEngine>& g) { return g.expired(); });
+  live.groups.push_back(group);
+}
+
 }  // namespace
 
 std::shared_ptr<GroupEngine> GroupEngine::create(KeyValueStore& store, CommunicatorConfig config) {
   const std::chrono::milliseconds timeout = config.timeout;
-  std::shared_ptr<Communicator> communicator = Communicator::create(store, std::move(config));
+  auto communicator = std::make_shared<Communicator>(store, std::move(config));
   std::shared_ptr<GroupEngine> engine(new GroupEngine(std::move(communicator), timeout));
   add_live_group(engine);
   return engine;
@@ -74,7 +110,7 @@ void GroupEngine::shutdown() {
   closed_.store(true, std::memory_order_release);
   blocking_section([this] {
     queue_.drain();
-    communicator_->drain_device();
+    if (DeviceGroup* device = communicator_->device_group_if_made()) device->drain();
     close("the process group was destroyed while the operation waited");
   });
 }
@@ -87,6 +123,19 @@ void GroupEngine::interrupt() {
 void GroupEngine::abort(const std::string& reason) {
   if (is_forked_child()) return;
   communicator_->abort(reason);
+}
+
+void interrupt_live_groups() {
+  Registry* live = current_registry.load(std::memory_order_acquire);
+  if (!live || live->fork_generation != fork_generation()) return;
+  std::vector<std::weak_ptr<GroupEngine>> groups;
+  {
+    std::lock_guard lock(live->mutex);
+    groups.swap(live->groups);
+  }
+  for (const std::weak_ptr<GroupEngine>& weak : groups) {
+    if (const std::shared_ptr<GroupEngine> group = weak.lock()) group->interrupt();
+  }
 }
 
 }  // namespace symm

@@ -8,6 +8,13 @@
 //   abort()      the group has failed: that is published at once; later calls throw the failure.
 // None of them blocks for ever, and each may be called more than once and from any thread.
 //
+// NOTE [End of the process]
+// A program may return from main, call exit() or end by an exception without destroying its groups,
+// with operations in flight. Threads that then still run would touch destroyed objects, or keep the
+// process from ending. interrupt_live_groups() ends all of them first. It is registered with
+// std::atexit when the first group is made; a host with an earlier end of its own (Python's
+// interpreter is gone by then, and callbacks may need it) calls it before that.
+//
 // In a forked child every member throws or does nothing: the parent's memory and sockets are not
 // the child's to use, and its threads are not there.
 #pragma once
@@ -26,7 +33,7 @@ namespace symm {
 
 class GroupEngine {
  public:
-  // Collective, as Communicator::create; registers the group for the end of the process.
+  // Collective, as the constructor of Communicator; registers the group for the end of the process.
   static std::shared_ptr<GroupEngine> create(KeyValueStore& store, CommunicatorConfig config);
   // Interrupts, and releases the communicator. Blocks briefly (blocking_section).
   ~GroupEngine();
@@ -49,7 +56,7 @@ class GroupEngine {
   bool may_run_inline() const { return queue_.idle() || queue_.on_worker_thread(); }
 
   // The time-out of a call that asked for `requested`; values of 0 and less mean the group's.
-  std::chrono::milliseconds timeout(std::chrono::milliseconds requested) const {
+  std::chrono::milliseconds timeout(std::chrono::milliseconds requested = {}) const {
     return requested.count() > 0
                ? requested
                : std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
@@ -59,7 +66,6 @@ class GroupEngine {
   void shutdown();
   void interrupt();
   void abort(const std::string& reason);
-  bool closed() const { return closed_.load(std::memory_order_acquire); }
 
  private:
   GroupEngine(std::shared_ptr<Communicator> communicator, std::chrono::milliseconds timeout);
@@ -73,5 +79,8 @@ class GroupEngine {
   std::atomic<bool> closed_{false};
   std::uint32_t fork_generation_;
 };
+
+// GroupEngine::interrupt() for every group of this process that still exists. Idempotent.
+void interrupt_live_groups();
 
 }  // namespace symm

@@ -100,9 +100,9 @@ struct Pieces {
 // Largest piece of whole elements within `capacity` bytes, at least one element; a multiple of a
 // line where that costs nothing, so that ranks do not write to one line.
 SYMM_INLINE constexpr std::size_t whole_elements(std::size_t capacity, std::size_t element_bytes) {
-  const std::size_t lines = capacity / kCacheLine * kCacheLine;
+  const std::size_t lines = align_down(capacity, kCacheLine);
   if (lines >= element_bytes && lines % element_bytes == 0) return lines;
-  return capacity / element_bytes * element_bytes;
+  return align_down(capacity, element_bytes);
 }
 
 // The `i`-th peer to read from or write to (1 <= i < world_size): ranks start at different peers,

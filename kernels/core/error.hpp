@@ -4,6 +4,8 @@
 // converts the error into c10's exception, once.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -22,8 +24,16 @@ enum class ErrorCode {
   kSecurity,         // a peer, a descriptor or a Store value failed a check
 };
 
-// Stable lower-case name, e.g. "peer_lost"; appears in messages and in the flight record.
-const char* error_code_name(ErrorCode code) noexcept;
+// Stable, in the order of ErrorCode; they appear in messages and in the flight record.
+inline constexpr std::array kErrorCodeNames = {"invalid_argument", "unsupported", "timeout",
+                                               "peer_lost",        "peer_left",   "mismatch",
+                                               "aborted",          "system",      "security"};
+
+// "unknown" for a value that a peer made up.
+constexpr const char* error_code_name(ErrorCode code) noexcept {
+  const auto index = static_cast<std::size_t>(code);
+  return index < kErrorCodeNames.size() ? kErrorCodeNames[index] : "unknown";
+}
 
 // `parts`, texts and whole numbers, one after the other.
 template <typename... Parts>

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/core/dtype.hpp"
 #include "kernels/core/narrow_float.hpp"
@@ -64,38 +65,20 @@ SYMM_DTYPE_TRAITS(kComplex128, Complex<double>, Complex<double>);
 #undef SYMM_DTYPE_TRAITS
 
 template <class T>
-inline constexpr bool kIsFloat = false;
-template <>
-inline constexpr bool kIsFloat<float> = true;
-template <>
-inline constexpr bool kIsFloat<double> = true;
-
-template <class T>
 inline constexpr bool kIsComplex = false;
 template <class T>
 inline constexpr bool kIsComplex<Complex<T>> = true;
 
 template <class T>
-inline constexpr bool kIsBool = false;
-template <>
-inline constexpr bool kIsBool<bool> = true;
-
-template <bool condition, class Yes, class No>
-struct SelectType {
-  using Type = Yes;
-};
-template <class Yes, class No>
-struct SelectType<false, Yes, No> {
-  using Type = No;
-};
+inline constexpr bool kIsBool = std::is_same_v<T, bool>;
 
 // The accumulate type of one (dtype, op). Modular arithmetic, order and bit operations of narrow
 // integers give the same bits without widening, so only AVG pays for it.
 template <Dtype dtype, ReduceOp op>
-using Accumulator = typename SelectType<
+using Accumulator = std::conditional_t<
     (dtype == Dtype::kInt8 || dtype == Dtype::kUInt8 || dtype == Dtype::kInt16) &&
         op != ReduceOp::kAvg,
-    typename DtypeTraits<dtype>::Storage, typename DtypeTraits<dtype>::Accumulate>::Type;
+    typename DtypeTraits<dtype>::Storage, typename DtypeTraits<dtype>::Accumulate>;
 
 // widen: storage to accumulate type, exact. round: back, to nearest even for narrow floats and
 // modulo 2^bits for integers.
@@ -138,12 +121,12 @@ struct RealOf<Complex<T>> {
 template <class T>
 struct Arithmetic {
   // Signed overflow is undefined, and int16 * int16 promotes to int, hence the unsigned detour.
-  using Wrapping = typename SelectType<sizeof(T) == 8, std::uint64_t, std::uint32_t>::Type;
+  using Wrapping = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
 
   SYMM_FORCE_INLINE static T add(T a, T b) {
     if constexpr (kIsComplex<T>) {
       return T{a.re + b.re, a.im + b.im};
-    } else if constexpr (kIsFloat<T>) {
+    } else if constexpr (std::is_floating_point_v<T>) {
       return a + b;
     } else {
       return static_cast<T>(static_cast<Wrapping>(a) + static_cast<Wrapping>(b));
@@ -154,7 +137,7 @@ struct Arithmetic {
     if constexpr (kIsComplex<T>) {
       using Real = Arithmetic<typename RealOf<T>::Type>;
       return T{a.re * b.re + Real::flip_sign(a.im * b.im), a.re * b.im + a.im * b.re};
-    } else if constexpr (kIsFloat<T>) {
+    } else if constexpr (std::is_floating_point_v<T>) {
       return a * b;
     } else {
       return static_cast<T>(static_cast<Wrapping>(a) * static_cast<Wrapping>(b));
@@ -183,7 +166,7 @@ struct Arithmetic {
     if constexpr (kIsComplex<T>) {
       using Real = typename RealOf<T>::Type;
       return T{a.re / static_cast<Real>(divisor), a.im / static_cast<Real>(divisor)};
-    } else if constexpr (kIsFloat<T> || sizeof(T) == 8) {
+    } else if constexpr (std::is_floating_point_v<T> || sizeof(T) == 8) {
       return a / static_cast<T>(divisor);
     } else {
       return static_cast<T>(static_cast<double>(a) / static_cast<double>(divisor));
@@ -196,7 +179,7 @@ struct Arithmetic {
     if constexpr (kIsComplex<T>) {
       using Real = Arithmetic<typename RealOf<T>::Type>;
       return T{Real::canonical(a.re), Real::canonical(a.im)};
-    } else if constexpr (kIsFloat<T>) {
+    } else if constexpr (std::is_floating_point_v<T>) {
       constexpr T kQuietNan = static_cast<T>(__builtin_bit_cast(float, 0x7fc00000u));
       return a != a ? kQuietNan : a;
     } else {
@@ -223,19 +206,18 @@ struct Reduction {
 
   // MIN and MAX keep the accumulator when the two compare equal, and a NaN on either side wins.
   SYMM_FORCE_INLINE static T combine(T acc, T x) {
-    if constexpr (kIsBool<T>) {
-      return combine_bool(acc, x);
-    } else if constexpr (op == ReduceOp::kProduct) {
+    constexpr ReduceOp kRule = kIsBool<T> ? bool_rule(op) : op;
+    if constexpr (kRule == ReduceOp::kProduct) {
       return Arithmetic<T>::multiply(acc, x);
-    } else if constexpr (op == ReduceOp::kMin) {
+    } else if constexpr (kRule == ReduceOp::kMin) {
       return ((x < acc) | (x != x)) ? x : acc;
-    } else if constexpr (op == ReduceOp::kMax) {
+    } else if constexpr (kRule == ReduceOp::kMax) {
       return ((x > acc) | (x != x)) ? x : acc;
-    } else if constexpr (op == ReduceOp::kBand) {
+    } else if constexpr (kRule == ReduceOp::kBand) {
       return static_cast<T>(acc & x);
-    } else if constexpr (op == ReduceOp::kBor) {
+    } else if constexpr (kRule == ReduceOp::kBor) {
       return static_cast<T>(acc | x);
-    } else if constexpr (op == ReduceOp::kBxor) {
+    } else if constexpr (kRule == ReduceOp::kBxor) {
       return static_cast<T>(acc ^ x);
     } else {
       return Arithmetic<T>::add(acc, x);
@@ -248,17 +230,6 @@ struct Reduction {
       return Arithmetic<T>::canonical(Arithmetic<T>::divide(acc, divisor));
     } else {
       return Arithmetic<T>::canonical(acc);
-    }
-  }
-
- private:
-  SYMM_FORCE_INLINE static T combine_bool(T acc, T x) {
-    if constexpr (op == ReduceOp::kProduct || op == ReduceOp::kMin || op == ReduceOp::kBand) {
-      return static_cast<T>(acc & x);
-    } else if constexpr (op == ReduceOp::kBxor) {
-      return static_cast<T>(acc ^ x);
-    } else {
-      return static_cast<T>(acc | x);
     }
   }
 };

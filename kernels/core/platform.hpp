@@ -42,6 +42,10 @@ SYMM_INLINE constexpr std::size_t align_up(std::size_t value, std::size_t alignm
   return (value + alignment - 1) / alignment * alignment;
 }
 
+SYMM_INLINE constexpr std::size_t align_down(std::size_t value, std::size_t alignment) {
+  return value / alignment * alignment;
+}
+
 SYMM_INLINE constexpr std::size_t min_size(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
 }  // namespace symm

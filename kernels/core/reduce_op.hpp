@@ -3,7 +3,6 @@
 // Rules that make reductions deterministic: contributions are combined in group-rank order
 // 0..N-1 in the accumulate type; 16-bit and 8-bit floats accumulate in float32 and are rounded
 // once; AVG divides the sum by N before that rounding (integers truncate toward zero).
-// bool: SUM and MAX are OR, PRODUCT and MIN are AND.
 #pragma once
 
 #include <array>
@@ -39,6 +38,13 @@ constexpr bool is_complex(Dtype dtype) {
 }
 
 constexpr bool is_floating(Dtype dtype) { return dtype <= Dtype::kFloat8E5M2FnUz; }
+
+// The operator on bits that `op` is for bool: SUM and MAX are OR, PRODUCT and MIN are AND.
+constexpr ReduceOp bool_rule(ReduceOp op) {
+  if (op == ReduceOp::kBxor) return op;
+  const bool is_and = op == ReduceOp::kProduct || op == ReduceOp::kMin || op == ReduceOp::kBand;
+  return is_and ? ReduceOp::kBand : ReduceOp::kBor;
+}
 
 // True where `op` has a meaning for `dtype`; the backend raises naming both where it has none.
 constexpr bool op_supports(ReduceOp op, Dtype dtype) {

@@ -82,29 +82,10 @@ bool run_collective(HostExecutor& x, const CollectiveArgs& args, const Plan& pla
 }
 
 void run_alone(const CollectiveArgs& args, const ReduceKernels* kernels) {
-  const void* input = args.input;
-  void* output = args.output;
-  std::size_t count = args.count;
-  switch (args.kind) {
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kGather:
-      output = args.output_parts[0].data;
-      break;
-    case CollectiveKind::kScatter:
-      input = args.input_parts[0].data;
-      break;
-    case CollectiveKind::kReduceScatter:
-      input = args.input_parts[0].data;
-      count = args.input_parts[0].count;
-      break;
-    case CollectiveKind::kAllToAll:
-      input = args.input_parts[0].data;
-      output = args.output_parts[0].data;
-      count = args.input_parts[0].count;
-      break;
-    default:
-      break;
-  }
+  const bool has_input_parts = !args.input_parts.empty();
+  const void* input = has_input_parts ? args.input_parts[0].data : args.input;
+  void* output = args.output_parts.empty() ? args.output : args.output_parts[0].data;
+  const std::size_t count = has_input_parts ? args.input_parts[0].count : args.count;
   if (count == 0 || args.kind == CollectiveKind::kBarrier) return;
   if (reduces(args.kind)) {
     kernels->reduce(output, &input, 1, &args.factor, 1, count);

@@ -8,7 +8,7 @@
 #include "kernels/algorithms/executor.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "kernels/cpu/wait.hpp"
-#include "kernels/protocol/symm_view.hpp"
+#include "kernels/protocol/control_region.hpp"
 
 namespace symm {
 
@@ -21,6 +21,20 @@ class CallObserver : public WaitSupervisor {
   virtual bool check_peer(int peer, const std::byte** base, double* factor) = 0;
   // The peer sends `theirs` elements where `mine` are expected.
   virtual void report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) = 0;
+};
+
+// The symmetric memory of one collective: the slots of every rank, mapped in this process. Owns
+// nothing; valid as long as the group that owns the memory.
+struct SymmView {
+  int rank = 0;  // group rank
+  int world_size = 1;
+  ControlRegion* const* controls = nullptr;  // [world_size]
+  std::byte* const* slots = nullptr;         // [world_size]: first of kSlots slots
+  std::size_t slot_bytes = 0;                // distance and capacity of slots
+
+  std::byte* slot(int owner, std::uint32_t step) const {
+    return slots[owner] + static_cast<std::size_t>(step % kSlots) * slot_bytes;
+  }
 };
 
 class HostExecutor {

@@ -2,10 +2,4 @@
 #define SYMM_REDUCE_ISA avx2
 #include "kernels/cpu/reduce_impl.hpp"
 
-#if SYMM_HAS_X86_KERNELS
-namespace symm {
-
-const ReduceTable kReduceTableAvx2 = avx2::kTable;
-
-}  // namespace symm
-#endif
+const symm::ReduceTable symm::kReduceTableAvx2 = symm::avx2::kTable;

@@ -2,10 +2,4 @@
 #define SYMM_REDUCE_ISA avx512
 #include "kernels/cpu/reduce_impl.hpp"
 
-#if SYMM_HAS_X86_KERNELS
-namespace symm {
-
-const ReduceTable kReduceTableAvx512 = avx512::kTable;
-
-}  // namespace symm
-#endif
+const symm::ReduceTable symm::kReduceTableAvx512 = symm::avx512::kTable;

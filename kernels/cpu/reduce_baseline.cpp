@@ -2,8 +2,4 @@
 #define SYMM_REDUCE_ISA baseline
 #include "kernels/cpu/reduce_impl.hpp"
 
-namespace symm {
-
-const ReduceTable kReduceTableBaseline = baseline::kTable;
-
-}  // namespace symm
+const symm::ReduceTable symm::kReduceTableBaseline = symm::baseline::kTable;

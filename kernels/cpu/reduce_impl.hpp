@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/core/dtype.hpp"
@@ -83,7 +84,7 @@ struct Loops {
   using Value = Accumulator<dtype, op>;
   using Element = ElementTraits<Storage, Value>;
   // The type of an accumulator in memory: bool as its byte, for which vector loops exist.
-  using Kept = typename SelectType<kIsBool<Value>, Storage, Value>::Type;
+  using Kept = std::conditional_t<kIsBool<Value>, Storage, Value>;
   using KeptElement = ElementTraits<Kept, Value>;
   using Rule = Reduction<op, Value>;
   using Factor = typename Rule::Factor;

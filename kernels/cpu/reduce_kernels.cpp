@@ -1,5 +1,6 @@
 #include "kernels/cpu/reduce_kernels.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -16,77 +17,57 @@
 namespace symm {
 namespace {
 
-constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512};
-
 #if SYMM_HAS_X86_KERNELS
-bool has_f16c() {
+// The builtin also tests that the operating system saves the wide registers.
+Isa best_isa() {
   unsigned eax = 0;
   unsigned ebx = 0;
   unsigned ecx = 0;
   unsigned edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
-
-// The builtin also tests that the operating system saves the wide registers.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
-
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool has_f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  if (!has_f16c || !__builtin_cpu_supports("avx2")) return Isa::kBaseline;
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return has_avx512 ? Isa::kAvx512 : Isa::kAvx2;
 }
 #else
-bool has_avx2() { return false; }
-bool has_avx512() { return false; }
+Isa best_isa() { return Isa::kBaseline; }
 #endif
-
-Isa best_isa() {
-  if (has_avx512()) return Isa::kAvx512;
-  return has_avx2() ? Isa::kAvx2 : Isa::kBaseline;
-}
 
 Isa isa_from_environment() {
   const char* wanted = std::getenv("SYMM_ISA");
   if (wanted == nullptr || *wanted == '\0') return best_isa();
-  for (const Isa isa : kAllIsas) {
-    if (isa_name(isa) != wanted) continue;
-    if (isa_available(isa)) return isa;
+  const auto found = std::find(kIsaNames.begin(), kIsaNames.end(), wanted);
+  if (found == kIsaNames.end()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string("SYMM_ISA: expected baseline, avx2 or avx512, got '") + wanted + "'");
+  }
+  const auto isa = static_cast<Isa>(found - kIsaNames.begin());
+  if (!isa_available(isa)) {
     throw Error(ErrorCode::kInvalidArgument,
                 std::string("SYMM_ISA: this processor or operating system does not run '") +
                     wanted + "'; the best that it runs is '" + std::string(isa_name(best_isa())) +
                     "'");
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              std::string("SYMM_ISA: expected baseline, avx2 or avx512, got '") + wanted + "'");
+  return isa;
 }
 
 const ReduceTable& table_of(Isa isa) {
 #if SYMM_HAS_X86_KERNELS
   if (isa == Isa::kAvx512) return kReduceTableAvx512;
   if (isa == Isa::kAvx2) return kReduceTableAvx2;
+#else
+  if (isa != Isa::kBaseline) {
+    throw Error(ErrorCode::kUnsupported, "reduce_kernels: no '" + std::string(isa_name(isa)) +
+                                             "' kernels in a build for this architecture");
+  }
 #endif
-  if (isa == Isa::kBaseline) return kReduceTableBaseline;
-  throw Error(ErrorCode::kUnsupported, "reduce_kernels: no '" + std::string(isa_name(isa)) +
-                                           "' kernels in a build for this architecture");
+  return kReduceTableBaseline;
 }
 
 }  // namespace
 
-std::string_view isa_name(Isa isa) {
-  switch (isa) {
-    case Isa::kBaseline:
-      return "baseline";
-    case Isa::kAvx2:
-      return "avx2";
-    case Isa::kAvx512:
-      return "avx512";
-  }
-  return "unknown";
-}
-
-bool isa_available(Isa isa) {
-  if (isa == Isa::kAvx512) return has_avx512();
-  return isa == Isa::kAvx2 ? has_avx2() : isa == Isa::kBaseline;
-}
+bool isa_available(Isa isa) { return isa <= best_isa(); }
 
 Isa selected_isa() {
   static const Isa isa = isa_from_environment();

@@ -6,6 +6,7 @@
 // otherwise buffers must not overlap.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <string_view>
 
@@ -34,10 +35,11 @@ struct ReduceKernels {
   std::size_t accumulate_bytes;  // bytes of one element in the accumulate type
 };
 
-enum class Isa { kBaseline, kAvx2, kAvx512 };
+enum class Isa { kBaseline, kAvx2, kAvx512 };  // a processor runs all up to its best
 
-// "baseline", "avx2", "avx512".
-std::string_view isa_name(Isa isa);
+inline constexpr std::array<std::string_view, 3> kIsaNames = {"baseline", "avx2", "avx512"};
+
+constexpr std::string_view isa_name(Isa isa) { return kIsaNames[static_cast<std::size_t>(isa)]; }
 
 // True where this processor (and operating system) runs `isa`.
 bool isa_available(Isa isa);

@@ -1,15 +1,12 @@
 #include "kernels/plan/multimem.hpp"
 
+#include "kernels/plan/plan.hpp"
+
 namespace symm {
 
 namespace {
 
 constexpr std::uint64_t kUnit = 16;  // bytes of one access
-
-bool has_multimem(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter ||
-         kind == CollectiveKind::kAllGather || kind == CollectiveKind::kBroadcast;
-}
 
 // The pairs of multimem.ld_reduce that are compiled.
 bool has_reduction(Dtype dtype, ReduceOp op) {
@@ -41,7 +38,7 @@ std::string reduction_problem(const MultimemFacts& facts) {
 }
 
 std::string problem(const MultimemFacts& facts) {
-  if (!has_multimem(facts.kind)) {
+  if (!has_algorithm(facts.kind, Algorithm::kMultimem, PlanTarget::kGpu)) {
     return "it has all_reduce, reduce_scatter, all_gather and broadcast";
   }
   if (facts.architecture < kMultimemArchitecture) {

@@ -3,6 +3,8 @@
 // before a location exchange, so the table cannot differ from what happens.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -29,24 +31,12 @@ enum class RemoteAccess : std::uint8_t {
   kNeedsBoth,
 };
 
+inline constexpr std::array<std::string_view, 7> kRemoteAccessNames = {
+    "none",          "reads_input", "reads_input_apart", "reads_input_in_place",
+    "writes_output", "needs_input", "needs_both"};
+
 constexpr std::string_view remote_access_name(RemoteAccess access) {
-  switch (access) {
-    case RemoteAccess::kNone:
-      return "none";
-    case RemoteAccess::kReadsInput:
-      return "reads_input";
-    case RemoteAccess::kReadsInputApart:
-      return "reads_input_apart";
-    case RemoteAccess::kReadsInputInPlace:
-      return "reads_input_in_place";
-    case RemoteAccess::kWritesOutput:
-      return "writes_output";
-    case RemoteAccess::kNeedsInput:
-      return "needs_input";
-    case RemoteAccess::kNeedsBoth:
-      return "needs_both";
-  }
-  return "none";
+  return kRemoteAccessNames[static_cast<std::size_t>(access)];
 }
 
 // For an algorithm that `kind` has on some target. The two targets run the same algorithms, so the

@@ -1,6 +1,7 @@
 #include "kernels/plan/plan.hpp"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
@@ -103,47 +104,36 @@ Algorithm parse_algorithm(std::string_view text, std::string_view source) {
 
 namespace {
 
-bool host_has(CollectiveKind kind, Algorithm algorithm) {
-  using enum Algorithm;
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return algorithm == kOneShot || algorithm == kTwoShot || algorithm == kRing;
-    case CollectiveKind::kReduce:
-      return algorithm == kOneShot || algorithm == kTwoShot;
-    case CollectiveKind::kBarrier:
-      return algorithm == kOneShot;
-    default:
-      return algorithm == kOneShot || algorithm == kPipelined;
-  }
+using enum Algorithm;
+
+constexpr unsigned set_of(std::initializer_list<Algorithm> algorithms) {
+  unsigned set = 0;
+  for (const Algorithm algorithm : algorithms) set |= 1u << static_cast<unsigned>(algorithm);
+  return set;
 }
 
-bool gpu_has(CollectiveKind kind, Algorithm algorithm) {
-  using enum Algorithm;
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return algorithm == kLL || algorithm == kLLTwoShot || algorithm == kOneShot ||
-             algorithm == kTwoShot || algorithm == kRing || algorithm == kMultimem;
-    case CollectiveKind::kReduce:
-      return algorithm == kLL || algorithm == kOneShot || algorithm == kTwoShot;
-    case CollectiveKind::kBarrier:
-      return algorithm == kLL || algorithm == kOneShot;
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kBroadcast:
-      return algorithm == kLL || algorithm == kPipelined || algorithm == kCopyEngine ||
-             algorithm == kMultimem;
-    case CollectiveKind::kReduceScatter:
-      return algorithm == kLL || algorithm == kPipelined || algorithm == kMultimem;
-    case CollectiveKind::kAllToAll:
-      return algorithm == kPipelined || algorithm == kCopyEngine;
-    default:
-      return algorithm == kLL || algorithm == kPipelined;
-  }
-}
+// By CollectiveKind: the algorithms that have it on the host and on a GPU.
+constexpr unsigned kAlgorithms[kCollectiveKindCount][2] = {
+    {set_of({kOneShot, kTwoShot, kRing}),
+     set_of({kLL, kLLTwoShot, kOneShot, kTwoShot, kRing, kMultimem})},  // all_reduce
+    {set_of({kOneShot, kTwoShot}), set_of({kLL, kOneShot, kTwoShot})},  // reduce
+    {set_of({kOneShot, kPipelined}),
+     set_of({kLL, kPipelined, kCopyEngine, kMultimem})},  // broadcast
+    {set_of({kOneShot, kPipelined}),
+     set_of({kLL, kPipelined, kCopyEngine, kMultimem})},                     // all_gather
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined})},             // gather
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined})},             // scatter
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined, kMultimem})},  // reduce_scatter
+    {set_of({kOneShot, kPipelined}), set_of({kPipelined, kCopyEngine})},     // all_to_all
+    {set_of({kOneShot}), set_of({kLL, kOneShot})},                           // barrier
+};
 
 }  // namespace
 
 bool has_algorithm(CollectiveKind kind, Algorithm algorithm, PlanTarget target) {
-  return target == PlanTarget::kHost ? host_has(kind, algorithm) : gpu_has(kind, algorithm);
+  const unsigned set =
+      kAlgorithms[static_cast<std::size_t>(kind)][static_cast<std::size_t>(target)];
+  return (set & set_of({algorithm})) != 0;
 }
 
 std::string algorithm_list(CollectiveKind kind, PlanTarget target) {
@@ -196,8 +186,9 @@ Plan default_plan(Algorithm algorithm, PlanTarget target) {
 
 }  // namespace
 
-Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged,
-                       Algorithm forced) const {
+Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced,
+                       const PlanRequest& request) const {
+  if (request.algorithm != Algorithm::kAuto) forced = request.algorithm;
   const PlanRow* chosen = nullptr;
   const PlanRow* same_algorithm = nullptr;
   for (const PlanRow& row : rows_) {
@@ -207,15 +198,9 @@ Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged
   }
   const bool overrides = forced != Algorithm::kAuto && forced != Algorithm::kCopyEngine &&
                          has_algorithm(kind, forced, target_);
-  if (overrides && same_algorithm == nullptr) return default_plan(forced, target_);
-  const PlanRow& row = overrides ? *same_algorithm : *chosen;
-  return {row.algorithm, row.chunk_bytes, row.channels};
-}
-
-Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced,
-                       const PlanRequest& request) const {
-  const bool names_one = request.algorithm != Algorithm::kAuto;
-  Plan plan = select(kind, world_size, staged, names_one ? request.algorithm : forced);
+  if (overrides) chosen = same_algorithm;
+  Plan plan = chosen == nullptr ? default_plan(forced, target_)
+                                : Plan{chosen->algorithm, chosen->chunk_bytes, chosen->channels};
   if (request.chunk_bytes != 0) plan.chunk_bytes = request.chunk_bytes;
   if (request.channels != 0) plan.channels = request.channels;
   return plan;

@@ -75,7 +75,7 @@ std::uint64_t staged_bytes(CollectiveKind kind, int world_size, std::uint64_t la
 // carry out is then refused with the reason (multimem.hpp).
 class PlanTable {
  public:
-  // The compiled tables (plan_table.cpp, plan_table_gpu.cpp).
+  // The compiled tables (plan_table.cpp).
   static const PlanTable& built_in();
   static const PlanTable& built_in_gpu();
 
@@ -93,13 +93,10 @@ class PlanTable {
   bool operator==(const PlanTable&) const = default;
 
   // The plan of a call; `forced` (not kAuto) overrides the row's algorithm where the kind has it,
-  // except kCopyEngine (NOTE [Copy engines]). Local, thread safe, allocates nothing. world_size >=
-  // 2.
-  Plan select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced) const;
-  // The same for a call with a request, which precedes `forced`. `request` has passed
-  // check_request().
+  // except kCopyEngine (NOTE [Copy engines]). `request` precedes `forced` and has passed
+  // check_request(). Local, thread safe, allocates nothing. world_size >= 2.
   Plan select(CollectiveKind kind, int world_size, std::uint64_t staged, Algorithm forced,
-              const PlanRequest& request) const;
+              const PlanRequest& request = {}) const;
 
  private:
   PlanTarget target_;

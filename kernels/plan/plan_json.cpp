@@ -1,6 +1,7 @@
 // Tuning tables as JSON.
 #include <algorithm>
 #include <fstream>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -22,7 +23,7 @@ CollectiveKind parse_kind(const std::string& text) {
   return static_cast<CollectiveKind>(found - kCollectiveKindNames.begin());
 }
 
-void check_keys(const json& object, const std::vector<std::string>& known) {
+void check_keys(const json& object, std::initializer_list<std::string_view> known) {
   if (!object.is_object()) throw std::invalid_argument("expected an object, got " + object.dump());
   for (const auto& [key, value] : object.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
@@ -32,9 +33,8 @@ void check_keys(const json& object, const std::vector<std::string>& known) {
 }
 
 PlanRow parse_row(const json& row) {
-  static const std::vector<std::string> kKeys = {
-      "collective", "min_world", "max_world", "max_bytes", "algorithm", "chunk_bytes", "channels"};
-  check_keys(row, kKeys);
+  check_keys(row, {"collective", "min_world", "max_world", "max_bytes", "algorithm", "chunk_bytes",
+                   "channels"});
   const json& max_bytes = row.at("max_bytes");
   return PlanRow{
       .kind = parse_kind(row.at("collective").get<std::string>()),
@@ -81,10 +81,9 @@ json rows_to_json(const PlanTable& table) {
 }  // namespace
 
 PlanTables PlanTables::from_json(std::string_view text, std::string_view source) {
-  static const std::vector<std::string> kKeys = {"rows", "gpu_rows", "copy_engine_bytes"};
   try {
     const json document = json::parse(text);
-    check_keys(document, kKeys);
+    check_keys(document, {"rows", "gpu_rows", "copy_engine_bytes"});
     if (document.empty()) throw std::invalid_argument("expected rows, gpu_rows or both");
     const PlanTable& gpu = PlanTable::built_in_gpu();
     return {

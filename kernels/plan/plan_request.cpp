@@ -8,88 +8,50 @@
 
 namespace symm {
 
-namespace {
-
-class RequestCheck {
- public:
-  RequestCheck(CollectiveKind kind, const PlanRequest& request, PlanTarget target)
-      : kind_(kind), request_(request), target_(target) {}
-
-  void algorithm() const {
-    if (request_.algorithm == Algorithm::kAuto) return;
-    if (has_algorithm(kind_, request_.algorithm, target_)) return;
-    refuse("algorithm", "expected one of auto, " + algorithm_list(kind_, target_) + on_target() +
-                            "; got " + std::string(algorithm_name(request_.algorithm)));
+void check_request(CollectiveKind kind, const PlanRequest& request, PlanTarget target,
+                   std::size_t largest_chunk) {
+  using enum Algorithm;
+  const bool on_host = target == PlanTarget::kHost;
+  const std::string on_target = on_host ? " on the host" : " on a GPU";
+  const auto refuse = [kind](const char* part, const std::string& problem) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(collective_name(kind)) + ": config." + part + ": " + problem);
+  };
+  const auto refuse_as_absent = [&](const char* part) {
+    refuse(part, "the algorithm " + std::string(algorithm_name(request.algorithm)) + " of " +
+                     std::string(collective_name(kind)) + on_target + " has none; leave it out");
+  };
+  if (request.algorithm != kAuto && !has_algorithm(kind, request.algorithm, target)) {
+    refuse("algorithm", "expected one of auto, " + algorithm_list(kind, target) + on_target +
+                            "; got " + std::string(algorithm_name(request.algorithm)));
   }
-
-  void channels() const {
-    if (request_.channels == 0) return;
-    if (target_ == PlanTarget::kHost) {
+  // all_to_all uses p2p channels, in a number of its own.
+  const bool launches_blocks =
+      kind != CollectiveKind::kAllToAll && request.algorithm != kCopyEngine;
+  if (const int asked = request.channels; asked != 0) {
+    if (on_host) {
       refuse("channels", "they are blocks of a GPU's kernel, so there are none on the host; got " +
-                             std::to_string(request_.channels));
+                             std::to_string(asked));
     }
-    if (!launches_blocks()) refuse_as_absent("channels");
-    if (request_.channels < 1 || request_.channels > kMaxChannels) {
-      refuse("channels", "expected 1 to " + std::to_string(kMaxChannels) + ", got " +
-                             std::to_string(request_.channels));
+    if (!launches_blocks) refuse_as_absent("channels");
+    if (asked < 1 || asked > kMaxChannels) {
+      refuse("channels",
+             "expected 1 to " + std::to_string(kMaxChannels) + ", got " + std::to_string(asked));
     }
   }
-
-  void chunk_bytes(std::size_t largest) const {
-    const std::size_t asked = request_.chunk_bytes;
-    if (asked == 0) return;
-    if (!streams_through_slots()) refuse_as_absent("chunk_bytes");
-    const std::size_t least = std::min(kLeastChunkBytes, largest);  // slots may be smaller
-    if (asked < least || asked > largest || asked % kCacheLine != 0) {
+  if (const std::size_t asked = request.chunk_bytes; asked != 0) {
+    // Where the table decides, it may choose an algorithm without chunks.
+    const bool has_slots = request.algorithm != kLL && request.algorithm != kLLTwoShot &&
+                           request.algorithm != kMultimem;
+    if (!on_host && !(launches_blocks && has_slots)) refuse_as_absent("chunk_bytes");
+    const std::size_t least = std::min(kLeastChunkBytes, largest_chunk);  // slots may be smaller
+    if (asked < least || asked > largest_chunk || asked % kCacheLine != 0) {
       refuse("chunk_bytes", "expected a multiple of " + std::to_string(kCacheLine) + " from " +
-                                std::to_string(least) + " to " + std::to_string(largest) +
-                                ", the slot of the group" + on_target() + "; got " +
+                                std::to_string(least) + " to " + std::to_string(largest_chunk) +
+                                ", the slot of the group" + on_target + "; got " +
                                 std::to_string(asked));
     }
   }
-
- private:
-  // all_to_all uses p2p channels, in a number of its own.
-  bool launches_blocks() const {
-    return kind_ != CollectiveKind::kAllToAll && request_.algorithm != Algorithm::kCopyEngine;
-  }
-
-  // True also where the table decides, which may choose an algorithm without chunks.
-  bool streams_through_slots() const {
-    if (target_ == PlanTarget::kHost) return true;
-    const bool has_slots = request_.algorithm != Algorithm::kLL &&
-                           request_.algorithm != Algorithm::kLLTwoShot &&
-                           request_.algorithm != Algorithm::kMultimem;
-    return launches_blocks() && has_slots;
-  }
-
-  std::string on_target() const {
-    return target_ == PlanTarget::kHost ? " on the host" : " on a GPU";
-  }
-
-  [[noreturn]] void refuse_as_absent(const char* part) const {
-    refuse(part, "the algorithm " + std::string(algorithm_name(request_.algorithm)) + " of " +
-                     std::string(collective_name(kind_)) + on_target() + " has none; leave it out");
-  }
-
-  [[noreturn]] void refuse(const char* part, const std::string& problem) const {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string(collective_name(kind_)) + ": config." + part + ": " + problem);
-  }
-
-  CollectiveKind kind_;
-  const PlanRequest& request_;
-  PlanTarget target_;
-};
-
-}  // namespace
-
-void check_request(CollectiveKind kind, const PlanRequest& request, PlanTarget target,
-                   std::size_t largest_chunk) {
-  const RequestCheck check(kind, request, target);
-  check.algorithm();
-  check.channels();
-  check.chunk_bytes(largest_chunk);
 }
 
 }  // namespace symm

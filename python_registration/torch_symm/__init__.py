@@ -44,18 +44,10 @@ if TYPE_CHECKING:
     Options = ProcessGroupSymm.Options
 
 # Where the functions and classes in Python are.
-_MODULES = {
-    "SymmetricTensor": "symmetric_tensor",
-    "as_symmetric": "memory",
-    "contiguous_view": "views",
-    "copy_counts": "memory",
-    "empty": "memory",
-    "full": "memory",
-    "is_symmetric": "memory",
-    "mem_pool": "memory",
-    "ones": "memory",
-    "zeros": "memory",
-}
+_MODULES = {"SymmetricTensor": "symmetric_tensor", "contiguous_view": "views"} | dict.fromkeys(
+    ("as_symmetric", "copy_counts", "empty", "full", "is_symmetric", "mem_pool", "ones", "zeros"),
+    "memory",
+)
 
 __all__ = [
     "Options",

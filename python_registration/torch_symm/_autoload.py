@@ -42,6 +42,4 @@ def _autoload() -> None:
 
     _registration.register()
     if replaced := _environment.backend_name("SYMM_REPLACE_BACKEND"):
-        from torch_symm import _replace
-
-        _replace.install(replaced)
+        _registration.replace(replaced)

@@ -1,7 +1,8 @@
-"""Process groups as users name them."""
+"""Process groups as users name them, and what the ranks of one learn of each other."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from torch_symm._registration import load
@@ -40,3 +41,39 @@ def resolve(group: Any, caller: str) -> Any:
             "has its name now"
         )
     return group
+
+
+def all_gather_facts(
+    group: Any, caller: str, facts: dict[str, Any], same: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Everybody's `facts` by group rank, whatever the group's backend is. Collective over `group`,
+    a ProcessGroup.
+
+    Raises on every rank: RuntimeError where `caller` differs; ValueError, which begins with
+    `same[name]`, where the fact `name` of `same` does.
+    """
+    message = json.dumps({"caller": caller, **facts}).encode()
+    everybody = [json.loads(text) for text in load().all_gather_message(group.group_name, message)]
+    if any(rank["caller"] != caller for rank in everybody):
+        raise RuntimeError(
+            f"{caller}: every rank of group {group.group_name!r} must call it at this point, got "
+            f"{_by_rank(everybody, 'caller')}"
+        )
+    for name, expected in same.items():
+        if any(rank[name] != facts[name] for rank in everybody):
+            raise ValueError(
+                f"{caller}: {expected} on every rank of group {group.group_name!r}, got "
+                f"{_by_rank(everybody, name)}"
+            )
+    return everybody
+
+
+def _by_rank(everybody: list[dict[str, Any]], name: str) -> str:
+    """ "[3] on ranks 0, 1; [4] on rank 2": what each rank brought, for a message."""
+    ranks: dict[str, list[str]] = {}
+    for rank, facts in enumerate(everybody):
+        ranks.setdefault(str(facts[name]), []).append(str(rank))
+    return "; ".join(
+        f"{value} on {'rank' if len(who) == 1 else 'ranks'} {', '.join(who)}"
+        for value, who in ranks.items()
+    )

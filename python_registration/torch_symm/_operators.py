@@ -13,6 +13,7 @@ its Store. The other operators of the namespace are in symm_mem/c10d/cpu_operato
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,27 +23,24 @@ import torch
 import torch.distributed._symmetric_memory as symm_mem
 from torch.distributed import distributed_c10d as c10d
 
-_library: torch.library.Library | None = None
-
 # The memory of a group lives as long as the group; a later group of the same name has its own.
 _workspaces: weakref.WeakKeyDictionary[c10d.ProcessGroup, torch.Tensor] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def register() -> None:
+@functools.cache
+def register() -> torch.library.Library:
     """Registers the kernels, where torch has the operator and no CPU kernel for it. Local,
     idempotent; the compiled module must have been loaded."""
-    global _library
-    if _library is not None:
-        return
-    _library = torch.library.Library("symm_mem", "IMPL", "CPU")
+    library = torch.library.Library("symm_mem", "IMPL", "CPU")
     for kernel in _KERNELS:
         name = kernel.__name__
         if not hasattr(torch.ops.symm_mem, name):
             continue
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"symm_mem::{name}", "CPU"):
-            _library.impl(name, kernel)
+            library.impl(name, kernel)
+    return library
 
 
 def _workspace(group_name: str, size: int) -> Any:
@@ -216,24 +214,15 @@ def fused_all_gather_scaled_matmul(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """`A`: this rank's shard."""
     operator = "fused_all_gather_scaled_matmul"
-    options = (B_scales, biases, result_scales, out_dtypes, use_fast_accum)
+    out_dtypes = symm_mem._maybe_convert_scalar_types_to_dtypes(out_dtypes)
+    options = (biases, result_scales, out_dtypes, use_fast_accum)
     names = ("B_scales", "biases", "result_scales", "out_dtypes", "use_fast_accum")
-    for name, values in zip(names, options, strict=True):
+    for name, values in zip(names, (B_scales, *options), strict=True):
         if len(values) != len(Bs):
             raise ValueError(f"{operator}: {name} must have {len(Bs)} elements, got {len(values)}")
-    out_dtypes = symm_mem._maybe_convert_scalar_types_to_dtypes(out_dtypes)
     if symm_mem._is_test_mode:
         return symm_mem._fused_all_gather_scaled_matmul_fallback(
-            A,
-            Bs,
-            A_scale,
-            B_scales,
-            gather_dim,
-            group_name,
-            biases,
-            result_scales,
-            out_dtypes,
-            use_fast_accum,
+            A, Bs, A_scale, B_scales, gather_dim, group_name, *options
         )
     _check_matrices(operator, A, Bs)
     # A row that is gathered from several ranks has no one scale.
@@ -244,7 +233,7 @@ def fused_all_gather_scaled_matmul(
     products = [
         torch._scaled_mm(rows, b, scale, b_scale, bias, result_scale, out_dtype, bool(fast))
         for b, b_scale, bias, result_scale, out_dtype, fast in zip(
-            Bs, B_scales, biases, result_scales, out_dtypes, use_fast_accum, strict=True
+            Bs, B_scales, *options, strict=True
         )
     ]
     leading = whole.shape[:-1]
@@ -285,21 +274,11 @@ def fused_scaled_matmul_reduce_scatter(
 ) -> torch.Tensor:
     """`output_shape`: of the product before it is scattered; None for the shape of A @ B."""
     shape = [*A.shape[:-1], B.shape[-1]] if output_shape is None else list(output_shape)
+    dims = (orig_scatter_dim, scatter_dim_after_maybe_reshape)
+    options = (bias, result_scale, out_dtype, use_fast_accum)
     if symm_mem._is_test_mode:
         return symm_mem._fused_scaled_matmul_reduce_scatter_fallback(
-            A,
-            B,
-            A_scale,
-            B_scale,
-            reduce_op,
-            orig_scatter_dim,
-            scatter_dim_after_maybe_reshape,
-            group_name,
-            shape,
-            bias,
-            result_scale,
-            out_dtype,
-            use_fast_accum,
+            A, B, A_scale, B_scale, reduce_op, *dims, group_name, shape, *options
         )
     operator = "fused_scaled_matmul_reduce_scatter"
     _check_matrices(operator, A, [B])
@@ -315,16 +294,7 @@ def fused_scaled_matmul_reduce_scatter(
                 f"{tuple(A.shape)}, got shape {tuple(A_scale.shape)}"
             )
         A_scale = A_scale.flatten(0, -2).contiguous()
-    product = torch._scaled_mm(
-        A.flatten(0, -2).contiguous(),
-        B,
-        A_scale,
-        B_scale,
-        bias,
-        result_scale,
-        out_dtype,
-        use_fast_accum,
-    )
+    product = torch._scaled_mm(A.flatten(0, -2).contiguous(), B, A_scale, B_scale, *options)
     partial = _split(operator, product.view(shape), orig_scatter_dim, group_name)
     return _reduce_scatter(partial, reduce_op, group_name)
 

@@ -1,4 +1,4 @@
-"""Makes the name "symm" known to torch.distributed and creates its process groups.
+"""Makes the name "symm" known to torch.distributed, or others stand for it, and creates groups.
 
 NOTE [One binary for one torch]
 The layout of c10d's classes changes between minor versions of torch, so a build works with the
@@ -23,6 +23,8 @@ BACKEND = "symm"
 # The device types whose tensors the backend takes.
 DEVICES = ["cpu", "cuda"]
 
+_replaced: str | None = None
+
 
 def register() -> None:
     """Registers the backend with torch.distributed. Local, idempotent, cheap.
@@ -45,6 +47,41 @@ def _has_device_library() -> bool:
     folder = os.path.dirname(__file__)
     names = ("libsymm_cuda.so", "libsymm_hip.so")
     return any(os.path.exists(os.path.join(folder, name)) for name in names)
+
+
+def replace(replaced: str) -> None:
+    """Makes ``Backend(replaced)`` mean symm in this process. Local, idempotent.
+
+    Every path by which torch.distributed takes a backend's name (``init_process_group``,
+    ``new_group``, DeviceMesh, the per-device default) goes through ``Backend(name)``, so that is
+    the one place where the name is exchanged. The constants, such as ``Backend.GLOO``, keep their
+    values.
+    """
+    global _replaced
+    from torch.distributed.distributed_c10d import Backend
+
+    replaced = replaced.lower()
+    if _replaced == replaced:
+        return
+    if _replaced is not None:
+        raise ValueError(
+            f"symm already stands in for {_replaced} in this process; it cannot also stand "
+            f"in for {replaced}"
+        )
+    original = Backend.__new__
+
+    def new(cls: type, name: str) -> str:
+        if isinstance(name, str):
+            # "gloo", or inside "cpu:gloo,cuda:nccl".
+            parts = [part.rpartition(":") for part in name.split(",")]
+            name = ",".join(
+                device + colon + (BACKEND if one.strip().lower() == replaced else one)
+                for device, colon, one in parts
+            )
+        return original(cls, name)
+
+    Backend.__new__ = staticmethod(new)
+    _replaced = replaced
 
 
 def create(dist_backend_opts: Any, pg_options: Any | None) -> Any:
@@ -103,9 +140,7 @@ def load() -> ModuleType:
     the kernels of ``torch.ops.symm_mem``."""
     import torch  # noqa: F401  (its libraries must be in the process first)
 
-    problem = torch_version_problem()
-    if problem:
-        raise ImportError(problem)
+    _check_torch_version()
     module = importlib.import_module("torch_symm._C")
     # Before _operators, which imports it: its import comes back here (_memory_hook.py).
     importlib.import_module("torch.distributed._symmetric_memory")
@@ -113,18 +148,16 @@ def load() -> ModuleType:
     return module
 
 
-def torch_version_problem() -> str:
-    """The sentence that says why this build does not fit the running torch, or ""."""
+def _check_torch_version() -> None:
     import torch
 
     from torch_symm import _build_info
 
     built = ".".join(_build_info.TORCH_VERSION.split(".")[:2])
     running = ".".join(torch.__version__.split(".")[:2])
-    if built == running:
-        return ""
-    return (
-        f"torch_symm {_build_info.VERSION} was built for torch {built}, but torch "
-        f"{torch.__version__} is running; install it again with this torch: "
-        "pip install --no-build-isolation --force-reinstall --no-deps <torch-symm>"
-    )
+    if built != running:
+        raise ImportError(
+            f"torch_symm {_build_info.VERSION} was built for torch {built}, but torch "
+            f"{torch.__version__} is running; install it again with this torch: "
+            "pip install --no-build-isolation --force-reinstall --no-deps <torch-symm>"
+        )

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_symm import _agreement, _groups
+from torch_symm import _groups
 from torch_symm._registration import load
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def mem_pool(device: torch.device | str | None = None) -> torch.cuda.MemPool:
     """
     import torch.distributed._symmetric_memory as symm_mem
 
-    place = _device("cuda" if device is None else device)
+    place = with_index("cuda" if device is None else device)
     if place.type != "cuda":
         raise NotImplementedError(
             f"mem_pool: device: torch has pools on cuda only, got {place}; use torch_symm.empty"
@@ -148,21 +148,17 @@ def as_symmetric(
 
     process_group = _groups.resolve(group, "as_symmetric")
     buffer = _user_buffer(tensor)
-    reason = "the memory of at least one rank's tensor cannot be shared in place"
+    reason = _NOT_SHARED
     if _all_can_share(tensor, buffer, process_group, symmetric):
-        if buffer is not None:
-            reason = _register(buffer, tensor, process_group, symmetric)
-            shared = not reason
-        else:
-            shared = _rendezvous(tensor, process_group, symmetric)
-        if shared:
-            _copy_counts.add("in_place", tensor.nbytes)
+        reason = _share(tensor, buffer, process_group, symmetric)
+        if not reason:
+            _count("in_place", tensor.nbytes)
             return tensor
     copy = allocate(tensor.shape, tensor.dtype, tensor.device, "as_symmetric")
     with torch.no_grad():
         copy.copy_(tensor)
-    _rendezvous(copy, process_group, symmetric)
-    if _copy_counts.add("copied", tensor.nbytes) == 1:
+    _share(copy, None, process_group, symmetric)
+    if _count("copied", tensor.nbytes) == 1:
         warnings.warn(
             f"torch_symm.as_symmetric() copied a tensor of shape {tuple(tensor.shape)}, because "
             f"{reason}; allocate it by torch_symm.empty() or inside torch_symm.mem_pool(). "
@@ -175,29 +171,21 @@ def as_symmetric(
 def copy_counts() -> dict[str, int]:
     """How often `as_symmetric` has returned its argument ("in_place") and a copy ("copied") in this
     process, and the bytes of both ("in_place_bytes", "copied_bytes"). Local."""
-    return _copy_counts.counts()
+    with _counts_lock:
+        return dict(_counts)
 
 
-class _CopyCounts:
-    """Counts what as_symmetric did. Thread safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts = {"in_place": 0, "in_place_bytes": 0, "copied": 0, "copied_bytes": 0}
-
-    def add(self, what: str, nbytes: int) -> int:
-        """How often that has been done by now."""
-        with self._lock:
-            self._counts[what] += 1
-            self._counts[what + "_bytes"] += nbytes
-            return self._counts[what]
-
-    def counts(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._counts)
+_NOT_SHARED = "the memory of at least one rank's tensor cannot be shared in place"
+_counts = {"in_place": 0, "in_place_bytes": 0, "copied": 0, "copied_bytes": 0}
+_counts_lock = threading.Lock()
 
 
-_copy_counts = _CopyCounts()
+def _count(what: str, nbytes: int) -> int:
+    """How often as_symmetric has done `what` by now. Thread safe."""
+    with _counts_lock:
+        _counts[what] += 1
+        _counts[what + "_bytes"] += nbytes
+        return _counts[what]
 
 
 def _user_buffer(tensor: torch.Tensor) -> Any:
@@ -207,24 +195,22 @@ def _user_buffer(tensor: torch.Tensor) -> Any:
     return load().user_buffer_of(tensor)
 
 
-def _rendezvous(tensor: torch.Tensor, group: Any, symmetric: bool) -> bool:
-    """False for memory that cannot be shared. Collective."""
+def _share(tensor: torch.Tensor, buffer: Any, group: Any, symmetric: bool) -> str:
+    """Why `tensor` cannot be shared in place, or "": the same on every rank. Collective."""
+    if buffer is not None:
+        # Chosen and used, so that torch's own rendezvous() knows the memory too. The choice's lock
+        # is not held while peers are waited for.
+        load().allocate_from_provider(tensor.device, "as_symmetric", lambda: None)
+        return str(buffer.share(group.group_name, symmetric))
     if not symmetric:
-        return load().rendezvous(tensor, group.group_name, "as_symmetric") is not None
+        shared = load().rendezvous(tensor, group.group_name, "as_symmetric") is not None
+        return "" if shared else _NOT_SHARED
     if (provider := load().memory_provider()) != "native":
         raise NotImplementedError(
             f"as_symmetric: the memory provider {provider!r} has no symmetric registration; native "
             "has: choose it by memory_provider() or SYMM_MEMORY_PROVIDER"
         )
-    return bool(load().share(tensor, group.group_name, True))
-
-
-def _register(buffer: Any, tensor: torch.Tensor, group: Any, symmetric: bool) -> str:
-    """Why that cannot be, or "": the same on every rank. Collective."""
-    # Chosen and used, so that torch's own rendezvous() knows the memory too. The choice's lock is
-    # not held while peers are waited for.
-    load().allocate_from_provider(tensor.device, "as_symmetric", lambda: None)
-    return str(buffer.share(group.group_name, symmetric))
+    return "" if load().share(tensor, group.group_name, True) else _NOT_SHARED
 
 
 def _all_can_share(tensor: torch.Tensor, buffer: Any, group: Any, symmetric: bool) -> bool:
@@ -236,14 +222,8 @@ def _all_can_share(tensor: torch.Tensor, buffer: Any, group: Any, symmetric: boo
         "symmetric": bool(symmetric),
         "location": _location(tensor, buffer),
     }
-    everybody = _agreement.all_gather_facts(group, "as_symmetric", mine)
-    for what in ("shape", "dtype", "device", "symmetric"):
-        values = [rank[what] for rank in everybody]
-        if any(value != values[0] for value in values):
-            raise ValueError(
-                f"as_symmetric: tensor: expected the same {what} on every rank of group "
-                f"{group.group_name!r}, got {_agreement.by_rank(values)}"
-            )
+    same = {name: f"tensor: expected the same {name}" for name in mine if name != "location"}
+    everybody = _groups.all_gather_facts(group, "as_symmetric", mine, same)
     location = mine["location"]
     return location is not None and all(rank["location"] == location for rank in everybody)
 
@@ -259,8 +239,8 @@ def _location(tensor: torch.Tensor, buffer: Any) -> list[Any] | None:
     return None if found is None else list(found)
 
 
-def _device(device: torch.device | str | None) -> torch.device:
-    """With the index of the GPU that is meant."""
+def with_index(device: torch.device | str | None) -> torch.device:
+    """With the index of the GPU that is meant; None is torch's default device."""
     import torch
 
     place = torch.get_default_device() if device is None else torch.device(device)
@@ -280,7 +260,7 @@ def allocate(
     shape = tuple(int(extent) for extent in size)
     # At least one element of memory, so that the tensor is known by its address.
     stored = (1,) if 0 in shape else shape
-    place = _device(device)
+    place = with_index(device)
     tensor = load().allocate_from_provider(
         place, caller, lambda: symm_mem.empty(stored, dtype=dtype, device=place)
     )

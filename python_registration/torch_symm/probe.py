@@ -1,10 +1,6 @@
 """Which operations capture into a CUDA graph: ``python -m torch_symm.probe --help``."""
 
-from torch_symm.tools import require
+from torch_symm.tools import start
 
 if __name__ == "__main__":
-    command = "python -m torch_symm.probe"
-    require(command, "numpy", "rich", "typer")
-    from torch_symm.tools.probe.cli import app
-
-    app(prog_name=command)
+    start("probe", "probe.cli:app", "numpy", "rich", "typer")

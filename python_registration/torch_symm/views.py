@@ -50,12 +50,7 @@ def contiguous_view(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
     """
     if _is_dtensor(tensor):
         return _of_dtensor(tensor, group)
-    process_group = _groups.resolve(group, "contiguous_view")
-    return _of_local(tensor, process_group)
-
-
-def _of_local(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    return load().contiguous_view(tensor, group.group_name)
+    return load().contiguous_view(tensor, _groups.resolve(group, "contiguous_view").group_name)
 
 
 def _is_dtensor(tensor: Any) -> bool:
@@ -83,7 +78,7 @@ def _of_dtensor(tensor: Any, group: Any) -> torch.Tensor:
             f"contiguous_view: tensor: expected as many rows on every rank, got a DTensor of "
             f"{rows} rows over {ranks} ranks"
         )
-    return _joined(_of_local(tensor.detach().to_local(), mesh_group))
+    return _joined(load().contiguous_view(tensor.detach().to_local(), mesh_group.group_name))
 
 
 def _sharded_mesh_dimension(tensor: Any) -> int:

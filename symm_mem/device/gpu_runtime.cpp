@@ -10,8 +10,7 @@
 
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
-#include "kernels/gpu/launch/gpu_group_kernels.hpp"
-#include "kernels/gpu/launch/gpu_signal_kernels.hpp"
+#include "kernels/gpu/launch/gpu_kernels.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/gpu_chunks.hpp"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/core/atomics.hpp"
-#include "kernels/gpu/launch/gpu_group_kernels.hpp"
+#include "kernels/gpu/launch/gpu_kernels.hpp"
 #include "test/support/gpu_calls.hpp"
 
 namespace symm::test {

@@ -116,7 +116,7 @@ class GpuRanksTest : public GpuTest {
       config.timeout = std::chrono::milliseconds(20'000);
       config.algorithm = settings.algorithm;
       config.device_workspace_bytes = settings.workspace_bytes;
-      const auto communicator = Communicator::create(store, config);
+      const auto communicator = std::make_unique<Communicator>(store, config);
       GpuRank one(*communicator, meeting);
       body(one);
     });

@@ -34,7 +34,7 @@ import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
 import torch_symm  # noqa: E402
 from harness import DEVICE, device_of_rank, run_ranks, synchronize  # noqa: E402
 from record_file import write_records  # noqa: E402
-from torch_symm.tools.bench.machine import describe_machine  # noqa: E402
+from torch_symm.tools.machine import describe_machine  # noqa: E402
 
 
 def timed(call):

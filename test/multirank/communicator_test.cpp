@@ -7,7 +7,7 @@
 #include <latch>
 #include <thread>
 
-#include "backend/engine/host/point_to_point.hpp"
+#include "backend/engine/host/mailbox_engine.hpp"
 #include "test/support/collective_cases.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/joined_segment.hpp"
@@ -35,7 +35,8 @@ void run_group(int world, const std::function<void(Communicator&)>& body,
                Algorithm algorithm = Algorithm::kAuto) {
   test::MemoryStore store;
   test::run_ranks(world, [&](int rank) {
-    const auto communicator = Communicator::create(store, config_of(rank, world, algorithm));
+    const auto communicator =
+        std::make_unique<Communicator>(store, config_of(rank, world, algorithm));
     body(*communicator);
   });
 }
@@ -44,7 +45,7 @@ std::vector<std::optional<Error>> errors_in_group(int world,
                                                   const std::function<void(Communicator&)>& body) {
   test::MemoryStore store;
   return test::errors_of_ranks(world, [&](int rank) {
-    const auto communicator = Communicator::create(store, config_of(rank, world));
+    const auto communicator = std::make_unique<Communicator>(store, config_of(rank, world));
     body(*communicator);
   });
 }
@@ -128,7 +129,7 @@ TEST(Communicator, NamesWhoDidNotArrive) {
   test::MemoryStore store;
   std::latch others_gave_up(2);
   const auto errors = test::errors_of_ranks(3, [&](int rank) {
-    const auto communicator = Communicator::create(store, config_of(rank, 3));
+    const auto communicator = std::make_unique<Communicator>(store, config_of(rank, 3));
     communicator->run(CollectiveArgs{});
     std::vector<float> data(8);
     if (rank == 2) {
@@ -231,7 +232,7 @@ TEST(Communicator, ReadsRendezvousedMemoryInPlace) {
 
 TEST(Communicator, SendsAndReceivesByTag) {
   run_group(3, [](Communicator& communicator) {
-    PointToPoint& p2p = communicator.point_to_point();
+    MailboxEngine& p2p = communicator.point_to_point();
     const int me = communicator.rank();
     const std::vector<std::size_t> sizes = {0, 1, 480, 481, 3'000'001};
     std::vector<std::vector<std::uint8_t>> out;
@@ -247,8 +248,8 @@ TEST(Communicator, SendsAndReceivesByTag) {
       for (std::size_t k = 0; k < sizes.size(); ++k) {
         out.emplace_back(sizes[k]);
         for (std::size_t i = 0; i < sizes[k]; ++i) out.back()[i] = value(me, peer, sizes[k], i);
-        transfers.push_back(p2p.start_send(out.back().data(), sizes[k], peer,
-                                           static_cast<std::int64_t>(k), {}, {}));
+        transfers.push_back(p2p.start(
+            {{out.back().data(), sizes[k], static_cast<std::int64_t>(k), peer, true}, {}}, {}));
       }
     }
     std::vector<std::pair<int, std::size_t>> order;
@@ -257,8 +258,8 @@ TEST(Communicator, SendsAndReceivesByTag) {
       for (std::size_t k = sizes.size(); k-- > 0;) {  // not the order of the sends
         in.emplace_back(sizes[k], std::uint8_t{0xee});
         order.emplace_back(peer, sizes[k]);
-        transfers.push_back(
-            p2p.start_recv(in.back().data(), sizes[k], peer, static_cast<std::int64_t>(k), {}, {}));
+        transfers.push_back(p2p.start(
+            {{in.back().data(), sizes[k], static_cast<std::int64_t>(k), peer, false}, {}}, {}));
       }
     }
     for (const auto& transfer : transfers) p2p.wait(*transfer, {});
@@ -272,11 +273,11 @@ TEST(Communicator, SendsAndReceivesByTag) {
 
 TEST(Communicator, ReceivesFromAnySourceInTheBackground) {
   run_group(4, [](Communicator& communicator) {
-    PointToPoint& p2p = communicator.point_to_point();
+    MailboxEngine& p2p = communicator.point_to_point();
     p2p.progress_in_background();
     std::vector<int> values(100'000, communicator.rank());
     if (communicator.rank() != 0) {
-      const auto send = p2p.start_send(values.data(), values.size() * 4, 0, 9, {}, {});
+      const auto send = p2p.start({{values.data(), values.size() * 4, 9, 0, true}, {}}, {});
       while (!send->done()) std::this_thread::yield();
       EXPECT_FALSE(send->error().has_value());
       return;
@@ -284,8 +285,8 @@ TEST(Communicator, ReceivesFromAnySourceInTheBackground) {
     std::vector<bool> seen(4, false);
     for (int n = 0; n < 3; ++n) {
       std::atomic<bool> called{false};
-      const auto recv = p2p.start_recv(values.data(), values.size() * 4, kAnySource, 9, {},
-                                       [&] { called = true; });
+      const auto recv = p2p.start(
+          {{values.data(), values.size() * 4, 9, kAnySource, false}, [&] { called = true; }}, {});
       while (!called) std::this_thread::yield();
       ASSERT_TRUE(recv->done());
       ASSERT_EQ(values, std::vector<int>(values.size(), recv->peer()));
@@ -297,11 +298,11 @@ TEST(Communicator, ReceivesFromAnySourceInTheBackground) {
 
 TEST(Communicator, ARecvOfAnotherSizeIsAnErrorOnBothSidesAndTheGroupGoesOn) {
   run_group(2, [](Communicator& communicator) {
-    PointToPoint& p2p = communicator.point_to_point();
+    MailboxEngine& p2p = communicator.point_to_point();
     std::vector<std::uint8_t> data(5000);
     const bool sends = communicator.rank() == 0;
-    const auto transfer = sends ? p2p.start_send(data.data(), 4000, 1, 0, {}, {})
-                                : p2p.start_recv(data.data(), 5000, 0, 0, {}, {});
+    const auto transfer = sends ? p2p.start({{data.data(), 4000, 0, 1, true}, {}}, {})
+                                : p2p.start({{data.data(), 5000, 0, 0, false}, {}}, {});
     expect_error(test::error_of([&] { p2p.wait(*transfer, {}); }), ErrorCode::kMismatch,
                  {"4000", "5000", "rank 0", "rank 1"});
     std::vector<float> one(1, 1.0f);
@@ -312,12 +313,12 @@ TEST(Communicator, ARecvOfAnotherSizeIsAnErrorOnBothSidesAndTheGroupGoesOn) {
 
 TEST(Communicator, ATransferThatCannotEndTimesOut) {
   const auto errors = errors_in_group(2, [](Communicator& communicator) {
-    PointToPoint& p2p = communicator.point_to_point();
+    MailboxEngine& p2p = communicator.point_to_point();
     std::uint8_t byte = 0;
     if (communicator.rank() == 0) {
-      p2p.wait(*p2p.start_recv(&byte, 1, 1, 3, milliseconds(200), {}), {});
+      p2p.wait(*p2p.start({{&byte, 1, 3, 1, false}, {}}, milliseconds(200)), {});
     } else {
-      p2p.wait(*p2p.start_recv(&byte, 1, 0, 4, {}, {}), {});
+      p2p.wait(*p2p.start({{&byte, 1, 4, 0, false}, {}}, {}), {});
     }
   });
   expect_error(errors[0], ErrorCode::kTimeout, {"recv from rank 1", "tag 3", "Timed out"});

@@ -36,7 +36,8 @@ std::vector<std::optional<Error>> errors_of_group(int world,
                                                   Algorithm algorithm = Algorithm::kAuto) {
   test::MemoryStore store;
   return test::errors_of_ranks(world, [&](int rank) {
-    const auto communicator = Communicator::create(store, config_of(rank, world, algorithm));
+    const auto communicator =
+        std::make_unique<Communicator>(store, config_of(rank, world, algorithm));
     body(*communicator);
   });
 }

@@ -178,7 +178,7 @@ TEST_F(DeviceGroupTest, MessagesToOneselfArePairedByTag) {
       order.push_back(static_cast<std::byte*>(op.data) - d);
     }
     EXPECT_EQ(order, (std::vector<std::ptrdiff_t>{2, 7, 3, 0, 1, 5, 4, 6}));
-    rank.communicator.drain_device();
+    rank.engine().drain();
     EXPECT_FALSE(rank.communicator.failure().has_value());
     rank.meet();
   });
@@ -377,13 +377,13 @@ TEST(DeviceSettings, WorkspacesMustAgreeAndFit) {
   for (const std::size_t bytes : {std::size_t{1} << 20, (std::size_t{4} << 20) + 1,
                                   (std::size_t{4} << 30) + (std::size_t{1} << 20)}) {
     bad.device_workspace_bytes = bytes;
-    expect_error(error_of([&] { Communicator::create(store, bad); }), ErrorCode::kInvalidArgument,
+    expect_error(error_of([&] { Communicator(store, bad); }), ErrorCode::kInvalidArgument,
                  {"device_workspace_bytes", "got " + std::to_string(bytes)});
   }
   const auto errors = test::errors_of_ranks(2, [&](int rank) {
     CommunicatorConfig config = device_config(rank, 2, Algorithm::kAuto);
     if (rank == 1) config.device_workspace_bytes = 5u << 20;
-    Communicator::create(store, config);
+    const Communicator one(store, config);
   });
   for (const auto& error : errors) {
     expect_error(error, ErrorCode::kInvalidArgument,

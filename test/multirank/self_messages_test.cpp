@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/engine/communicator.hpp"
-#include "backend/engine/host/point_to_point.hpp"
+#include "backend/engine/host/mailbox_engine.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"
@@ -26,7 +26,8 @@ void run_group(int world, const std::function<void(Communicator&)>& body) {
     config.rank = rank;
     config.world_size = world;
     config.timeout = std::chrono::milliseconds(20'000);
-    body(*Communicator::create(store, config));
+    Communicator communicator(store, config);
+    body(communicator);
   });
 }
 
@@ -52,7 +53,7 @@ std::vector<Message> everybody(Ends& ends, int me, int world, const std::vector<
   std::vector<Message> messages;
   const auto add = [&](Bytes& data, int peer, std::size_t number, bool is_send) {
     const auto tag = static_cast<std::int64_t>(number < 2 ? 1 : number);
-    messages.push_back({data.data(), data.size(), peer, tag, is_send, [&done] { ++done; }});
+    messages.push_back({{data.data(), data.size(), tag, peer, is_send}, [&done] { ++done; }});
   };
   const auto ranks = static_cast<std::size_t>(world);
   ends.sent.resize(ranks * sizes.size());
@@ -80,7 +81,7 @@ TEST_P(SelfMessagesTest, TravelInABatchWithThoseOfOthers) {
     const int me = communicator.rank();
     Ends ends;
     std::atomic<int> done{0};
-    PointToPoint& p2p = communicator.point_to_point();
+    MailboxEngine& p2p = communicator.point_to_point();
     const auto transfers = p2p.start_batch(everybody(ends, me, world, sizes, done), {});
     ASSERT_EQ(transfers.size(), 2 * sizes.size() * static_cast<std::size_t>(world));
     for (const auto& transfer : transfers) {
@@ -109,7 +110,7 @@ TEST(SelfMessages, OneTagKeepsItsOrderWhicheverEndComesFirst) {
     const std::uint8_t out[] = {1, 2, 3};
     std::uint8_t in[] = {9, 9, 9};
     const auto message = [](const std::uint8_t* data, bool is_send) {
-      return Message{const_cast<std::uint8_t*>(data), 1, 0, 4, is_send, {}};
+      return Message{{const_cast<std::uint8_t*>(data), 1, 4, 0, is_send}, {}};
     };
     communicator.point_to_point().start_batch(
         {message(in, false), message(in + 1, false), message(out, true), message(out + 1, true),
@@ -121,38 +122,37 @@ TEST(SelfMessages, OneTagKeepsItsOrderWhicheverEndComesFirst) {
 
 TEST(SelfMessages, WhatCouldNeverEndIsRefusedBeforeAnythingIsSent) {
   run_group(2, [](Communicator& communicator) {
-    PointToPoint& p2p = communicator.point_to_point();
+    MailboxEngine& p2p = communicator.point_to_point();
     const int me = communicator.rank();
     const std::string self = "rank " + std::to_string(me);
     Bytes data(64, static_cast<std::uint8_t>(me + 1));
     Bytes wrong(8, 0xdd);
     const auto refused = [&](std::vector<Message> messages) {
-      messages.insert(messages.begin(), Message{wrong.data(), 8, 1 - me, 3, true, {}});
+      messages.insert(messages.begin(), Message{{wrong.data(), 8, 3, 1 - me, true}, {}});
       return test::error_of([&] { p2p.start_batch(std::move(messages), {}); });
     };
-    test::expect_error(refused({{data.data(), 16, me, 7, true, {}}}), ErrorCode::kInvalidArgument,
+    test::expect_error(refused({{{data.data(), 16, 7, me, true}, {}}}), ErrorCode::kInvalidArgument,
                        {"group \"test\": " + self, "send to this rank itself", "tag 7", "16 bytes",
                         "expected its recv in the same batch"});
     test::expect_error(
-        refused({{data.data(), 16, me, 7, false, {}}, {data.data(), 16, me, 8, true, {}}}),
+        refused({{{data.data(), 16, 7, me, false}, {}}, {{data.data(), 16, 8, me, true}, {}}}),
         ErrorCode::kInvalidArgument,
         {"recv from this rank itself", "tag 7", "expected its send in the same batch"});
     test::expect_error(
-        refused({{data.data(), 17, me, 7, false, {}}, {data.data(), 16, me, 7, true, {}}}),
+        refused({{{data.data(), 17, 7, me, false}, {}}, {{data.data(), 16, 7, me, true}, {}}}),
         ErrorCode::kMismatch, {"tag 7", self + " sends 16 bytes", self + " receives 17"});
-    test::expect_error(refused({{data.data(), 16, 2, 7, true, {}}}), ErrorCode::kInvalidArgument,
+    test::expect_error(refused({{{data.data(), 16, 7, 2, true}, {}}}), ErrorCode::kInvalidArgument,
                        {"got 2"});
     for (const bool sends : {true, false}) {
       test::expect_error(test::error_of([&] {
-                           if (sends) p2p.start_send(data.data(), 8, me, 7, {}, {});
-                           if (!sends) p2p.start_recv(data.data(), 8, me, 7, {}, {});
+                           p2p.start({{data.data(), 8, 7, me, sends}, {}}, {});
                          }),
                          ErrorCode::kInvalidArgument, {"another group rank"});
     }
     // Had anything been sent, it would come first.
     Bytes in(8);
     const auto transfers = p2p.start_batch(
-        {{data.data(), 8, 1 - me, 3, true, {}}, {in.data(), 8, 1 - me, 3, false, {}}}, {});
+        {{{data.data(), 8, 3, 1 - me, true}, {}}, {{in.data(), 8, 3, 1 - me, false}, {}}}, {});
     for (const auto& transfer : transfers) p2p.wait(*transfer, {});
     EXPECT_EQ(in, Bytes(8, static_cast<std::uint8_t>(2 - me)));
   });

@@ -84,7 +84,7 @@ class DeviceRanksTest : public ::testing::Test {
     return errors_of_ranks(world, [&](int rank) {
       CommunicatorConfig config = device_config(rank, world, algorithm);
       adjust_(config);
-      const auto communicator = Communicator::create(store, config);
+      const auto communicator = std::make_unique<Communicator>(store, config);
       DeviceRank one(*communicator, gpus_[rank], meeting);
       try {
         body(one);

@@ -14,6 +14,7 @@
 #include "kernels/core/error.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
 #include "symm_mem/device/device_library.hpp"
+#include "test/support/gpu_calls.hpp"
 
 namespace symm::test {
 

@@ -34,24 +34,16 @@ class Journal {
   std::vector<std::string> entries_;
 };
 
-class JournalTask final : public AsyncTask {
- public:
-  JournalTask(Journal& journal, int number, std::function<void()> body = {})
-      : journal_(journal), number_(number), body_(std::move(body)) {}
-
-  void run() noexcept override {
-    if (body_) body_();
-    journal_.write(std::to_string(number_));
-  }
-  void cancel(const Error& reason) noexcept override {
-    journal_.write("x" + std::to_string(number_) + " " + reason.what());
-  }
-
- private:
-  Journal& journal_;
-  int number_;
-  std::function<void()> body_;
-};
+AsyncQueue::Task journal_task(Journal& journal, int number, std::function<void()> body = {}) {
+  return [&journal, number, body = std::move(body)](const Error* stopped) {
+    if (stopped != nullptr) {
+      journal.write("x" + std::to_string(number) + " " + stopped->what());
+      return;
+    }
+    if (body) body();
+    journal.write(std::to_string(number));
+  };
+}
 
 using Entries = std::vector<std::string>;
 
@@ -61,7 +53,7 @@ TEST(AsyncQueue, RunsTasksInTheOrderOfPosting) {
   AsyncQueue queue;
   EXPECT_TRUE(queue.idle());
   for (int i = 0; i < 200; ++i) {
-    queue.post(std::make_unique<JournalTask>(journal, i));
+    queue.post(journal_task(journal, i));
     expected.push_back(std::to_string(i));
   }
   queue.drain();
@@ -74,11 +66,11 @@ TEST(AsyncQueue, IsBusyUntilATaskHasReturned) {
   AsyncQueue queue;
   std::promise<void> started;
   std::promise<void> release;
-  queue.post(std::make_unique<JournalTask>(journal, 1, [&] {
+  queue.post(journal_task(journal, 1, [&] {
     started.set_value();
     release.get_future().wait();
   }));
-  queue.post(std::make_unique<JournalTask>(journal, 2));
+  queue.post(journal_task(journal, 2));
   started.get_future().wait();
   EXPECT_FALSE(queue.idle());
   EXPECT_EQ(queue.unfinished(), 2u);
@@ -92,10 +84,10 @@ TEST(AsyncQueue, KnowsItsOwnThread) {
   AsyncQueue queue;
   EXPECT_FALSE(queue.on_worker_thread());
   bool inside = false;
-  queue.post(std::make_unique<JournalTask>(journal, 1, [&] {
+  queue.post(journal_task(journal, 1, [&] {
     inside = queue.on_worker_thread();
     queue.drain();  // would wait for itself if it did not know
-    queue.post(std::make_unique<JournalTask>(journal, 2));
+    queue.post(journal_task(journal, 2));
   }));
   queue.drain();
   EXPECT_TRUE(inside);
@@ -108,12 +100,12 @@ TEST(AsyncQueue, StopCancelsWhatHasNotBegunAndWaitsForTheRest) {
   AsyncQueue queue;
   std::promise<void> started;
   std::promise<void> release;
-  queue.post(std::make_unique<JournalTask>(journal, 1, [&] {
+  queue.post(journal_task(journal, 1, [&] {
     started.set_value();
     release.get_future().wait();
   }));
-  queue.post(std::make_unique<JournalTask>(journal, 2));
-  queue.post(std::make_unique<JournalTask>(journal, 3));
+  queue.post(journal_task(journal, 2));
+  queue.post(journal_task(journal, 3));
   started.get_future().wait();
   std::thread stopper(
       [&] { queue.stop(Error(ErrorCode::kAborted, "over"), milliseconds(20'000)); });
@@ -124,7 +116,7 @@ TEST(AsyncQueue, StopCancelsWhatHasNotBegunAndWaitsForTheRest) {
   EXPECT_TRUE(queue.idle());
   queue.stop(Error(ErrorCode::kAborted, "again"), milliseconds(20'000));
   try {
-    queue.post(std::make_unique<JournalTask>(journal, 4));
+    queue.post(journal_task(journal, 4));
     FAIL() << "a stopped queue took a task";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kAborted);
@@ -138,7 +130,7 @@ TEST(AsyncQueue, StopLeavesATaskThatDoesNotReturn) {
   const auto release = std::make_shared<std::promise<void>>();
   {
     AsyncQueue queue;
-    queue.post(std::make_unique<JournalTask>(journal, 1, [&started, release] {
+    queue.post(journal_task(journal, 1, [&started, release] {
       started.set_value();
       release->get_future().wait();
     }));
@@ -156,7 +148,7 @@ TEST(AsyncQueue, MayBeDestroyedByItsOwnTask) {
   AsyncQueue& posted_to = *queue;
   std::promise<void> destroyed;
   std::promise<void> posted;
-  posted_to.post(std::make_unique<JournalTask>(journal, 1, [&] {
+  posted_to.post(journal_task(journal, 1, [&] {
     posted.get_future().wait();
     queue.reset();
     destroyed.set_value();
@@ -178,7 +170,7 @@ TEST(AsyncQueue, TakesTasksFromManyThreads) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < kTasks; ++i) {
         const int number = t * kTasks + i;
-        queue.post(std::make_unique<JournalTask>(journal, i, [&sum, number] { sum += number; }));
+        queue.post(journal_task(journal, i, [&sum, number] { sum += number; }));
       }
     });
   }

@@ -37,9 +37,9 @@ class TransferScheduleTest : public testing::Test {
   // (bytes, whether they go from memory_[from] to memory_[to]).
   void expect_copy(const TransferParams& launch, std::size_t from, std::size_t to,
                    std::uint64_t bytes) {
-    EXPECT_EQ(launch.own_input, &memory_[from]);
-    EXPECT_EQ(launch.own_output, &memory_[to]);
-    EXPECT_EQ(launch.own_bytes, bytes);
+    EXPECT_EQ(launch.own.source, &memory_[from]);
+    EXPECT_EQ(launch.own.destination, &memory_[to]);
+    EXPECT_EQ(launch.own.bytes, bytes);
   }
 
   std::array<std::byte, 64> memory_{};
@@ -70,7 +70,7 @@ TEST_F(TransferScheduleTest, LaterLaunchesOfOthersCarryNothingOfTheFirst) {
   ASSERT_EQ(launches.size(), 2u);
   expect_copy(launches[0], 0, 1, 10);
   EXPECT_EQ(messages_of(launches[0]), kMaxTransferItems);
-  EXPECT_EQ(launches[1].own_bytes, 0u);
+  EXPECT_EQ(launches[1].own.bytes, 0u);
   EXPECT_EQ(messages_of(launches[1]), 1);
 }
 
@@ -87,7 +87,7 @@ TEST_F(TransferScheduleTest, WhatMovesNothingNeedsNoLaunch) {
 TEST_F(TransferScheduleTest, ACollectiveIsLaunchedEvenIfNothingMoves) {
   to_self(0, 0, 10);
   ASSERT_EQ(plan(true).size(), 1u);
-  EXPECT_EQ(launches_[0].own_bytes, 0u);
+  EXPECT_EQ(launches_[0].own.bytes, 0u);
   EXPECT_TRUE(launches_[0].ends_call);
   EXPECT_TRUE(launches_[0].collective);
 }

@@ -40,13 +40,11 @@ CopyTarget copy_target(const CollectiveArgs& args) {
   }
 }
 
-// What multimem would read and write on all ranks at once; null where a kind has no such array, or
-// what it has is not one array of equal shares.
+// What multimem would read and write on all ranks at once, where the kind has it; null where that
+// is not one array of equal shares.
 struct MultimemTarget {
-  bool has_input = false;
-  bool has_output = false;
-  InputArray input;
-  InputArray output;
+  std::optional<InputArray> input;
+  std::optional<InputArray> output;
 };
 
 MultimemTarget multimem_target(const CollectiveArgs& args) {
@@ -58,13 +56,13 @@ MultimemTarget multimem_target(const CollectiveArgs& args) {
   };
   switch (args.kind) {
     case CollectiveKind::kAllReduce:
-      return {true, true, input, output};
+      return {input, output};
     case CollectiveKind::kReduceScatter:
-      return {true, false, shares(args.input_parts), {}};
+      return {shares(args.input_parts), std::nullopt};
     case CollectiveKind::kAllGather:
-      return {false, true, {}, shares(args.output_parts)};
+      return {std::nullopt, shares(args.output_parts)};
     default:
-      return {false, true, {}, output};
+      return {std::nullopt, output};
   }
 }
 
@@ -159,8 +157,8 @@ DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const P
   const MultimemTarget target = multimem_target(args);
   Choice choice;
   choice.plan = plan;
-  if (target.has_input) choice.symmetric_input = symmetric(target.input, "input");
-  if (target.has_output) choice.symmetric_output = symmetric(target.output, "output");
+  if (target.input) choice.symmetric_input = symmetric(*target.input, "input");
+  if (target.output) choice.symmetric_output = symmetric(*target.output, "output");
   MultimemFacts facts;
   facts.kind = args.kind;
   facts.dtype = args.dtype;

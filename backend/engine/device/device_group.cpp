@@ -44,13 +44,12 @@ DeviceGroup::~DeviceGroup() {
   stop();
   context_.group.set_abort_word(nullptr);
   store_release(&trace_.own_page().abort, std::uint32_t{1});
-  const int mode = runtime_.relax_capture_mode();
-  try {
-    runtime_.synchronize();
-  } catch (const Error&) {
-    [[maybe_unused]] const Resources* leaked = resources_.release();
-  }
-  runtime_.restore_capture_mode(mode);
+  if (!synchronize()) static_cast<void>(resources_.release());
+}
+
+bool DeviceGroup::synchronize() noexcept {
+  const RelaxedCapture relaxed(runtime_);
+  return !try_step([this] { runtime_.synchronize(); });
 }
 
 void DeviceGroup::drain() {
@@ -62,13 +61,7 @@ void DeviceGroup::drain() {
     std::this_thread::sleep_for(kLookPeriod);
   }
   if (!trace_.captured() || context_.group.failed()) return;
-  const int mode = runtime_.relax_capture_mode();
-  try {
-    runtime_.synchronize();
-  } catch (const Error&) {
-    // Whatever ails the device, nothing of this group runs on it that could be waited for.
-  }
-  runtime_.restore_capture_mode(mode);
+  synchronize();
 }
 
 void DeviceGroup::check_usable() const {
@@ -129,17 +122,6 @@ void DeviceGroup::connect_all(milliseconds timeout) {
   connect(limit(timeout), false, "connect_all");
 }
 
-void DeviceGroup::check_backlog() {
-  if (const std::optional<Error> error = trace_.difference()) {
-    context_.group.fail(*error);
-    throw Error(context_.group.failure());
-  }
-}
-
-void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to) {
-  launch(args, to, {});
-}
-
 void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to,
                          const PlanRequest& request) {
   const std::lock_guard lock(mutex_);
@@ -160,7 +142,10 @@ void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to,
     // A posted call that cannot be launched leaves the peers waiting: they must learn of it.
     fail_group(error.code(), trace_.call_name(record.sequence) + ": " + error.what());
   }
-  check_backlog();
+  if (const std::optional<Error> error = trace_.difference()) {
+    context_.group.fail(*error);
+    throw Error(context_.group.failure());
+  }
 }
 
 void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
@@ -217,7 +202,7 @@ void DeviceGroup::put_all_to_all(const CollectiveArgs& args, const LaunchOptions
 }
 
 SelfMessages DeviceGroup::check_transfer(std::span<const TransferOp> ops) const {
-  SelfMessages own(context_.group, rank());
+  SelfMessages own(context_.group);
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const TransferOp& op = ops[i];
     const std::string name = op.is_send ? "send" : "recv";
@@ -231,7 +216,7 @@ SelfMessages DeviceGroup::check_transfer(std::span<const TransferOp> ops) const 
                                                    " on rank " + std::to_string(rank()) +
                                                    ": expected memory");
     }
-    if (op.peer == rank()) own.add(i, op.is_send, op.tag, op.bytes);
+    if (op.peer == rank()) own.add(i, op);
   }
   own.check_all_met();
   return own;

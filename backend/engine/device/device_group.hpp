@@ -38,6 +38,7 @@
 #include "backend/engine/group/self_messages.hpp"
 #include "kernels/core/collective.hpp"
 #include "kernels/gpu/interface/group_kernels.hpp"
+#include "kernels/plan/plan_request.hpp"
 #include "symm_mem/device/device_runtime.hpp"
 #include "symm_mem/group/local_group.hpp"
 
@@ -46,7 +47,6 @@ namespace symm {
 struct Agreement;
 struct InputArray;
 struct Plan;
-struct PlanRequest;
 
 // A device as this process numbers it.
 struct DeviceId {
@@ -94,8 +94,7 @@ class DeviceGroup {
   // captured; the group's failure. `request`: a plan of this call's own, the same on every rank;
   // with one for copy engines every rank's output must be at the same offset of one segment of the
   // group.
-  void launch(const CollectiveArgs& args, const DeviceLaunch& to, const PlanRequest& request);
-  void launch(const CollectiveArgs& args, const DeviceLaunch& to);
+  void launch(const CollectiveArgs& args, const DeviceLaunch& to, const PlanRequest& request = {});
 
   // Puts messages on `to.stream` that progress together. Messages of one peer, direction and tag
   // match in the order in which they were given; those of this rank to itself need both ends among
@@ -119,7 +118,8 @@ class DeviceGroup {
   // Local; the device must have stopped using the one that had the number before.
   void set_segment(std::size_t number, const Segment& segment);
 
-  // Waits until what was put on streams has ended, well or not; does not wait for a failed group.
+  // Waits until what was put on streams has ended, well or not; each operation is bounded by its
+  // own time-out. Does not wait for a failed group. Any thread.
   // Replays of graphs that were begun before are waited for as well.
   void drain();
 
@@ -144,6 +144,9 @@ class DeviceGroup {
   }
 
   void check_usable() const;
+  // Waits for all that is on the device. False where it cannot be waited for: then nothing of this
+  // group runs there.
+  bool synchronize() noexcept;
   void connect(std::chrono::milliseconds timeout, bool captured, const std::string& call);
   void connect_peer(int peer, std::chrono::milliseconds timeout, bool captured,
                     const std::string& call);
@@ -151,7 +154,6 @@ class DeviceGroup {
   [[noreturn]] void throw_failure() const;
   // Makes the group failed, unless it is, and throws its failure.
   [[noreturn]] void fail_group(ErrorCode code, const std::string& text) const;
-  void check_backlog();
 
   std::optional<Found> find(const void* data, std::size_t bytes) const;
   std::shared_ptr<Segment> segment_of(const Found& found) const;

@@ -121,22 +121,9 @@ void DevicePeers::take(int peer, const Deadline& deadline, const std::string& ca
   }
 }
 
-HandleKind DevicePeers::kind_for_pair(int peer) const {
-  return choose_handle_kind(std::array<HandleDescriptor, 2>{
-      own_descriptor_.handles, peers_[static_cast<std::size_t>(peer)].descriptor->handles});
-}
-
-HandleKind DevicePeers::kind_for_group() const {
-  std::vector<HandleDescriptor> handles;
-  for (const Peer& peer : peers_) {
-    handles.push_back((peer.descriptor ? *peer.descriptor : own_descriptor_).handles);
-  }
-  return choose_handle_kind(handles);
-}
-
 void DevicePeers::map_by(int peer, HandleKind kind) {
   Peer& entry = peers_[static_cast<std::size_t>(peer)];
-  if (entry.base != nullptr) return;
+  if (entry.mapping) return;
   const SegmentDescriptor& descriptor = *entry.descriptor;
   try {
     entry.mapping = runtime_.map(runtime_.import_memory(
@@ -148,15 +135,16 @@ void DevicePeers::map_by(int peer, HandleKind kind) {
                   descriptor.device_name + ": " + error.what());
     throw Error(*entry.problem);
   }
-  entry.base = entry.mapping->base();
 }
 
 void DevicePeers::map(int peer, const Deadline& deadline, const std::string& call) {
   take(peer, deadline, call);
+  Peer& entry = peers_[static_cast<std::size_t>(peer)];
   try {
-    map_by(peer, kind_for_pair(peer));
+    map_by(peer, choose_handle_kind(std::array<HandleDescriptor, 2>{own_descriptor_.handles,
+                                                                    entry.descriptor->handles}));
   } catch (const Error& error) {
-    peers_[static_cast<std::size_t>(peer)].problem = error;
+    entry.problem = error;
     throw;
   }
 }
@@ -178,8 +166,12 @@ std::optional<Error> DevicePeers::map_all(const Deadline& deadline, const std::s
   };
   for_every_peer([&](int peer) { take(peer, deadline, call); });
   if (first) return first;
+  std::vector<HandleDescriptor> handles;
+  for (const Peer& peer : peers_) {
+    handles.push_back((peer.descriptor ? *peer.descriptor : own_descriptor_).handles);
+  }
   HandleKind kind{};
-  if (auto error = try_step([&] { kind = kind_for_group(); })) return error;
+  if (auto error = try_step([&] { kind = choose_handle_kind(handles); })) return error;
   for_every_peer([&](int peer) { map_by(peer, kind); });
   return first;
 }

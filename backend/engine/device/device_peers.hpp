@@ -38,7 +38,10 @@ class DevicePeers {
   static void post_failure(LocalGroup& group, const std::string& device, const Error& error);
 
   // Peer's segment in this process; null before it was mapped.
-  std::byte* base(int peer) const { return peers_[static_cast<std::size_t>(peer)].base; }
+  std::byte* base(int peer) const {
+    const std::shared_ptr<Mapping>& mapping = peers_[static_cast<std::size_t>(peer)].mapping;
+    return mapping ? mapping->base() : nullptr;
+  }
 
   // Maps `peer`'s segment; waits for its descriptor. Throws why it cannot be used (again each
   // time), or that waiting has ended. Local to the two ranks.
@@ -58,7 +61,6 @@ class DevicePeers {
     std::optional<SegmentDescriptor> descriptor;  // once it was taken and is fine
     FileDescriptor file;                          // that came with it
     std::shared_ptr<Mapping> mapping;
-    std::byte* base = nullptr;
     std::optional<Error> problem;
   };
 
@@ -67,9 +69,7 @@ class DevicePeers {
   // Takes `peer`'s descriptor, if that has not been done. Throws as map().
   void take(int peer, const Deadline& deadline, const std::string& call);
   void check(int peer, const SegmentDescriptor& descriptor) const;
-  // Both need the descriptors taken.
-  HandleKind kind_for_pair(int peer) const;
-  HandleKind kind_for_group() const;
+  // Needs the descriptor taken.
   void map_by(int peer, HandleKind kind);
   // Takes all descriptors and maps all peers; this rank's status.
   std::optional<Error> map_all(const Deadline& deadline, const std::string& call);

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "backend/engine/group/call_record.hpp"
-#include "backend/engine/group/collective_trace.hpp"
 #include "kernels/core/atomics.hpp"
 
 namespace symm {

@@ -7,15 +7,6 @@
 
 namespace symm {
 
-namespace {
-
-// Of a tag, which travels as bits.
-std::string signed_text(std::uint64_t bits) {
-  return std::to_string(static_cast<std::int64_t>(bits));
-}
-
-}  // namespace
-
 DeviceWatchdog::DeviceWatchdog(LocalGroup& group, DeviceTrace& trace,
                                const DeviceMessages& messages)
     : group_(group), trace_(trace), messages_(messages) {
@@ -67,16 +58,14 @@ std::string DeviceWatchdog::loss_without(int peer, const Error& reason) const {
   return message.empty() ? "" : message + gone;
 }
 
-std::string DeviceWatchdog::name_of(const DevicePage::Report& report) const {
-  return report.transfer != 0 ? messages_.name(report.peer, report.sequence)
-                              : trace_.call_name(report.sequence);
-}
-
 Error DeviceWatchdog::error_of(const DevicePage::Report& report) const {
   const bool known_peer = report.peer >= 0 && report.peer < group_.world_size();
   const std::string peer = known_peer ? group_.rank_name(report.peer) : "a rank";
   const std::string self = group_.rank_name(group_.rank());
-  const std::string name = group_.prefix() + (known_peer ? name_of(report) : "a call") + ": ";
+  const std::string call = !known_peer            ? "a call"
+                           : report.transfer != 0 ? messages_.name(report.peer, report.sequence)
+                                                  : trace_.call_name(report.sequence);
+  const std::string name = group_.prefix() + call + ": ";
   const std::string theirs = std::to_string(report.theirs);
   const std::string mine = std::to_string(report.mine);
   switch (static_cast<DeviceFault>(report.fault)) {
@@ -98,8 +87,9 @@ Error DeviceWatchdog::error_of(const DevicePage::Report& report) const {
                                              ", which expects " + mine);
     case DeviceFault::kTagMismatch:
       return Error(ErrorCode::kMismatch,
-                   name + peer + " sent a message of tag " + signed_text(report.theirs) +
-                       " where " + self + " expects tag " + signed_text(report.mine) +
+                   name + peer + " sent a message of tag " +
+                       std::to_string(static_cast<std::int64_t>(report.theirs)) + " where " + self +
+                       " expects tag " + std::to_string(static_cast<std::int64_t>(report.mine)) +
                        "; messages of two ranks whose tags are equal modulo " +
                        std::to_string(kMessageTagChannels) +
                        " must be received in the order of the sends");

@@ -29,7 +29,6 @@ class DeviceWatchdog final : public WatchdogTask {
   bool check_connections(const std::string& call);
   std::string loss_without(int peer, const Error& reason) const;
   Error error_of(const DevicePage::Report& report) const;
-  std::string name_of(const DevicePage::Report& report) const;
 
   LocalGroup& group_;
   DeviceTrace& trace_;

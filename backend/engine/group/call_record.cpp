@@ -6,6 +6,7 @@
 #include "kernels/cpu/host_collectives.hpp"
 #include "kernels/plan/placement.hpp"
 #include "kernels/plan/plan.hpp"
+#include "symm_mem/group/local_group.hpp"
 
 namespace symm {
 
@@ -22,6 +23,29 @@ std::uint64_t hash_counts(std::span<const Part> parts) {
   std::uint64_t hash = 14695981039346656037u;
   for (const Part& part : parts) hash = (hash ^ part.count) * 1099511628211u;
   return hash;
+}
+
+// The list of shares that every rank passes alike; empty where the kind has none.
+std::span<const Part> common_list(const CollectiveArgs& args) {
+  if (args.kind == CollectiveKind::kAllGather) return args.output_parts;
+  if (args.kind == CollectiveKind::kReduceScatter) return args.input_parts;
+  return {};
+}
+
+// What two calls that do not belong together differ in, as far as describe_call() does not say it:
+// " with chunk_bytes 65536 and 16384", or nothing.
+std::string difference(const CallRecord& a, const CallRecord& b) {
+  const auto with = [](const char* what, std::uint32_t mine, std::uint32_t theirs) {
+    if (mine == theirs) return std::string();
+    return std::string(" with ") + what + " " + std::to_string(mine) + " and " +
+           std::to_string(theirs);
+  };
+  std::string text;
+  if (a.layout != b.layout) text += " with another memory layout";
+  if (a.counts_hash != b.counts_hash) text += " with other counts of the ranks";
+  if (a.kind != b.kind || a.algorithm != b.algorithm) return text;
+  return text + with("chunk_bytes", a.chunk_bytes, b.chunk_bytes) +
+         with("channels", a.channels, b.channels);
 }
 
 }  // namespace
@@ -98,11 +122,7 @@ std::string describe_call(const CallRecord& record) {
 std::uint64_t plan_bytes(const CollectiveArgs& args, int world_size) {
   if (args.kind == CollectiveKind::kAllToAll) return PlanRow::kNoLimit;
   std::size_t count = args.count;
-  const auto& parts =
-      args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;
-  if (args.kind == CollectiveKind::kAllGather || args.kind == CollectiveKind::kReduceScatter) {
-    for (const Part& part : parts) count = std::max(count, part.count);
-  }
+  for (const Part& part : common_list(args)) count = std::max(count, part.count);
   return staged_bytes(args.kind, world_size, count * dtype_bytes(args.dtype));
 }
 
@@ -115,16 +135,9 @@ CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64
   record.layout = args.layout;
   record.root = args.root;
   record.count = args.count;
-  if (args.kind == CollectiveKind::kAllGather) {
-    record.counts_hash = hash_counts(args.output_parts);
-  } else if (args.kind == CollectiveKind::kReduceScatter) {
-    record.counts_hash = hash_counts(args.input_parts);
-  }
-  // Shares of a list that is the same on all ranks: a rank's own differs from its peers' where the
-  // list is uneven.
-  if (record.counts_hash != 0) {
-    const auto& list =
-        args.kind == CollectiveKind::kAllGather ? args.output_parts : args.input_parts;
+  if (const auto list = common_list(args); !list.empty()) {
+    record.counts_hash = hash_counts(list);
+    // A rank's own share differs from its peers' where the list is uneven.
     record.count = std::accumulate(list.begin(), list.end(), std::uint64_t{0},
                                    [](std::uint64_t sum, const Part& p) { return sum + p.count; });
   }
@@ -142,18 +155,28 @@ bool same_call(const CallRecord& a, const CallRecord& b) {
          a.channels == b.channels;
 }
 
-std::string describe_difference(const CallRecord& a, const CallRecord& b) {
-  const auto with = [](const char* what, std::uint32_t mine, std::uint32_t theirs) {
-    if (mine == theirs) return std::string();
-    return std::string(" with ") + what + " " + std::to_string(mine) + " and " +
-           std::to_string(theirs);
-  };
-  std::string text;
-  if (a.layout != b.layout) text += " with another memory layout";
-  if (a.counts_hash != b.counts_hash) text += " with other counts of the ranks";
-  if (a.kind != b.kind || a.algorithm != b.algorithm) return text;
-  return text + with("chunk_bytes", a.chunk_bytes, b.chunk_bytes) +
-         with("channels", a.channels, b.channels);
+Error different_calls(const LocalGroup& group, const std::string& counter, int peer,
+                      const CallRecord& mine, const CallRecord& theirs) {
+  return Error(ErrorCode::kMismatch,
+               group.prefix() + "different calls at " + counter + " " +
+                   std::to_string(mine.sequence) + ": " + group.rank_name(group.rank()) +
+                   " called " + describe_call(mine) + ", " + group.rank_name(peer) + " called " +
+                   describe_call(theirs) + difference(mine, theirs));
+}
+
+std::string arrival_report(const LocalGroup& group,
+                           const std::function<std::optional<std::string>(int peer)>& last_call) {
+  std::string arrived;
+  std::string missing;
+  for (int peer = 0; peer < group.world_size(); ++peer) {
+    if (peer == group.rank()) continue;
+    const std::optional<std::string> last = last_call(peer);
+    std::string& names = last ? missing : arrived;
+    names += (names.empty() ? "" : ", ") + group.rank_name(peer);
+    if (last) names += " (" + *last + ")";
+  }
+  return "arrived: " + (arrived.empty() ? "no other rank" : arrived) +
+         "; not arrived: " + (missing.empty() ? "none" : missing);
 }
 
 }  // namespace symm

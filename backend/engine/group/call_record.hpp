@@ -1,18 +1,24 @@
-// The record of a call that a rank publishes: made from its arguments, compared, and named in text.
+// The record of a call that a rank publishes: made from its arguments, compared, and named in the
+// messages of the collective traces, of calls on the host (host_trace.hpp) and on devices
+// (device_trace.hpp).
 // Everything here is local.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "kernels/core/collective.hpp"
+#include "kernels/core/error.hpp"
 #include "kernels/plan/algorithm.hpp"
 #include "kernels/protocol/control_region.hpp"
 
 namespace symm {
 
+class LocalGroup;
 struct Plan;
 
 // The bytes that a plan is chosen by (staged_bytes). Of an all_to_all a rank knows its own row
@@ -37,11 +43,17 @@ CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64
 // factor may differ.
 bool same_call(const CallRecord& a, const CallRecord& b);
 
-// What two calls that do not belong together differ in, as far as describe_call() does not say it:
-// " with chunk_bytes 65536 and 16384", or nothing.
-std::string describe_difference(const CallRecord& a, const CallRecord& b);
-
 // "all_reduce(float32, SUM, count 4, one_shot)".
 std::string describe_call(const CallRecord& record);
+
+// That this rank and `peer` made calls which do not belong together; `counter` names their common
+// number: "seq" or "device seq".
+Error different_calls(const LocalGroup& group, const std::string& counter, int peer,
+                      const CallRecord& mine, const CallRecord& theirs);
+
+// The arrival report of a time-out: "arrived: rank 1; not arrived: rank 2 (no call yet)".
+// `last_call` returns what a peer did last, nullopt for one that has arrived.
+std::string arrival_report(const LocalGroup& group,
+                           const std::function<std::optional<std::string>(int peer)>& last_call);
 
 }  // namespace symm

@@ -12,7 +12,6 @@
 
 #include "kernels/cpu/host_collectives.hpp"
 #include "kernels/protocol/mailbox.hpp"
-#include "kernels/protocol/symm_view.hpp"
 #include "symm_mem/group/local_group.hpp"
 #include "symm_mem/segment/segment.hpp"
 

@@ -9,9 +9,21 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/core/error.hpp"
+#include "kernels/gpu/interface/group_kernels.hpp"
 #include "symm_mem/group/local_group.hpp"
 
 namespace symm {
+
+// One end of a message, as a group rank and its bytes.
+struct MessageEnd {
+  int rank;
+  std::uint64_t bytes;
+};
+
+// The error of a recv whose size differs from its message's, of oneself or of another rank.
+Error size_mismatch(const LocalGroup& group, const MessageEnd& sender, const MessageEnd& receiver,
+                    std::int64_t tag);
 
 class SelfMessages {
  public:
@@ -22,11 +34,11 @@ class SelfMessages {
   };
 
   // `group` must outlive the object.
-  SelfMessages(const LocalGroup& group, int rank) : group_(group), rank_(rank) {}
+  explicit SelfMessages(const LocalGroup& group) : group_(group) {}
 
   // One end, at `place` of the batch. Throws Error(kMismatch) where it meets an end
   // of another size.
-  void add(std::size_t place, bool is_send, std::int64_t tag, std::uint64_t bytes);
+  void add(std::size_t place, const TransferOp& end);
 
   // After the last end: throws Error(kInvalidArgument) where one has met no other end.
   void check_all_met() const;
@@ -37,13 +49,10 @@ class SelfMessages {
  private:
   struct Open {
     std::size_t pair;
-    bool is_send;
-    std::int64_t tag;
-    std::uint64_t bytes;
+    TransferOp end;
   };
 
   const LocalGroup& group_;
-  const int rank_;
   std::vector<Pair> pairs_;
   std::vector<Open> open_;  // pairs with one end, in the order of the batch
 };

@@ -15,9 +15,8 @@ namespace symm {
 namespace {
 
 constexpr std::size_t kMaxTableText = 48 * 1024;
-constexpr std::size_t kWorkspaceUnit = 64 * 1024;
-constexpr std::size_t kLeastWorkspace = 512 * 1024;
-constexpr std::size_t kMostWorkspace = std::size_t{1} << 30;
+constexpr SizeRange kWorkspaceSizes{
+    .least = 512 * 1024, .most = std::size_t{1} << 30, .unit = 64 * 1024};
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
@@ -44,12 +43,13 @@ PlanTables tables_in_environment() {
   return path == nullptr ? PlanTables{} : PlanTables::from_file(path);
 }
 
-Environment Environment::read() {
-  static_cast<void>(handle_preference());  // throws for a wrong value, as the next one does
-  static_cast<void>(multicast_disabled());
-  return {.algorithm = algorithm_in_environment(),
-          .deterministic = deterministic_in_environment(),
-          .tables = tables_in_environment()};
+void check_size(const std::string& option, std::int64_t bytes, const SizeRange& range) {
+  const auto size = static_cast<std::size_t>(bytes);
+  if (bytes < 0 || size < range.least || size > range.most || size % range.unit != 0) {
+    refuse(option + ": expected a multiple of " + std::to_string(range.unit) + " from " +
+           std::to_string(range.least) + " to " + std::to_string(range.most) + ", got " +
+           std::to_string(bytes));
+  }
 }
 
 void check_config(const CommunicatorConfig& config) {
@@ -69,28 +69,21 @@ void check_config(const CommunicatorConfig& config) {
   if (config.timeout.count() <= 0) {
     refuse("timeout: expected more than 0 ms, got " + std::to_string(config.timeout.count()));
   }
-  if (config.workspace_bytes < kLeastWorkspace || config.workspace_bytes > kMostWorkspace ||
-      config.workspace_bytes % kWorkspaceUnit != 0) {
-    refuse("workspace_bytes: expected a multiple of 65536 from 524288 to 1073741824, got " +
-           std::to_string(config.workspace_bytes));
-  }
-  if (config.device_workspace_bytes < kLeastDeviceWorkspace ||
-      config.device_workspace_bytes > kMostDeviceWorkspace ||
-      config.device_workspace_bytes % kDeviceWorkspaceUnit != 0) {
-    refuse("device_workspace_bytes: expected a multiple of " +
-           std::to_string(kDeviceWorkspaceUnit) + " from " + std::to_string(kLeastDeviceWorkspace) +
-           " to " + std::to_string(kMostDeviceWorkspace) + ", got " +
-           std::to_string(config.device_workspace_bytes));
-  }
+  check_size("workspace_bytes", static_cast<std::int64_t>(config.workspace_bytes), kWorkspaceSizes);
+  check_size("device_workspace_bytes", static_cast<std::int64_t>(config.device_workspace_bytes),
+             {kLeastDeviceWorkspace, kMostDeviceWorkspace, kDeviceWorkspaceUnit});
 }
 
-Agreement Agreement::proposed_by(const CommunicatorConfig& config, const Environment& environment) {
-  return {
-      .algorithm = config.algorithm != Algorithm::kAuto ? config.algorithm : environment.algorithm,
-      .workspace_bytes = config.workspace_bytes,
-      .device_workspace_bytes = config.device_workspace_bytes,
-      .deterministic = config.deterministic && environment.deterministic,
-      .tables = environment.tables};
+Agreement Agreement::proposed_by(const CommunicatorConfig& config) {
+  static_cast<void>(handle_preference());  // throws for a wrong value, as the next one does
+  static_cast<void>(multicast_disabled());
+  const Algorithm forced = algorithm_in_environment();
+  const bool deterministic = deterministic_in_environment();
+  return {.algorithm = config.algorithm != Algorithm::kAuto ? config.algorithm : forced,
+          .workspace_bytes = config.workspace_bytes,
+          .device_workspace_bytes = config.device_workspace_bytes,
+          .deterministic = config.deterministic && deterministic,
+          .tables = tables_in_environment()};
 }
 
 std::vector<std::uint8_t> Agreement::encode() const {

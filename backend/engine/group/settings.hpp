@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backend/engine/group/communicator_config.hpp"
@@ -19,17 +20,16 @@ bool deterministic_in_environment();
 // SYMM_TUNING_FILE: path of JSON tuning tables (PlanTables::from_json).
 PlanTables tables_in_environment();
 
-// The above. SYMM_HANDLE_TYPE and SYMM_DISABLE_MULTICAST are checked with them, and read where
-// memory is made and shared.
-struct Environment {
-  Algorithm algorithm = Algorithm::kAuto;
-  bool deterministic = true;
-  PlanTables tables;
-
-  static Environment read();
+// A size that a program chooses, in bytes.
+struct SizeRange {
+  std::size_t least;
+  std::size_t most;
+  std::size_t unit;
 };
 
-// Throws Error(kInvalidArgument) that names the option, what is expected and what came.
+// This and the next throw Error(kInvalidArgument) that names the option, what is expected and what
+// came.
+void check_size(const std::string& option, std::int64_t bytes, const SizeRange& range);
 void check_config(const CommunicatorConfig& config);
 
 // What must be the same on every rank. Rank 0 decides the algorithm and the tables; the rest must
@@ -41,7 +41,9 @@ struct Agreement {
   bool deterministic = true;  // false where the option or the environment waives it
   PlanTables tables;
 
-  static Agreement proposed_by(const CommunicatorConfig& config, const Environment& environment);
+  // Reads the environment. SYMM_HANDLE_TYPE and SYMM_DISABLE_MULTICAST are checked with it, and
+  // read where memory is made and shared.
+  static Agreement proposed_by(const CommunicatorConfig& config);
   std::vector<std::uint8_t> encode() const;
   // Hostile input. Throws Error(kSecurity).
   static Agreement decode(std::span<const std::uint8_t> bytes);

@@ -1,10 +1,10 @@
 #include "backend/engine/host/host_trace.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <optional>
 
 #include "backend/engine/group/call_record.hpp"
-#include "backend/engine/group/collective_trace.hpp"
 #include "kernels/core/atomics.hpp"
 
 namespace symm {
@@ -12,11 +12,13 @@ namespace symm {
 HostTrace::HostTrace(LocalGroup& group, GroupMemory* memory)
     : group_(group), memory_(memory), verified_(static_cast<std::size_t>(group.world_size())) {}
 
-void HostTrace::enter(const CallRecord& record) {
+void HostTrace::enter(const CallRecord& record, std::chrono::milliseconds timeout) {
   ControlRegion& control = memory_->control(group_.rank());
   control.calls[record.sequence % kCallRing] = record;
   sequence_.store(record.sequence, std::memory_order_relaxed);
   store_release(&control.progress.entered, record.sequence);
+  start_ = Clock::now();
+  timeout_ = timeout;
 }
 
 void HostTrace::complete() {
@@ -27,9 +29,44 @@ std::string HostTrace::call_name() const {
   return describe_call(record(group_.rank(), sequence())) + " seq " + std::to_string(sequence());
 }
 
-const CallRecord& HostTrace::record_of(int peer) const { return record(peer, sequence()); }
+void HostTrace::fail(ErrorCode code, const std::string& text) {
+  group_.fail(Error(code, group_.prefix() + call_name() + ": " + text));
+}
 
-bool HostTrace::verify_up_to(int peer, std::uint64_t sequence) {
+bool HostTrace::keep_waiting(int /*peer*/) {
+  if (!check_peers() || !verify_all()) return false;
+  const Clock::duration elapsed = Clock::now() - start_;
+  if (elapsed < timeout_) return true;
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%.3f s", std::chrono::duration<double>(elapsed).count());
+  fail(ErrorCode::kTimeout, "Timed out after " + std::string(seconds) + "; " + arrival_report());
+  return false;
+}
+
+bool HostTrace::check_peer(int peer, const std::byte** base, double* factor) {
+  if (!verify(peer, sequence())) return false;
+  const CallRecord& theirs = record(peer, sequence());
+  if (theirs.segment != 0) {
+    const std::byte* const buffer = group_.segments().base(theirs.segment - 1, peer);
+    if (buffer == nullptr) {
+      fail(ErrorCode::kMismatch, group_.rank_name(peer) + " passed memory of segment " +
+                                     std::to_string(theirs.segment - 1) +
+                                     ", which this rank does not know");
+      return false;
+    }
+    *base = buffer + theirs.offset;
+  }
+  *factor = theirs.factor;
+  return true;
+}
+
+void HostTrace::report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) {
+  fail(ErrorCode::kMismatch, group_.rank_name(peer) + " sends " + std::to_string(theirs) +
+                                 " elements to " + group_.rank_name(group_.rank()) +
+                                 ", which expects " + std::to_string(mine));
+}
+
+bool HostTrace::verify(int peer, std::uint64_t sequence) {
   std::uint64_t& verified = verified_[static_cast<std::size_t>(peer)];
   for (; verified < sequence; ++verified) {
     const CallRecord& mine = record(group_.rank(), verified + 1);
@@ -44,20 +81,18 @@ bool HostTrace::verify_up_to(int peer, std::uint64_t sequence) {
   return true;
 }
 
-bool HostTrace::verify(int peer) { return verify_up_to(peer, sequence()); }
-
 // Calls in which this rank did not wait for a peer are compared here.
 bool HostTrace::verify_all() {
   const std::uint64_t own = sequence();
   for (int peer = 0; peer < group_.world_size(); ++peer) {
     if (peer == group_.rank() || verified_[static_cast<std::size_t>(peer)] == own) continue;
     const std::uint64_t entered = load_acquire(&progress(peer).entered);
-    if (!verify_up_to(peer, std::min(entered, own))) return false;
+    if (!verify(peer, std::min(entered, own))) return false;
   }
   return true;
 }
 
-bool HostTrace::check_peer(int peer, const std::string& call) {
+bool HostTrace::is_there(int peer, const std::string& call) {
   Error reason(ErrorCode::kPeerLost, "");
   const bool gone = group_.is_gone(peer, &reason);
   // Looked at after the connection: whatever a peer had to say it said before it went.
@@ -72,7 +107,7 @@ bool HostTrace::check_peers() {
   if (group_.failed()) return false;
   const std::string call = call_name();
   for (int peer = 0; peer < group_.world_size(); ++peer) {
-    if (peer != group_.rank() && !check_peer(peer, call)) return false;
+    if (peer != group_.rank() && !is_there(peer, call)) return false;
   }
   return true;
 }

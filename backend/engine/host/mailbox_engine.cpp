@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "backend/engine/group/self_messages.hpp"
-#include "backend/engine/host/mailbox_item.hpp"
 #include "kernels/core/atomics.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 
@@ -26,16 +25,16 @@ constexpr milliseconds kLingerRound{1};
 // woken by every message, beside the waiter.
 constexpr milliseconds kStandBy{5};
 
-std::string describe(const MailboxItem& item, const std::string& peer_name) {
+std::string describe(const Transfer& item, const std::string& peer_name) {
   return std::string(item.is_send ? "send to " : "recv from ") + peer_name + " (" +
          std::to_string(item.bytes) + " bytes, tag " + std::to_string(item.tag) + ", seq " +
          std::to_string(item.number) + ")";
 }
 
 // The two ends of one message. Neither is known to anybody else yet.
-void copy_to_self(MailboxItem& send, MailboxItem& recv) {
+void copy_to_self(Transfer& send, Transfer& recv) {
   if (send.bytes > 0) std::memmove(recv.data, send.data, send.bytes);
-  for (MailboxItem* const item : {&send, &recv}) {
+  for (Transfer* const item : {&send, &recv}) {
     item->complete(std::nullopt);
     if (const std::function<void()> on_done = std::move(item->on_done)) on_done();
   }
@@ -68,9 +67,9 @@ MailboxEngine::MailboxEngine(const CommunicatorConfig& config, GroupMemory* memo
 
 MailboxEngine::~MailboxEngine() { stop(); }
 
-void MailboxEngine::check_peer(const Message& message) const {
-  const int peer = message.peer;
-  if (peer == kAnySource && !message.is_send && config_.world_size > 1) return;
+void MailboxEngine::check_peer(const TransferOp& op) const {
+  const int peer = op.peer;
+  if (peer == kAnySource && !op.is_send && config_.world_size > 1) return;
   if (peer < 0 || peer >= config_.world_size || peer == config_.rank) {
     throw Error(ErrorCode::kInvalidArgument,
                 group_.prefix() + "peer: expected another group rank from 0 to " +
@@ -78,44 +77,18 @@ void MailboxEngine::check_peer(const Message& message) const {
   }
 }
 
-std::shared_ptr<Transfer> MailboxEngine::start_send(const void* data, std::size_t bytes, int peer,
-                                                    std::int64_t tag, milliseconds timeout,
-                                                    std::function<void()> on_done) {
-  // The engine only reads from a send's data.
-  return start({.data = const_cast<void*>(data),
-                .bytes = bytes,
-                .peer = peer,
-                .tag = tag,
-                .is_send = true,
-                .on_done = std::move(on_done)},
-               timeout);
-}
-
-std::shared_ptr<Transfer> MailboxEngine::start_recv(void* data, std::size_t bytes, int peer,
-                                                    std::int64_t tag, milliseconds timeout,
-                                                    std::function<void()> on_done) {
-  return start({.data = data,
-                .bytes = bytes,
-                .peer = peer,
-                .tag = tag,
-                .is_send = false,
-                .on_done = std::move(on_done)},
-               timeout);
-}
-
-MailboxEngine::ItemPtr MailboxEngine::make_item(Message message, milliseconds timeout) const {
-  auto item = std::make_shared<MailboxItem>(message.is_send, static_cast<std::byte*>(message.data),
-                                            message.bytes, message.peer, message.tag);
-  item->on_done = std::move(message.on_done);
+MailboxEngine::TransferPtr MailboxEngine::make_transfer(Message message,
+                                                        milliseconds timeout) const {
+  auto item = std::make_shared<Transfer>(std::move(message));
   item->started = Clock::now();
   item->deadline = item->started + (timeout.count() > 0 ? timeout : config_.timeout);
   return item;
 }
 
-MailboxEngine::ItemPtr MailboxEngine::start(Message message, milliseconds timeout) {
-  check_peer(message);
+MailboxEngine::TransferPtr MailboxEngine::start(Message message, milliseconds timeout) {
+  check_peer(message.op);
   if (group_.failed()) throw group_.failure();
-  ItemPtr item = make_item(std::move(message), timeout);
+  TransferPtr item = make_transfer(std::move(message), timeout);
   std::unique_lock lock(mutex_);
   if (stopping_) throw group_.failure();
   begin(item);
@@ -123,26 +96,26 @@ MailboxEngine::ItemPtr MailboxEngine::start(Message message, milliseconds timeou
   return item;
 }
 
-std::vector<std::shared_ptr<Transfer>> MailboxEngine::start_batch(std::vector<Message> messages,
-                                                                  milliseconds timeout) {
-  SelfMessages own(group_, config_.rank);
+std::vector<MailboxEngine::TransferPtr> MailboxEngine::start_batch(std::vector<Message> messages,
+                                                                   milliseconds timeout) {
+  SelfMessages own(group_);
   for (std::size_t i = 0; i < messages.size(); ++i) {
-    const Message& message = messages[i];
-    if (message.peer == config_.rank) {
-      own.add(i, message.is_send, message.tag, message.bytes);
+    const TransferOp& op = messages[i].op;
+    if (op.peer == config_.rank) {
+      own.add(i, op);
     } else {
-      check_peer(message);
+      check_peer(op);
     }
   }
   own.check_all_met();
   if (group_.failed()) throw group_.failure();
-  std::vector<ItemPtr> items;
+  std::vector<TransferPtr> items;
   items.reserve(messages.size());
-  for (Message& message : messages) items.push_back(make_item(std::move(message), timeout));
+  for (Message& message : messages) items.push_back(make_transfer(std::move(message), timeout));
   {
     std::unique_lock lock(mutex_);
     if (stopping_) throw group_.failure();
-    for (const ItemPtr& item : items) {
+    for (const TransferPtr& item : items) {
       if (item->peer() != config_.rank) begin(item);
     }
     run_callbacks(lock);
@@ -150,10 +123,10 @@ std::vector<std::shared_ptr<Transfer>> MailboxEngine::start_batch(std::vector<Me
   for (const SelfMessages::Pair& pair : own.pairs()) {
     copy_to_self(*items[pair.send], *items[pair.recv]);
   }
-  return {items.begin(), items.end()};
+  return items;
 }
 
-void MailboxEngine::begin(const ItemPtr& item) {
+void MailboxEngine::begin(const TransferPtr& item) {
   item->number = ++started_;
   item->slot = in_flight_.size();
   in_flight_.push_back(item);
@@ -253,7 +226,7 @@ void MailboxEngine::background() {
 }
 
 // A peer that is gone may still have left what a transfer needs: that is looked for first.
-bool MailboxEngine::look_at_item(const MailboxItem& item, Clock::time_point now) {
+bool MailboxEngine::look_at_item(const Transfer& item, Clock::time_point now) {
   const int peer = item.peer();
   const std::string name = peer == kAnySource ? "any rank" : group_.rank_name(peer);
   Error reason(ErrorCode::kPeerLost, "");
@@ -279,7 +252,7 @@ void MailboxEngine::look_for_trouble() {
   const Clock::time_point now = Clock::now();
   bool failed = !group_.poll("point-to-point");
   for (std::size_t i = 0; i < in_flight_.size() && !failed; ++i) {
-    const ItemPtr item = in_flight_[i];
+    const TransferPtr item = in_flight_[i];
     failed = look_at_item(*item, now);
     if (moved_) return;
   }
@@ -295,7 +268,7 @@ void MailboxEngine::fail_all(const Error& error) {
     traffic.incoming.clear();
   }
   while (!in_flight_.empty()) {
-    const ItemPtr item = in_flight_.back();
+    const TransferPtr item = in_flight_.back();
     finish(item, error);
   }
 }

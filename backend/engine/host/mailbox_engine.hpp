@@ -1,9 +1,10 @@
-// PointToPoint over the mailboxes of a group (NOTE [Mailboxes], NOTE [Point-to-point progress]).
+// Transfers through the mailboxes of a group (NOTE [Mailboxes], NOTE [Point-to-point progress]).
 #pragma once
 
 #include <condition_variable>
 #include <deque>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -16,24 +17,30 @@
 
 namespace symm {
 
-class MailboxItem;
-
-class MailboxEngine : public PointToPoint {
+class MailboxEngine {
  public:
+  using TransferPtr = std::shared_ptr<Transfer>;
+
   // `memory` is null in a group of one. Memory and group must outlive the engine.
   MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory, LocalGroup& group);
-  ~MailboxEngine() override;
+  ~MailboxEngine();
 
-  std::shared_ptr<Transfer> start_send(const void* data, std::size_t bytes, int peer,
-                                       std::int64_t tag, std::chrono::milliseconds timeout,
-                                       std::function<void()> on_done) override;
-  std::shared_ptr<Transfer> start_recv(void* data, std::size_t bytes, int peer, std::int64_t tag,
-                                       std::chrono::milliseconds timeout,
-                                       std::function<void()> on_done) override;
-  std::vector<std::shared_ptr<Transfer>> start_batch(std::vector<Message> messages,
-                                                     std::chrono::milliseconds timeout) override;
-  void progress_in_background() override;
-  void wait(Transfer& transfer, std::chrono::milliseconds limit) override;
+  // Starts a message whose peer is another rank. timeout <= 0 means the group's default, counted
+  // from now. Throws Error(kInvalidArgument), or the group's failure.
+  TransferPtr start(Message message, std::chrono::milliseconds timeout);
+
+  // Starts all of `messages`, in order, or none; the result is in their order. Messages to oneself
+  // are done on return. Throws as start(), and as SelfMessages.
+  std::vector<TransferPtr> start_batch(std::vector<Message> messages,
+                                       std::chrono::milliseconds timeout);
+
+  // Makes sure that transfers progress while nobody is in wait(): call it for an asynchronous
+  // operation. Starts the background thread on first use.
+  void progress_in_background();
+
+  // Makes progress on this thread until `transfer` is done; throws its error, or kTimeout when
+  // `limit` (> 0) passes first, in which case the transfer stays in flight.
+  void wait(Transfer& transfer, std::chrono::milliseconds limit);
 
   // Ends every transfer with the group's failure, and the background thread, if any, unless it is
   // the caller. Idempotent.
@@ -43,8 +50,6 @@ class MailboxEngine : public PointToPoint {
 
  private:
   using Clock = std::chrono::steady_clock;
-
-  using ItemPtr = std::shared_ptr<MailboxItem>;
 
   // An envelope that has been taken and that no recv has asked for yet.
   struct Arrival {
@@ -62,9 +67,9 @@ class MailboxEngine : public PointToPoint {
     std::byte* ring = nullptr;
     const Inbox* peer_inbox = nullptr;
     std::uint64_t next_id = 1;
-    std::deque<ItemPtr> unposted;  // sends without an envelope
-    std::deque<ItemPtr> posted;    // large sends without a clear-to-send
-    std::deque<ItemPtr> outgoing;  // cleared sends, in the order of their clear-to-sends
+    std::deque<TransferPtr> unposted;  // sends without an envelope
+    std::deque<TransferPtr> posted;    // large sends without a clear-to-send
+    std::deque<TransferPtr> outgoing;  // cleared sends, in the order of their clear-to-sends
 
     // As a receiver: the same with the roles changed.
     const OutboxHeader* peer_outbox = nullptr;
@@ -72,15 +77,15 @@ class MailboxEngine : public PointToPoint {
     Inbox* inbox = nullptr;
     std::deque<Arrival> arrivals;          // envelopes without a recv
     std::deque<ClearToSend> unposted_cts;  // clear-to-sends that found no free place
-    std::deque<ItemPtr> incoming;  // recvs whose data is to come, in the order of clear-to-sends
+    std::deque<TransferPtr>
+        incoming;  // recvs whose data is to come, in the order of clear-to-sends
 
     bool rang = false;  // something was changed: the peer's doorbell must ring
   };
 
-  void check_peer(const Message& message) const;
-  ItemPtr make_item(Message message, std::chrono::milliseconds timeout) const;
-  ItemPtr start(Message message, std::chrono::milliseconds timeout);
-  void begin(const ItemPtr& item);  // with mutex_ held
+  void check_peer(const TransferOp& op) const;
+  TransferPtr make_transfer(Message message, std::chrono::milliseconds timeout) const;
+  void begin(const TransferPtr& item);  // with mutex_ held
 
   // mailbox_progress.cpp. All with mutex_ held; they note in `moved_` that something moved.
   void progress();
@@ -93,15 +98,15 @@ class MailboxEngine : public PointToPoint {
   void stream_in(PeerTraffic& traffic);
   bool match_arrival(PeerTraffic& traffic, std::uint64_t id, std::int64_t tag, std::uint64_t bytes,
                      const std::byte* data);
-  bool match_recv(const ItemPtr& recv);
+  bool match_recv(const TransferPtr& recv);
   void deliver(PeerTraffic& traffic, std::uint64_t id, std::uint64_t bytes, const std::byte* data,
-               const ItemPtr& recv);
-  void finish(const ItemPtr& item, std::optional<Error> error);
+               const TransferPtr& recv);
+  void finish(const TransferPtr& item, std::optional<Error> error);
 
   // With mutex_ held.
   void fail_all(const Error& error);
   void look_for_trouble();
-  bool look_at_item(const MailboxItem& item, Clock::time_point now);
+  bool look_at_item(const Transfer& item, Clock::time_point now);
 
   void run_callbacks(std::unique_lock<std::mutex>& lock);
   // One round of progress; true when something moved.
@@ -116,8 +121,8 @@ class MailboxEngine : public PointToPoint {
 
   std::mutex mutex_;
   std::vector<PeerTraffic> traffic_;  // by peer
-  std::list<ItemPtr> recvs_;          // not matched yet, in the order of their start
-  std::vector<ItemPtr> in_flight_;
+  std::list<TransferPtr> recvs_;      // not matched yet, in the order of their start
+  std::vector<TransferPtr> in_flight_;
   std::uint64_t started_ = 0;  // numbers transfers, for messages
   bool moved_ = false;
   std::vector<std::function<void()>> callbacks_;  // to run without the lock

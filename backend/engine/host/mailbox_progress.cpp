@@ -2,9 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backend/engine/group/size_mismatch.hpp"
+#include "backend/engine/group/self_messages.hpp"
 #include "backend/engine/host/mailbox_engine.hpp"
-#include "backend/engine/host/mailbox_item.hpp"
 #include "kernels/core/atomics.hpp"
 
 namespace symm {
@@ -57,7 +56,7 @@ void MailboxEngine::post_envelopes(PeerTraffic& traffic) {
   while (!traffic.unposted.empty()) {
     const std::uint64_t posted = load_relaxed(&traffic.outbox->posted);
     if (posted - load_acquire(&traffic.peer_inbox->taken) == layout.envelopes()) return;
-    const ItemPtr item = traffic.unposted.front();
+    const TransferPtr item = traffic.unposted.front();
     traffic.unposted.pop_front();
     item->id = traffic.next_id++;
     Envelope& envelope = layout.envelope(mailboxes, config_.rank, traffic.peer, posted);
@@ -102,7 +101,7 @@ bool MailboxEngine::match_arrival(PeerTraffic& traffic, std::uint64_t id, std::i
   for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
     const int wanted = (*it)->peer();
     if ((wanted != kAnySource && wanted != traffic.peer) || (*it)->tag != tag) continue;
-    const ItemPtr recv = *it;
+    const TransferPtr recv = *it;
     recvs_.erase(it);
     deliver(traffic, id, bytes, data, recv);
     return true;
@@ -111,7 +110,7 @@ bool MailboxEngine::match_arrival(PeerTraffic& traffic, std::uint64_t id, std::i
 }
 
 // Looks for a message that has arrived before its recv.
-bool MailboxEngine::match_recv(const ItemPtr& recv) {
+bool MailboxEngine::match_recv(const TransferPtr& recv) {
   for (PeerTraffic& traffic : traffic_) {
     if (traffic.peer == config_.rank) continue;
     if (recv->peer() != kAnySource && recv->peer() != traffic.peer) continue;
@@ -127,7 +126,7 @@ bool MailboxEngine::match_recv(const ItemPtr& recv) {
 }
 
 void MailboxEngine::deliver(PeerTraffic& traffic, std::uint64_t id, std::uint64_t bytes,
-                            const std::byte* data, const ItemPtr& recv) {
+                            const std::byte* data, const TransferPtr& recv) {
   recv->set_peer(traffic.peer);
   recv->id = id;
   const bool same = bytes == recv->bytes;
@@ -162,9 +161,9 @@ void MailboxEngine::take_cts(PeerTraffic& traffic) {
     store_release(&traffic.outbox->cts_taken, ++taken);
     traffic.rang = true;
     const auto it = std::find_if(traffic.posted.begin(), traffic.posted.end(),
-                                 [&](const ItemPtr& item) { return item->id == clear.id; });
+                                 [&](const TransferPtr& item) { return item->id == clear.id; });
     if (it == traffic.posted.end()) continue;
-    const ItemPtr item = *it;
+    const TransferPtr item = *it;
     traffic.posted.erase(it);
     if (clear.capacity == item->bytes) {
       traffic.outgoing.push_back(item);
@@ -178,7 +177,7 @@ void MailboxEngine::take_cts(PeerTraffic& traffic) {
 void MailboxEngine::stream_out(PeerTraffic& traffic) {
   const std::size_t ring_bytes = memory_->mailbox_layout().ring_bytes();
   while (!traffic.outgoing.empty()) {
-    const ItemPtr& item = traffic.outgoing.front();
+    const TransferPtr& item = traffic.outgoing.front();
     const std::uint64_t written = load_relaxed(&traffic.outbox->data_written);
     const std::size_t space = ring_bytes - (written - load_acquire(&traffic.peer_inbox->data_read));
     const std::size_t bytes = std::min({kPiece, space, item->bytes - item->moved});
@@ -197,7 +196,7 @@ void MailboxEngine::stream_out(PeerTraffic& traffic) {
 void MailboxEngine::stream_in(PeerTraffic& traffic) {
   const std::size_t ring_bytes = memory_->mailbox_layout().ring_bytes();
   while (!traffic.incoming.empty()) {
-    const ItemPtr& item = traffic.incoming.front();
+    const TransferPtr& item = traffic.incoming.front();
     const std::uint64_t read = load_relaxed(&traffic.inbox->data_read);
     const std::size_t ready = load_acquire(&traffic.peer_outbox->data_written) - read;
     const std::size_t bytes = std::min({kPiece, ready, item->bytes - item->moved});
@@ -213,7 +212,7 @@ void MailboxEngine::stream_in(PeerTraffic& traffic) {
   }
 }
 
-void MailboxEngine::finish(const ItemPtr& item, std::optional<Error> error) {
+void MailboxEngine::finish(const TransferPtr& item, std::optional<Error> error) {
   in_flight_[item->slot] = in_flight_.back();
   in_flight_[item->slot]->slot = item->slot;
   in_flight_.pop_back();

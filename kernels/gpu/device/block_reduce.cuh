@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/core/numeric.hpp"
 #include "kernels/gpu/device/block_memory.cuh"
@@ -34,7 +35,7 @@ struct ElementRule {
 
   __device__ static Accumulate prepare(Storage value, const ReduceFacts& facts, int rank) {
     const Accumulate wide = Traits::widen(value);
-    if constexpr (op == ReduceOp::kSum && kIsFloat<Accumulate>) {
+    if constexpr (op == ReduceOp::kSum && std::is_floating_point_v<Accumulate>) {
       if (facts.premultiplies) {
         return Arithmetic<Accumulate>::scale(wide,
                                              static_cast<Real>(load_shared(&facts.factors[rank])));
@@ -82,16 +83,6 @@ class UnitSum {
  private:
   typename Rule::Accumulate sum_[Rule::kPerUnit];
 };
-
-// Elements at any address.
-template <class T>
-__device__ inline T load_element(const void* address, std::size_t index) {
-  return load_unaligned<T>(static_cast<const std::byte*>(address) + index * sizeof(T));
-}
-template <class T>
-__device__ inline void store_element(void* address, std::size_t index, T value) {
-  store_unaligned(static_cast<std::byte*>(address) + index * sizeof(T), value);
-}
 
 template <class Rule>
 struct BlockReducer {

@@ -13,7 +13,6 @@
 // locations of all ranks are equal. The same memory has two addresses, hence the proxy fences.
 #include "kernels/gpu/device/call_end.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
-#include "kernels/gpu/interface/multimem_params.hpp"
 #include "kernels/gpu/simple/block_executor.cuh"
 
 namespace symm {
@@ -236,18 +235,15 @@ __global__ void SYMM_LAUNCH_BOUNDS(kMultimemThreads, 1)
   });
 }
 
-template <Dtype dtype>
-const void* reduce_kernel_16(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return reinterpret_cast<const void*>(&multimem_reduce_kernel<dtype, ReduceOp::kSum>);
-    case ReduceOp::kMin:
-      return reinterpret_cast<const void*>(&multimem_reduce_kernel<dtype, ReduceOp::kMin>);
-    case ReduceOp::kMax:
-      return reinterpret_cast<const void*>(&multimem_reduce_kernel<dtype, ReduceOp::kMax>);
-    default:
-      return nullptr;
-  }
+struct ReduceEntry {
+  Dtype dtype;
+  ReduceOp op;
+  const void* kernel;
+};
+
+template <Dtype dtype, ReduceOp op>
+ReduceEntry reduce_entry() {
+  return {dtype, op, reinterpret_cast<const void*>(&multimem_reduce_kernel<dtype, op>)};
 }
 
 }  // namespace
@@ -258,18 +254,16 @@ const void* multimem_kernel_address(CollectiveKind kind, Dtype dtype, ReduceOp o
     return reinterpret_cast<const void*>(&multimem_move_kernel);
   }
   if (kind != CollectiveKind::kAllReduce && kind != CollectiveKind::kReduceScatter) return nullptr;
-  switch (dtype) {
-    case Dtype::kFloat16:
-      return reduce_kernel_16<Dtype::kFloat16>(op);
-    case Dtype::kBFloat16:
-      return reduce_kernel_16<Dtype::kBFloat16>(op);
-    case Dtype::kFloat32:
-      return op == ReduceOp::kSum ? reinterpret_cast<const void*>(
-                                        &multimem_reduce_kernel<Dtype::kFloat32, ReduceOp::kSum>)
-                                  : nullptr;
-    default:
-      return nullptr;
+  for (const ReduceEntry& entry : {reduce_entry<Dtype::kFloat16, ReduceOp::kSum>(),
+                                   reduce_entry<Dtype::kFloat16, ReduceOp::kMin>(),
+                                   reduce_entry<Dtype::kFloat16, ReduceOp::kMax>(),
+                                   reduce_entry<Dtype::kBFloat16, ReduceOp::kSum>(),
+                                   reduce_entry<Dtype::kBFloat16, ReduceOp::kMin>(),
+                                   reduce_entry<Dtype::kBFloat16, ReduceOp::kMax>(),
+                                   reduce_entry<Dtype::kFloat32, ReduceOp::kSum>()}) {
+    if (entry.dtype == dtype && entry.op == op) return entry.kernel;
   }
+  return nullptr;
 }
 
 }  // namespace symm

@@ -1,16 +1,4 @@
 #include "kernels/gpu/entry/reduce_entry.cuh"
 
-namespace symm {
-
-std::span<const ReduceKernelEntry> reduce_kernels_float32() {
-  static const ReduceKernelEntry entries[] = {
-      reduce_entry<Dtype::kFloat32, ReduceOp::kSum>(),
-      reduce_entry<Dtype::kFloat32, ReduceOp::kProduct>(),
-      reduce_entry<Dtype::kFloat32, ReduceOp::kMin>(),
-      reduce_entry<Dtype::kFloat32, ReduceOp::kMax>(),
-      reduce_entry<Dtype::kComplex64, ReduceOp::kProduct>(),
-  };
-  return entries;
-}
-
-}  // namespace symm
+template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kFloat32>();
+template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kComplex64>();

@@ -1,16 +1,4 @@
 #include "kernels/gpu/entry/reduce_entry.cuh"
 
-namespace symm {
-
-std::span<const ReduceKernelEntry> reduce_kernels_float64() {
-  static const ReduceKernelEntry entries[] = {
-      reduce_entry<Dtype::kFloat64, ReduceOp::kSum>(),
-      reduce_entry<Dtype::kFloat64, ReduceOp::kProduct>(),
-      reduce_entry<Dtype::kFloat64, ReduceOp::kMin>(),
-      reduce_entry<Dtype::kFloat64, ReduceOp::kMax>(),
-      reduce_entry<Dtype::kComplex128, ReduceOp::kProduct>(),
-  };
-  return entries;
-}
-
-}  // namespace symm
+template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kFloat64>();
+template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kComplex128>();

@@ -2,7 +2,7 @@
 // rank, the others one thread. The put's release is cumulative, so it covers the writes of earlier
 // kernels of the stream.
 #include "kernels/gpu/device/signal.cuh"
-#include "kernels/gpu/launch/gpu_signal_kernels.hpp"
+#include "kernels/gpu/interface/kernel_table.hpp"
 
 namespace symm {
 

@@ -199,11 +199,11 @@ __device__ bool serve_p2p_channel(const GroupParams& group, const TransferParams
 __device__ void copy_own(const TransferParams& call) {
   const unsigned first = static_cast<unsigned>(call.group_count * kP2pChannelsPerTag);
   const unsigned blocks = gridDim.x - first;
-  const std::uint64_t even = align_up((call.own_bytes + blocks - 1) / blocks, kCacheLine);
-  const std::uint64_t begin = min_size(even * (blockIdx.x - first), call.own_bytes);
-  block_copy(static_cast<std::byte*>(call.own_output) + begin,
-             static_cast<const std::byte*>(call.own_input) + begin,
-             min_size(even, call.own_bytes - begin));
+  const std::uint64_t even = align_up((call.own.bytes + blocks - 1) / blocks, kCacheLine);
+  const std::uint64_t begin = min_size(even * (blockIdx.x - first), call.own.bytes);
+  block_copy(static_cast<std::byte*>(call.own.destination) + begin,
+             static_cast<const std::byte*>(call.own.source) + begin,
+             min_size(even, call.own.bytes - begin));
 }
 
 __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)

@@ -1,6 +1,7 @@
 // The parameters of a kernel. Plain data; pointers are device addresses of this process.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 
@@ -46,6 +47,13 @@ struct CollectiveParams {
   Part parts[kMaxDeviceRanks];  // input_parts or output_parts, whichever the kind has
 };
 
+// A copy in memory that this GPU maps; 0 bytes for none.
+struct DeviceCopy {
+  const void* source;
+  void* destination;
+  std::uint64_t bytes;
+};
+
 // Messages of one peer, direction and tag channel, in order: ops [first, first + count).
 struct TransferGroup {
   std::int16_t peer;
@@ -53,6 +61,8 @@ struct TransferGroup {
   std::int8_t tag_channel;
   std::uint16_t first;
   std::uint16_t count;
+
+  auto operator<=>(const TransferGroup&) const = default;
 };
 
 struct TransferItem {
@@ -67,12 +77,25 @@ struct TransferParams {
   std::int32_t group_count;
   bool collective;  // all_to_all
   bool ends_call;
-  // A message of this rank to itself, or its own share of an all_to_all; own_bytes 0 for none.
-  const void* own_input;
-  void* own_output;
-  std::uint64_t own_bytes;
+  DeviceCopy own;  // a message of this rank to itself, or its own share of an all_to_all
   TransferGroup groups[kMaxTransferItems];
   TransferItem items[kMaxTransferItems];
+};
+
+// Threads of a block of a multimem kernel.
+inline constexpr int kMultimemThreads = 512;
+
+// The parameters of a multimem kernel (NOTE [Multimem] in multimem.cu) besides those of every
+// collective. CollectiveParams::location is then that of the output, for reduce_scatter of the
+// input. all_reduce has two locations: `factor` holds the bits of the input's, so that the location
+// exchange sends both.
+struct MultimemParams {
+  const std::byte* input_multicast;
+  std::byte* output_multicast;
+  // By rank, the memory of the multicast addresses: for the end of a message that does not fill 16
+  // bytes.
+  const std::byte* inputs[kMaxDeviceRanks];
+  std::byte* outputs[kMaxDeviceRanks];
 };
 
 }  // namespace symm

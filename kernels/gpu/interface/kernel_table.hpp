@@ -1,7 +1,7 @@
 // The addresses of the kernels, for the runtime's launch call.
 #pragma once
 
-#include <span>
+#include <array>
 
 #include "kernels/core/collective.hpp"
 #include "kernels/core/dtype.hpp"
@@ -21,13 +21,7 @@ struct ReductionRule {
 // For every pair that op_supports().
 constexpr ReductionRule reduction_rule(Dtype dtype, ReduceOp op) {
   const bool sums = op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPreMulSum;
-  if (dtype == Dtype::kBool) {
-    const bool is_or = sums || op == ReduceOp::kMax || op == ReduceOp::kBor;
-    const ReduceOp rule = is_or                   ? ReduceOp::kBor
-                          : op == ReduceOp::kBxor ? ReduceOp::kBxor
-                                                  : ReduceOp::kBand;
-    return {dtype, rule, 1};
-  }
+  if (dtype == Dtype::kBool) return {dtype, bool_rule(op), 1};
   if (sums) {
     if (dtype == Dtype::kComplex64) return {Dtype::kFloat32, ReduceOp::kSum, 2};
     if (dtype == Dtype::kComplex128) return {Dtype::kFloat64, ReduceOp::kSum, 2};
@@ -39,28 +33,25 @@ constexpr ReductionRule reduction_rule(Dtype dtype, ReduceOp op) {
   return {dtype, op, 1};
 }
 
-struct ReduceKernelEntry {
-  Dtype dtype;
-  ReduceOp op;
-  const void* ll;        // reduce_ll_kernel
-  const void* pipeline;  // reduce_pipeline_kernel
+// The kernels of a compiled rule; null for other pairs.
+struct ReduceKernelPair {
+  const void* ll = nullptr;        // reduce_ll_kernel
+  const void* pipeline = nullptr;  // reduce_pipeline_kernel
 };
+using ReduceKernelRow = std::array<ReduceKernelPair, kReduceOpCount>;  // by operator
 
-// One list for each translation unit.
-std::span<const ReduceKernelEntry> reduce_kernels_half();
-std::span<const ReduceKernelEntry> reduce_kernels_bfloat16();
-std::span<const ReduceKernelEntry> reduce_kernels_float32();
-std::span<const ReduceKernelEntry> reduce_kernels_float64();
-std::span<const ReduceKernelEntry> reduce_kernels_float8();
-std::span<const ReduceKernelEntry> reduce_kernels_float8_uz();
-std::span<const ReduceKernelEntry> reduce_kernels_narrow_integer();
-std::span<const ReduceKernelEntry> reduce_kernels_wide_integer();
+// Instantiated for every dtype, in the translation units reduce_*.cu.
+template <Dtype dtype>
+ReduceKernelRow reduce_kernel_row();
 
 // Kernels that move data; move.cu and transfer.cu.
 const void* move_ll_kernel_address();
 const void* move_pipeline_kernel_address();
 const void* copy_barrier_kernel_address();
 const void* transfer_kernel_address();
+
+// signal.cu; its only parameter is SignalParams.
+const void* signal_kernel_address();
 
 // multimem.cu; takes MultimemParams after the parameters of the others. Null where the library has
 // none.

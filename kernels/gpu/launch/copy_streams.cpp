@@ -25,10 +25,10 @@ std::vector<DeviceCopy> copies_of(const CollectiveArgs& args, int rank,
     DeviceCopy copy{};
     if (args.kind == CollectiveKind::kAllToAll) {
       const Part& part = args.input_parts[index];
-      copy = {outputs[index] + static_cast<std::size_t>(rank) * part.count * size,
-              as_bytes(part.data), part.count * size};
+      const std::uint64_t bytes = part.count * size;
+      copy = {part.data, outputs[index] + static_cast<std::size_t>(rank) * bytes, bytes};
     } else {
-      copy = {outputs[index] + before_mine, as_bytes(args.input), args.count * size};
+      copy = {args.input, outputs[index] + before_mine, args.count * size};
     }
     if (copy.bytes > 0 && copy.destination != copy.source) copies.push_back(copy);
   }

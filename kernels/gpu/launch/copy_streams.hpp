@@ -6,15 +6,10 @@
 #include <vector>
 
 #include "kernels/core/collective.hpp"
+#include "kernels/gpu/interface/call_params.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
 
 namespace symm {
-
-struct DeviceCopy {
-  std::byte* destination;
-  const std::byte* source;
-  std::size_t bytes;
-};
 
 // The copies of rank `rank` in all_gather, broadcast or all_to_all, its own share last;
 // `outputs[r]` is the start of rank r's output: one array of all shares, which for all_to_all are

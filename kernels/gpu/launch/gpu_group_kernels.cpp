@@ -1,8 +1,9 @@
-#include "kernels/gpu/launch/gpu_group_kernels.hpp"
+#include "kernels/gpu/launch/gpu_kernels.hpp"
 
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,7 +11,6 @@
 #include "kernels/core/error.hpp"
 #include "kernels/gpu/interface/call_params.hpp"
 #include "kernels/gpu/interface/kernel_table.hpp"
-#include "kernels/gpu/interface/multimem_params.hpp"
 #include "kernels/gpu/launch/copy_streams.hpp"
 #include "kernels/gpu/launch/transfer_schedule.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
@@ -27,42 +27,19 @@ static_assert(kMultimemThreads == kBlockThreads);
 
 constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
 
-struct ReduceKernelPair {
-  const void* ll = nullptr;
-  const void* pipeline = nullptr;
-};
-using ReduceTable = std::array<std::array<ReduceKernelPair, kReduceOpCount>, kDtypeCount>;
-
-ReduceTable make_reduce_table() {
-  ReduceTable table{};
-  for (const auto& list :
-       {reduce_kernels_half(), reduce_kernels_bfloat16(), reduce_kernels_float32(),
-        reduce_kernels_float64(), reduce_kernels_float8(), reduce_kernels_float8_uz(),
-        reduce_kernels_narrow_integer(), reduce_kernels_wide_integer()}) {
-    for (const ReduceKernelEntry& entry : list) {
-      table[static_cast<std::size_t>(entry.dtype)][static_cast<std::size_t>(entry.op)] = {
-          entry.ll, entry.pipeline};
-    }
-  }
-  return table;
-}
+using ReduceTable = std::array<ReduceKernelRow, kDtypeCount>;
 
 const ReduceTable& reduce_table() {
-  static const ReduceTable table = make_reduce_table();
+  static const ReduceTable table = []<std::size_t... dtypes>(std::index_sequence<dtypes...>) {
+    return ReduceTable{reduce_kernel_row<static_cast<Dtype>(dtypes)>()...};
+  }
+  (std::make_index_sequence<kDtypeCount>{});
   return table;
 }
 
-const ReduceKernelPair& reduce_kernels(const ReductionRule& rule) {
-  return reduce_table()[static_cast<std::size_t>(rule.dtype)][static_cast<std::size_t>(rule.op)];
-}
-
-// Modules load lazily, and a first launch may then synchronise the device, which never ends while
-// another stream's kernel waits for a peer: so all kernels are loaded at once.
 void load_kernels() {
   const auto load = [](const void* kernel) {
-    if (kernel == nullptr) return;
-    gpuFuncAttributes attributes;
-    check_gpu(gpuFuncGetAttributes(&attributes, kernel), "loading a kernel");
+    if (kernel != nullptr) load_kernel(kernel);
   };
   for (const void* kernel : {move_ll_kernel_address(), move_pipeline_kernel_address(),
                              copy_barrier_kernel_address(), transfer_kernel_address()}) {
@@ -115,6 +92,7 @@ class GpuGroupKernels final : public GroupKernels {
   const GroupKernelsConfig config_;
   const int device_;
   GroupParams group_{};
+  std::optional<MappedMemory> page_;
   CopyStreams copies_;
   TransferSchedule schedule_;
 };
@@ -128,20 +106,13 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
   group_.rank = config.rank;
   group_.world_size = config.world_size;
   group_.layout = config.layout;
-  check_gpu(gpuHostRegisterMapped(config.page, sizeof(DevicePage)),
-            "mapping the group's page of host memory");
-  void* page = nullptr;
-  const gpuError_t mapped = gpuHostGetDevicePointer(&page, config.page);
-  if (mapped != gpuSuccess) {
-    (void)gpuHostUnregister(config.page);
-    check_gpu(mapped, "mapping the group's page of host memory");
-  }
-  group_.page = static_cast<DevicePage*>(page);
+  page_.emplace(config.page, sizeof(DevicePage), "mapping the group's page of host memory");
+  group_.page = static_cast<DevicePage*>(page_->device_address());
 }
 
 GpuGroupKernels::~GpuGroupKernels() {
   const DeviceGuard guard(device_);
-  (void)gpuHostUnregister(config_.page);
+  page_.reset();
 }
 
 void GpuGroupKernels::set_peer(int rank, std::byte* segment) {
@@ -260,8 +231,9 @@ void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Buffe
   const int channels = std::clamp(plan.channels, 1, kMaxChannels);
   const void* kernel = is_ll ? move_ll_kernel_address() : move_pipeline_kernel_address();
   if (reduces(args.kind)) {
-    // By value: GCC 13 takes a reference for one to the temporary rule.
-    const ReduceKernelPair kernels = reduce_kernels(reduction_rule(args.dtype, args.op));
+    const ReductionRule rule = reduction_rule(args.dtype, args.op);
+    const ReduceKernelPair& kernels =
+        reduce_table()[static_cast<std::size_t>(rule.dtype)][static_cast<std::size_t>(rule.op)];
     kernel = is_ll ? kernels.ll : kernels.pipeline;
   }
   if (is_ll) {
@@ -277,7 +249,7 @@ void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
   schedule_.plan(ops, collective, [&](const TransferParams& params) {
     constexpr unsigned kOwnBlocks = 4;
     const unsigned channels = static_cast<unsigned>(params.group_count * kP2pChannelsPerTag);
-    const unsigned blocks = channels + (params.own_bytes > 0 || channels == 0 ? kOwnBlocks : 0);
+    const unsigned blocks = channels + (params.own.bytes > 0 || channels == 0 ? kOwnBlocks : 0);
     start(transfer_kernel_address(), blocks, params, options);
   });
 }

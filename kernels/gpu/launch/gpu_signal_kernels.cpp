@@ -1,4 +1,4 @@
-#include "kernels/gpu/launch/gpu_signal_kernels.hpp"
+#include "kernels/gpu/launch/gpu_kernels.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/core/atomics.hpp"
+#include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
 #include "kernels/gpu/vendor/gpu_check.hpp"
 
@@ -15,47 +16,9 @@ namespace symm {
 namespace {
 
 const char* operation_name(SignalOperation operation) {
-  switch (operation) {
-    case SignalOperation::kPutSignal:
-      return "put_signal";
-    case SignalOperation::kWaitSignal:
-      return "wait_signal";
-    default:
-      return "barrier";
-  }
+  constexpr const char* kNames[] = {"barrier", "put_signal", "wait_signal"};
+  return kNames[static_cast<std::size_t>(operation)];
 }
-
-// Like load_kernels() of gpu_group_kernels.cpp: a first launch must not synchronise the device.
-void load_kernel() {
-  gpuFuncAttributes attributes;
-  check_gpu(gpuFuncGetAttributes(&attributes, signal_kernel_address()), "loading a kernel");
-}
-
-// A page of host memory that a device reads and writes.
-class MappedPage {
- public:
-  MappedPage() {
-    check_gpu(gpuHostRegisterMapped(page_.get(), sizeof(SignalPage)), kWhat);
-    void* address = nullptr;
-    const gpuError_t mapped = gpuHostGetDevicePointer(&address, page_.get());
-    if (mapped != gpuSuccess) {
-      (void)gpuHostUnregister(page_.get());
-      check_gpu(mapped, kWhat);
-    }
-    device_ = static_cast<SignalPage*>(address);
-  }
-  ~MappedPage() { (void)gpuHostUnregister(page_.get()); }
-  MappedPage(const MappedPage&) = delete;
-  MappedPage& operator=(const MappedPage&) = delete;
-
-  SignalPage* operator->() const { return page_.get(); }
-  SignalPage* device_address() const { return device_; }
-
- private:
-  static constexpr const char* kWhat = "mapping the page of host memory of signal kernels";
-  std::unique_ptr<SignalPage> page_ = std::make_unique<SignalPage>();
-  SignalPage* device_ = nullptr;
-};
 
 class GpuSignalKernels final : public SignalKernels {
  public:
@@ -64,16 +27,11 @@ class GpuSignalKernels final : public SignalKernels {
       : config_(config),
         device_(device_index),
         resources_(std::make_unique<Resources>(std::move(state))) {
-    load_kernel();
+    load_kernel(signal_kernel_address());
   }
   ~GpuSignalKernels() override;
 
   void barrier(const SignalPads& pads, const SignalOptions& options) override {
-    if (config_.world_size == 1) {
-      validate(SignalOperation::kBarrier, pads, 0, options);
-      check();
-      return;
-    }
     launch(SignalOperation::kBarrier, pads, 0, options);
   }
   void put_signal(const SignalPads& pads, int destination, const SignalOptions& options) override {
@@ -86,7 +44,7 @@ class GpuSignalKernels final : public SignalKernels {
   void abort(const Error& reason) noexcept override {
     const std::lock_guard lock(mutex_);
     if (!abort_reason_) abort_reason_ = reason;
-    store_release(&resources_->page->abort, std::uint32_t{1});
+    store_release(&resources_->page.abort, std::uint32_t{1});
   }
   void check() const override;
 
@@ -96,17 +54,14 @@ class GpuSignalKernels final : public SignalKernels {
     explicit Resources(std::shared_ptr<SignalState> device_state)
         : state(std::move(device_state)) {}
     std::shared_ptr<SignalState> state;
-    MappedPage page;
+    SignalPage page{};
+    MappedMemory mapping{&page, sizeof(page), "mapping the page of host memory of signal kernels"};
   };
 
   void validate(SignalOperation operation, const SignalPads& pads, int peer,
                 const SignalOptions& options) const;
-  SignalParams params_of(SignalOperation operation, const SignalPads& pads, int peer,
-                         const SignalOptions& options) const;
   void launch(SignalOperation operation, const SignalPads& pads, int peer,
               const SignalOptions& options) const;
-  void start(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
-             StreamHandle stream) const;
   std::string timeout_message(const SignalPage::Report& report) const;
 
   const SignalKernelsConfig config_;
@@ -117,7 +72,7 @@ class GpuSignalKernels final : public SignalKernels {
 };
 
 GpuSignalKernels::~GpuSignalKernels() {
-  store_release(&resources_->page->abort, std::uint32_t{1});
+  store_release(&resources_->page.abort, std::uint32_t{1});
   try {
     const DeviceGuard guard(device_);
     gpuStreamCaptureMode mode = gpuStreamCaptureModeRelaxed;
@@ -149,8 +104,12 @@ void GpuSignalKernels::validate(SignalOperation operation, const SignalPads& pad
   }
 }
 
-SignalParams GpuSignalKernels::params_of(SignalOperation operation, const SignalPads& pads,
-                                         int peer, const SignalOptions& options) const {
+void GpuSignalKernels::launch(SignalOperation operation, const SignalPads& pads, int peer,
+                              const SignalOptions& options) const {
+  validate(operation, pads, peer, options);
+  check();
+  const bool is_barrier = operation == SignalOperation::kBarrier;
+  if (is_barrier && config_.world_size == 1) return;
   SignalParams params{};
   params.operation = operation;
   params.rank = config_.rank;
@@ -159,34 +118,20 @@ SignalParams GpuSignalKernels::params_of(SignalOperation operation, const Signal
   params.channel = options.channel;
   params.poll_period = config_.poll_period;
   params.timeout_ns = static_cast<std::uint64_t>(options.timeout.count());
-  params.page = resources_->page.device_address();
+  params.page = static_cast<SignalPage*>(resources_->mapping.device_address());
   params.state = resources_->state.get();
   std::transform(pads.addresses.begin(), pads.addresses.end(), params.pads,
                  [](std::byte* pad) { return reinterpret_cast<SignalSlot*>(pad); });
-  return params;
-}
-
-void GpuSignalKernels::start(const void* kernel, unsigned blocks, unsigned threads,
-                             void** arguments, StreamHandle stream) const {
+  void* arguments[] = {&params};
   const DeviceGuard guard(device_);
-  check_gpu(gpuLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0,
-                            static_cast<gpuStream_t>(stream)),
+  check_gpu(gpuLaunchKernel(signal_kernel_address(), dim3(1),
+                            dim3(is_barrier ? static_cast<unsigned>(config_.world_size) : 1),
+                            arguments, 0, static_cast<gpuStream_t>(options.stream)),
             "launching a signal kernel");
 }
 
-void GpuSignalKernels::launch(SignalOperation operation, const SignalPads& pads, int peer,
-                              const SignalOptions& options) const {
-  validate(operation, pads, peer, options);
-  check();
-  SignalParams params = params_of(operation, pads, peer, options);
-  const unsigned threads =
-      operation == SignalOperation::kBarrier ? static_cast<unsigned>(config_.world_size) : 1;
-  void* arguments[] = {&params};
-  start(signal_kernel_address(), 1, threads, arguments, options.stream);
-}
-
 void GpuSignalKernels::check() const {
-  const SignalPage::Report& report = resources_->page->report;
+  const SignalPage::Report& report = resources_->page.report;
   const auto fault = static_cast<DeviceFault>(load_acquire(&report.fault));
   if (fault == DeviceFault::kTimeout) throw Error(ErrorCode::kTimeout, timeout_message(report));
   const std::lock_guard lock(mutex_);

@@ -29,59 +29,47 @@ void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
       if (op.bytes > 0 && op.data != output) own_.push_back({op.data, output, op.bytes});
       continue;
     }
-    const int group = collective ? kAllToAllTagChannel : tag_channel_of(op.tag);
+    const TransferGroup group{
+        static_cast<std::int16_t>(op.peer), static_cast<std::int8_t>(op.is_send ? 1 : 0),
+        static_cast<std::int8_t>(collective ? kAllToAllTagChannel : tag_channel_of(op.tag)), 0, 0};
     const int steps = op.is_send ? op.peer - rank_ : rank_ - op.peer;
-    const int distance = (steps + world_size_) % world_size_;
-    const auto key = (static_cast<std::size_t>(op.peer) * 2 + (op.is_send ? 0 : 1)) * kTagChannels +
-                     static_cast<std::size_t>(group);
-    entries_.push_back({distance, counts_[key]++, static_cast<std::uint32_t>(i), group});
+    const auto key = (op.peer * 2 + (op.is_send ? 0 : 1)) * kTagChannels + int{group.tag_channel};
+    entries_.push_back({(steps + world_size_) % world_size_,
+                        counts_[static_cast<std::size_t>(key)]++,
+                        group,
+                        {op.data, op.bytes, op.tag}});
   }
-  const auto order = [&ops](const Entry& a, const Entry& b) {
-    return std::tuple(a.distance, a.number, a.tag_channel, ops[a.op].is_send) <
-           std::tuple(b.distance, b.number, b.tag_channel, ops[b.op].is_send);
-  };
-  std::sort(entries_.begin(), entries_.end(), order);
+  std::ranges::sort(entries_, {}, [](const Entry& entry) {
+    const TransferGroup& group = entry.group;
+    return std::tuple(entry.distance, entry.number, group.tag_channel, group.is_send);
+  });
 }
 
 // Moves entries from `first` on into params_ until it is full; returns the first that is left.
-std::size_t TransferSchedule::fill(std::span<const TransferOp> ops, std::size_t first) {
-  const auto same_group = [&ops](const Entry& a, const Entry& b) {
-    return ops[a.op].peer == ops[b.op].peer && ops[a.op].is_send == ops[b.op].is_send &&
-           a.tag_channel == b.tag_channel;
-  };
+std::size_t TransferSchedule::fill(std::size_t first) {
+  const std::span<Entry> rest = std::span(entries_).subspan(first);
   // The number that fits, by messages and by groups.
-  std::size_t end = first;
-  int groups = 0;
-  while (end < entries_.size() && end - first < kMaxTransferItems) {
-    const auto seen =
-        std::any_of(entries_.begin() + static_cast<std::ptrdiff_t>(first),
-                    entries_.begin() + static_cast<std::ptrdiff_t>(end),
-                    [&](const Entry& earlier) { return same_group(earlier, entries_[end]); });
-    if (!seen && groups == kMaxGroupsOfLaunch) break;
-    groups += seen ? 0 : 1;
-    ++end;
+  std::size_t count = 0;
+  for (int groups = 0; count < rest.size() && count < kMaxTransferItems; ++count) {
+    const std::span<Entry> earlier = rest.first(count);
+    const bool seen = std::ranges::find(earlier, rest[count].group, &Entry::group) != earlier.end();
+    if (!seen && groups++ == kMaxGroupsOfLaunch) break;
   }
   // Sorts the messages of one group together, in order of their numbers.
-  std::stable_sort(entries_.begin() + static_cast<std::ptrdiff_t>(first),
-                   entries_.begin() + static_cast<std::ptrdiff_t>(end),
-                   [&ops](const Entry& a, const Entry& b) {
-                     return std::tuple(ops[a.op].peer, ops[a.op].is_send, a.tag_channel, a.number) <
-                            std::tuple(ops[b.op].peer, ops[b.op].is_send, b.tag_channel, b.number);
-                   });
+  const std::span<Entry> launch = rest.first(count);
+  std::ranges::sort(launch, {},
+                    [](const Entry& entry) { return std::tuple(entry.group, entry.number); });
   params_.group_count = 0;
-  for (std::size_t i = first; i < end; ++i) {
-    const TransferOp& op = ops[entries_[i].op];
-    const auto item = static_cast<std::uint16_t>(i - first);
-    params_.items[item] = {op.data, op.bytes, op.tag};
-    if (i > first && same_group(entries_[i - 1], entries_[i])) {
-      params_.groups[params_.group_count - 1].count += 1;
-    } else {
-      params_.groups[params_.group_count++] = {
-          static_cast<std::int16_t>(op.peer), static_cast<std::int8_t>(op.is_send ? 1 : 0),
-          static_cast<std::int8_t>(entries_[i].tag_channel), item, 1};
+  for (std::size_t i = 0; i < count; ++i) {
+    params_.items[i] = launch[i].item;
+    if (i == 0 || launch[i].group != launch[i - 1].group) {
+      TransferGroup& group = params_.groups[params_.group_count++];
+      group = launch[i].group;
+      group.first = static_cast<std::uint16_t>(i);
     }
+    params_.groups[params_.group_count - 1].count += 1;
   }
-  return end;
+  return first + count;
 }
 
 void TransferSchedule::plan(std::span<const TransferOp> ops, bool collective,
@@ -92,11 +80,8 @@ void TransferSchedule::plan(std::span<const TransferOp> ops, bool collective,
   std::size_t next = 0;
   std::size_t next_own = 0;
   do {
-    next = fill(ops, next);
-    const OwnCopy own = next_own < own_.size() ? own_[next_own++] : OwnCopy{nullptr, nullptr, 0};
-    params_.own_input = own.input;
-    params_.own_output = own.output;
-    params_.own_bytes = own.bytes;
+    next = fill(next);
+    params_.own = next_own < own_.size() ? own_[next_own++] : DeviceCopy{};
     params_.ends_call = next == entries_.size() && next_own == own_.size();
     launch(params_);
   } while (!params_.ends_call);

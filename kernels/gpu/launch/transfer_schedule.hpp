@@ -32,25 +32,19 @@ class TransferSchedule {
 
  private:
   struct Entry {
-    int distance;
+    int distance;          // d
     std::uint32_t number;  // k
-    std::uint32_t op;
-    int tag_channel;
-  };
-
-  struct OwnCopy {
-    const void* input;
-    void* output;
-    std::uint64_t bytes;
+    TransferGroup group;   // of this message alone: no first, no count
+    TransferItem item;
   };
 
   void list(std::span<const TransferOp> ops, bool collective);
-  std::size_t fill(std::span<const TransferOp> ops, std::size_t first);
+  std::size_t fill(std::size_t first);
 
   const int rank_;
   const int world_size_;
   std::vector<Entry> entries_;
-  std::vector<OwnCopy> own_;           // without those that move nothing
+  std::vector<DeviceCopy> own_;        // without those that move nothing
   std::vector<std::uint32_t> counts_;  // by peer, direction and tag channel
   TransferParams params_{};
 };

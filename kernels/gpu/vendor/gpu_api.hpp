@@ -43,36 +43,30 @@ using gpuFuncAttributes = SYMM_GPU_NAME(FuncAttributes);
 
 inline constexpr gpuError_t gpuSuccess = SYMM_GPU_NAME(Success);
 
-inline const char* gpuGetErrorString(gpuError_t error) {
-  return SYMM_GPU_NAME(GetErrorString)(error);
-}
-inline gpuError_t gpuGetLastError() { return SYMM_GPU_NAME(GetLastError)(); }
-inline gpuError_t gpuGetDevice(int* device) { return SYMM_GPU_NAME(GetDevice)(device); }
-inline gpuError_t gpuSetDevice(int device) { return SYMM_GPU_NAME(SetDevice)(device); }
-inline gpuError_t gpuDeviceSynchronize() { return SYMM_GPU_NAME(DeviceSynchronize)(); }
-inline gpuError_t gpuMemcpy(void* destination, const void* source, std::size_t bytes,
-                            gpuMemcpyKind kind) {
-  return SYMM_GPU_NAME(Memcpy)(destination, source, bytes, kind);
-}
-inline gpuError_t gpuMemcpyAsync(void* destination, const void* source, std::size_t bytes,
-                                 gpuMemcpyKind kind, gpuStream_t stream) {
-  return SYMM_GPU_NAME(MemcpyAsync)(destination, source, bytes, kind, stream);
-}
+// gpuName(...) is the call of that name of the vendor's runtime.
+#define SYMM_GPU_CALL(name)                       \
+  template <class... Arguments>                   \
+  inline auto gpu##name(Arguments... arguments) { \
+    return SYMM_GPU_NAME(name)(arguments...);     \
+  }
+SYMM_GPU_CALL(GetErrorString)
+SYMM_GPU_CALL(GetLastError)
+SYMM_GPU_CALL(GetDevice)
+SYMM_GPU_CALL(SetDevice)
+SYMM_GPU_CALL(DeviceSynchronize)
+SYMM_GPU_CALL(MemcpyAsync)
+SYMM_GPU_CALL(StreamDestroy)
+SYMM_GPU_CALL(StreamSynchronize)
+SYMM_GPU_CALL(StreamGetCaptureInfo)
+SYMM_GPU_CALL(ThreadExchangeStreamCaptureMode)
+SYMM_GPU_CALL(EventDestroy)
+SYMM_GPU_CALL(EventRecord)
+SYMM_GPU_CALL(HostUnregister)
+SYMM_GPU_CALL(FuncGetAttributes)
+SYMM_GPU_CALL(LaunchKernel)
+
 inline gpuError_t gpuStreamCreateNonBlocking(gpuStream_t* stream) {
   return SYMM_GPU_NAME(StreamCreateWithFlags)(stream, SYMM_GPU_NAME(StreamNonBlocking));
-}
-inline gpuError_t gpuStreamDestroy(gpuStream_t stream) {
-  return SYMM_GPU_NAME(StreamDestroy)(stream);
-}
-inline gpuError_t gpuStreamSynchronize(gpuStream_t stream) {
-  return SYMM_GPU_NAME(StreamSynchronize)(stream);
-}
-inline gpuError_t gpuStreamGetCaptureInfo(gpuStream_t stream, gpuStreamCaptureStatus* status,
-                                          unsigned long long* id) {
-  return SYMM_GPU_NAME(StreamGetCaptureInfo)(stream, status, id);
-}
-inline gpuError_t gpuThreadExchangeStreamCaptureMode(gpuStreamCaptureMode* mode) {
-  return SYMM_GPU_NAME(ThreadExchangeStreamCaptureMode)(mode);
 }
 inline gpuError_t gpuStreamWaitEvent(gpuStream_t stream, gpuEvent_t event) {
   return SYMM_GPU_NAME(StreamWaitEvent)(stream, event, 0);
@@ -80,24 +74,12 @@ inline gpuError_t gpuStreamWaitEvent(gpuStream_t stream, gpuEvent_t event) {
 inline gpuError_t gpuEventCreateUntimed(gpuEvent_t* event) {
   return SYMM_GPU_NAME(EventCreateWithFlags)(event, SYMM_GPU_NAME(EventDisableTiming));
 }
-inline gpuError_t gpuEventDestroy(gpuEvent_t event) { return SYMM_GPU_NAME(EventDestroy)(event); }
-inline gpuError_t gpuEventRecord(gpuEvent_t event, gpuStream_t stream) {
-  return SYMM_GPU_NAME(EventRecord)(event, stream);
-}
 inline gpuError_t gpuHostRegisterMapped(void* memory, std::size_t bytes) {
   return SYMM_GPU_NAME(HostRegister)(
       memory, bytes, SYMM_GPU_NAME(HostRegisterMapped) | SYMM_GPU_NAME(HostRegisterPortable));
 }
-inline gpuError_t gpuHostUnregister(void* memory) { return SYMM_GPU_NAME(HostUnregister)(memory); }
 inline gpuError_t gpuHostGetDevicePointer(void** device, void* host) {
   return SYMM_GPU_NAME(HostGetDevicePointer)(device, host, 0);
-}
-inline gpuError_t gpuFuncGetAttributes(gpuFuncAttributes* attributes, const void* function) {
-  return SYMM_GPU_NAME(FuncGetAttributes)(attributes, function);
-}
-inline gpuError_t gpuLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
-                                  std::size_t shared_bytes, gpuStream_t stream) {
-  return SYMM_GPU_NAME(LaunchKernel)(function, grid, block, arguments, shared_bytes, stream);
 }
 
 inline constexpr auto gpuStreamCaptureStatusNone = SYMM_GPU_NAME(StreamCaptureStatusNone);
@@ -186,26 +168,17 @@ namespace hip {
 
 template <std::size_t bytes>
 struct RawWord;
-template <>
-struct RawWord<1> {
-  using Type [[gnu::may_alias]] = std::uint8_t;
-};
-template <>
-struct RawWord<2> {
-  using Type [[gnu::may_alias]] = std::uint16_t;
-};
-template <>
-struct RawWord<4> {
-  using Type [[gnu::may_alias]] = std::uint32_t;
-};
-template <>
-struct RawWord<8> {
-  using Type [[gnu::may_alias]] = std::uint64_t;
-};
-template <>
-struct RawWord<16> {
-  using Type [[gnu::may_alias]] = std::uint32_t __attribute__((ext_vector_type(4)));
-};
+#define SYMM_RAW_WORD(type)               \
+  template <>                             \
+  struct RawWord<sizeof(type)> {          \
+    using Type [[gnu::may_alias]] = type; \
+  };
+SYMM_RAW_WORD(std::uint8_t)
+SYMM_RAW_WORD(std::uint16_t)
+SYMM_RAW_WORD(std::uint32_t)
+SYMM_RAW_WORD(std::uint64_t)
+SYMM_RAW_WORD(std::uint32_t __attribute__((ext_vector_type(4))))
+#undef SYMM_RAW_WORD
 template <class T>
 using Global = __attribute__((address_space(1))) T;
 
@@ -233,9 +206,10 @@ __device__ inline void store_data(T* address, const std::type_identity_t<T>& val
 #endif
 }
 
-// Payload at any address.
+// Element `index` of an array at any address.
 template <class T>
-__device__ inline T load_unaligned(const std::byte* address) {
+__device__ inline T load_element(const void* array, std::size_t index) {
+  const auto* address = static_cast<const std::byte*>(array) + index * sizeof(T);
 #if SYMM_GPU_AMD
   using Raw = typename hip::RawWord<sizeof(T)>::Type __attribute__((aligned(1)));
   return __builtin_bit_cast(T, *(const hip::Global<Raw>*)address);
@@ -246,7 +220,8 @@ __device__ inline T load_unaligned(const std::byte* address) {
 #endif
 }
 template <class T>
-__device__ inline void store_unaligned(std::byte* address, T value) {
+__device__ inline void store_element(void* array, std::size_t index, T value) {
+  auto* address = static_cast<std::byte*>(array) + index * sizeof(T);
 #if SYMM_GPU_AMD
   using Raw = typename hip::RawWord<sizeof(T)>::Type __attribute__((aligned(1)));
   *(hip::Global<Raw>*)address = __builtin_bit_cast(Raw, value);

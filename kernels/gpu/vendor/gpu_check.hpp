@@ -1,6 +1,8 @@
-// Errors of the GPU's runtime as symm::Error, and the calling thread's current device.
+// Errors of the GPU's runtime as symm::Error, the calling thread's current device, and host memory
+// that a device maps.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "kernels/core/error.hpp"
@@ -15,6 +17,13 @@ inline void check_gpu(gpuError_t status, const char* what) {
   (void)gpuGetLastError();
   throw Error(ErrorCode::kSystem,
               std::string(what) + ": the GPU's runtime answered: " + gpuGetErrorString(status));
+}
+
+// Modules load lazily, and a first launch may then synchronise the device, which never ends while
+// another stream's kernel waits for a peer: so a kernel is loaded before its first launch.
+inline void load_kernel(const void* kernel) {
+  gpuFuncAttributes attributes;
+  check_gpu(gpuFuncGetAttributes(&attributes, kernel), "loading a kernel");
 }
 
 // Makes `device` current in the thread for the lifetime of the object.
@@ -36,6 +45,27 @@ class DeviceGuard {
 
  private:
   int before_ = -1;
+};
+
+// Host memory, not owned, that the current device reads and writes while the object lives.
+class MappedMemory {
+ public:
+  MappedMemory(void* host, std::size_t bytes, const char* what) : host_(host) {
+    check_gpu(gpuHostRegisterMapped(host_, bytes), what);
+    const gpuError_t mapped = gpuHostGetDevicePointer(&device_, host_);
+    if (mapped == gpuSuccess) return;
+    (void)gpuHostUnregister(host_);
+    check_gpu(mapped, what);
+  }
+  ~MappedMemory() { (void)gpuHostUnregister(host_); }
+  MappedMemory(const MappedMemory&) = delete;
+  MappedMemory& operator=(const MappedMemory&) = delete;
+
+  void* device_address() const { return device_; }
+
+ private:
+  void* host_;
+  void* device_ = nullptr;
 };
 
 }  // namespace symm

@@ -30,9 +30,34 @@ inline constexpr bool kGpuDriverServesOlderBuilds = true;
 
 #endif
 
+// The entry points of SYMM_GPU_DRIVER_ENTRIES that have one name on both vendors.
+// clang-format off
+#define SYMM_GPU_DRIVER_SHARED(entry)                                                        \
+  entry(device_get, SYMM_GPU_DRIVER_NAME(DeviceGet))                                         \
+  entry(device_get_name, SYMM_GPU_DRIVER_NAME(DeviceGetName))                                \
+  entry(device_get_uuid, SYMM_GPU_DRIVER_NAME(DeviceGetUuid))                                \
+  entry(thread_exchange_capture_mode, SYMM_GPU_DRIVER_NAME(ThreadExchangeStreamCaptureMode)) \
+  entry(stream_synchronize, SYMM_GPU_DRIVER_NAME(StreamSynchronize))                         \
+  entry(memset_async, SYMM_GPU_DRIVER_NAME(MemsetD8Async))                                   \
+  entry(mem_get_info, SYMM_GPU_DRIVER_NAME(MemGetInfo))                                      \
+  entry(mem_get_granularity, SYMM_GPU_DRIVER_NAME(MemGetAllocationGranularity))              \
+  entry(mem_create, SYMM_GPU_DRIVER_NAME(MemCreate))                                         \
+  entry(mem_release, SYMM_GPU_DRIVER_NAME(MemRelease))                                       \
+  entry(mem_retain_handle, SYMM_GPU_DRIVER_NAME(MemRetainAllocationHandle))                  \
+  entry(mem_get_address_range, SYMM_GPU_DRIVER_NAME(MemGetAddressRange))                     \
+  entry(mem_get_properties, SYMM_GPU_DRIVER_NAME(MemGetAllocationPropertiesFromHandle))      \
+  entry(mem_export, SYMM_GPU_DRIVER_NAME(MemExportToShareableHandle))                        \
+  entry(mem_address_reserve, SYMM_GPU_DRIVER_NAME(MemAddressReserve))                        \
+  entry(mem_address_free, SYMM_GPU_DRIVER_NAME(MemAddressFree))                              \
+  entry(mem_map, SYMM_GPU_DRIVER_NAME(MemMap))                                               \
+  entry(mem_unmap, SYMM_GPU_DRIVER_NAME(MemUnmap))                                           \
+  entry(mem_set_access, SYMM_GPU_DRIVER_NAME(MemSetAccess))
+// clang-format on
+
 #if SYMM_GPU_HIP
 #include "kernels/gpu/vendor/gpu_driver_hip.hpp"
 #else
+#define SYMM_GPU_DRIVER_NAME(name) cu##name
 
 #include <cstddef>
 #include <cstdint>
@@ -108,43 +133,25 @@ inline std::string gpu_memory_problem(gpuDevice_t) { return ""; }
 // entry(name of symm, name of the vendor); entries of symm's own are functions of this header.
 #define SYMM_GPU_DRIVER_OWN_ENTRIES(entry)
 // clang-format off
-#define SYMM_GPU_DRIVER_ENTRIES(entry)                                   \
-  entry(driver_get_version, cuDriverGetVersion)                          \
-  entry(init, cuInit)                                                    \
-  entry(get_error_name, cuGetErrorName)                                  \
-  entry(get_error_string, cuGetErrorString)                              \
-  entry(device_get_count, cuDeviceGetCount)                              \
-  entry(device_get, cuDeviceGet)                                         \
-  entry(device_get_attribute, cuDeviceGetAttribute)                      \
-  entry(device_get_name, cuDeviceGetName)                                \
-  entry(device_get_uuid, cuDeviceGetUuid)                                \
-  entry(primary_context_retain, cuDevicePrimaryCtxRetain)                \
-  entry(context_get_current, cuCtxGetCurrent)                            \
-  entry(context_push, cuCtxPushCurrent)                                  \
-  entry(context_pop, cuCtxPopCurrent)                                    \
-  entry(context_synchronize, cuCtxSynchronize)                           \
-  entry(thread_exchange_capture_mode, cuThreadExchangeStreamCaptureMode) \
-  entry(stream_create, cuStreamCreate)                                   \
-  entry(stream_synchronize, cuStreamSynchronize)                         \
-  entry(memset_async, cuMemsetD8Async)                                   \
-  entry(mem_get_info, cuMemGetInfo)                                      \
-  entry(mem_get_granularity, cuMemGetAllocationGranularity)              \
-  entry(mem_create, cuMemCreate)                                         \
-  entry(mem_release, cuMemRelease)                                       \
-  entry(mem_retain_handle, cuMemRetainAllocationHandle)                  \
-  entry(mem_get_address_range, cuMemGetAddressRange)                     \
-  entry(mem_get_properties, cuMemGetAllocationPropertiesFromHandle)      \
-  entry(mem_export, cuMemExportToShareableHandle)                        \
-  entry(mem_import, cuMemImportFromShareableHandle)                      \
-  entry(mem_address_reserve, cuMemAddressReserve)                        \
-  entry(mem_address_free, cuMemAddressFree)                              \
-  entry(mem_map, cuMemMap)                                               \
-  entry(mem_unmap, cuMemUnmap)                                           \
-  entry(mem_set_access, cuMemSetAccess)                                  \
-  entry(multicast_get_granularity, cuMulticastGetGranularity)            \
-  entry(multicast_create, cuMulticastCreate)                             \
-  entry(multicast_add_device, cuMulticastAddDevice)                      \
-  entry(multicast_bind_memory, cuMulticastBindMem)                       \
+#define SYMM_GPU_DRIVER_ENTRIES(entry)                        \
+  SYMM_GPU_DRIVER_SHARED(entry)                               \
+  entry(driver_get_version, cuDriverGetVersion)               \
+  entry(init, cuInit)                                         \
+  entry(get_error_name, cuGetErrorName)                       \
+  entry(get_error_string, cuGetErrorString)                   \
+  entry(device_get_count, cuDeviceGetCount)                   \
+  entry(device_get_attribute, cuDeviceGetAttribute)           \
+  entry(primary_context_retain, cuDevicePrimaryCtxRetain)     \
+  entry(context_get_current, cuCtxGetCurrent)                 \
+  entry(context_push, cuCtxPushCurrent)                       \
+  entry(context_pop, cuCtxPopCurrent)                         \
+  entry(context_synchronize, cuCtxSynchronize)                \
+  entry(stream_create, cuStreamCreate)                        \
+  entry(mem_import, cuMemImportFromShareableHandle)           \
+  entry(multicast_get_granularity, cuMulticastGetGranularity) \
+  entry(multicast_create, cuMulticastCreate)                  \
+  entry(multicast_add_device, cuMulticastAddDevice)           \
+  entry(multicast_bind_memory, cuMulticastBindMem)            \
   entry(multicast_unbind, cuMulticastUnbind)
 // clang-format on
 

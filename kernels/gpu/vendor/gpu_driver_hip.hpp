@@ -210,23 +210,8 @@ inline gpuResult_t mem_import(gpuMemHandle_t* handle, void* shareable, gpuMemHan
   return hipMemImportFromShareableHandle(handle, shareable, type);
 }
 
-inline gpuResult_t multicast_get_granularity(std::size_t*, const gpuMulticastObjectProp*,
-                                             unsigned) {
-  return hipErrorNotSupported;
-}
-inline gpuResult_t multicast_create(gpuMemHandle_t*, const gpuMulticastObjectProp*) {
-  return hipErrorNotSupported;
-}
-inline gpuResult_t multicast_add_device(gpuMemHandle_t, gpuDevice_t) {
-  return hipErrorNotSupported;
-}
-inline gpuResult_t multicast_bind_memory(gpuMemHandle_t, std::size_t, gpuMemHandle_t, std::size_t,
-                                         std::size_t, unsigned long long) {
-  return hipErrorNotSupported;
-}
-inline gpuResult_t multicast_unbind(gpuMemHandle_t, gpuDevice_t, std::size_t, std::size_t) {
-  return hipErrorNotSupported;
-}
+// The calls on multicast objects.
+inline gpuResult_t not_supported(...) { return hipErrorNotSupported; }
 
 }  // namespace hip
 
@@ -263,44 +248,27 @@ inline std::string gpu_memory_problem(gpuDevice_t device) {
 }  // namespace symm
 
 // clang-format off
-#define SYMM_HIP_ENTRIES(entry)                                     \
-  entry(device_get_count, hipGetDeviceCount)                        \
-  entry(device_get, hipDeviceGet)                                   \
-  entry(device_get_name, hipDeviceGetName)                          \
-  entry(device_get_uuid, hipDeviceGetUuid)                          \
-  entry(context_synchronize, hipDeviceSynchronize)                  \
-  entry(thread_exchange_capture_mode, hipThreadExchangeStreamCaptureMode) \
-  entry(stream_create, hipStreamCreateWithFlags)                    \
-  entry(stream_synchronize, hipStreamSynchronize)                   \
-  entry(memset_async, hipMemsetD8Async)                             \
-  entry(mem_get_info, hipMemGetInfo)                                \
-  entry(mem_get_granularity, hipMemGetAllocationGranularity)        \
-  entry(mem_create, hipMemCreate)                                   \
-  entry(mem_release, hipMemRelease)                                 \
-  entry(mem_retain_handle, hipMemRetainAllocationHandle)            \
-  entry(mem_get_address_range, hipMemGetAddressRange)               \
-  entry(mem_get_properties, hipMemGetAllocationPropertiesFromHandle) \
-  entry(mem_export, hipMemExportToShareableHandle)                  \
-  entry(mem_address_reserve, hipMemAddressReserve)                  \
-  entry(mem_address_free, hipMemAddressFree)                        \
-  entry(mem_map, hipMemMap)                                         \
-  entry(mem_unmap, hipMemUnmap)                                     \
-  entry(mem_set_access, hipMemSetAccess)
-#define SYMM_HIP_OWN_ENTRIES(entry)                                 \
-  entry(init, hip::init)                                            \
-  entry(get_error_name, hip::get_error_name)                        \
-  entry(get_error_string, hip::get_error_string)                    \
-  entry(device_get_attribute, hip::device_get_attribute)            \
-  entry(primary_context_retain, hip::primary_context_retain)        \
-  entry(context_get_current, hip::context_get_current)              \
-  entry(context_push, hip::context_push)                            \
-  entry(context_pop, hip::context_pop)                              \
-  entry(mem_import, hip::mem_import)                                \
-  entry(multicast_get_granularity, hip::multicast_get_granularity)  \
-  entry(multicast_create, hip::multicast_create)                    \
-  entry(multicast_add_device, hip::multicast_add_device)            \
-  entry(multicast_bind_memory, hip::multicast_bind_memory)          \
-  entry(multicast_unbind, hip::multicast_unbind)
+#define SYMM_GPU_DRIVER_NAME(name) hip##name
+#define SYMM_HIP_ENTRIES(entry)                    \
+  SYMM_GPU_DRIVER_SHARED(entry)                    \
+  entry(device_get_count, hipGetDeviceCount)       \
+  entry(context_synchronize, hipDeviceSynchronize) \
+  entry(stream_create, hipStreamCreateWithFlags)
+#define SYMM_HIP_OWN_ENTRIES(entry)                          \
+  entry(init, hip::init)                                     \
+  entry(get_error_name, hip::get_error_name)                 \
+  entry(get_error_string, hip::get_error_string)             \
+  entry(device_get_attribute, hip::device_get_attribute)     \
+  entry(primary_context_retain, hip::primary_context_retain) \
+  entry(context_get_current, hip::context_get_current)       \
+  entry(context_push, hip::context_push)                     \
+  entry(context_pop, hip::context_pop)                       \
+  entry(mem_import, hip::mem_import)                         \
+  entry(multicast_get_granularity, hip::not_supported)       \
+  entry(multicast_create, hip::not_supported)                \
+  entry(multicast_add_device, hip::not_supported)            \
+  entry(multicast_bind_memory, hip::not_supported)           \
+  entry(multicast_unbind, hip::not_supported)
 #if SYMM_GPU_AMD
 #define SYMM_GPU_DRIVER_ENTRIES(entry)            \
   entry(driver_get_version, hipRuntimeGetVersion) \

@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from torch_symm import _groups
+from torch_symm._registration import load
 from torch_symm.ccl import placement, workspace
 from torch_symm.ccl.config import AUTO, Config
 from torch_symm.ccl.workspace import Workspace
+from torch_symm.memory import with_index
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -174,21 +176,18 @@ def device_barrier(group: Any = None, device: torch.device | str | None = None) 
         device: of the barrier, of one kind on every rank. None: the GPU that the group uses or is
             bound to on this rank; the CPU where there is none.
     """
-    from torch_symm._registration import load
-
     caller = "device_barrier"
     process_group = _groups.resolve(group, caller)
     if device is not None:
-        place = workspace.with_index(device)
+        place = with_index(device)
         backend = workspace.backend_of(process_group, place, caller, "device")
-        load().device_barrier(backend, place).wait()
-        return
-    for kind in ("cuda", "cpu"):
-        backend = workspace.symm_backend(process_group, torch.device(kind))
-        if backend is not None:
-            load().device_barrier(backend, None).wait()
-            return
-    workspace.backend_of(process_group, torch.device("cpu"), caller, "group")
+    else:
+        place = None
+        backend = workspace.symm_backend(process_group, torch.device("cuda"))
+        if backend is None:
+            cpu = torch.device("cpu")
+            backend = workspace.backend_of(process_group, cpu, caller, "group")
+    load().device_barrier(backend, place).wait()
 
 
 # What is not looked at on ranks other than the root.
@@ -251,17 +250,16 @@ class _Call:
         root: int = 0,
         splits: tuple[Sequence[int] | None, Sequence[int] | None] = (None, None),
     ) -> dist.Work | None:
-        from torch_symm._registration import load
-
         if not isinstance(op, (ReduceOp, ReduceOp.RedOpType)):
             raise TypeError(
                 f"{self.name}: op: expected a torch.distributed.ReduceOp, got a {type(op).__name__}"
             )
-        rank = self.group.rank()
-        at_root = self.name not in _OPTIONAL or rank == root
-        if not at_root:
-            setattr(self, _OPTIONAL[self.name], None)
-        self._check_present(at_root)
+        optional = None if self.group.rank() == root else _OPTIONAL.get(self.name)
+        for argument in ("output", "input"):
+            if argument == optional:
+                setattr(self, argument, None)
+            elif getattr(self, argument) is None:
+                raise TypeError(f"{self.name}: {argument}: expected a torch.Tensor, got None")
         first = "output" if self.input is None else "input"
         device = getattr(self, first).device
         backend = workspace.backend_of(self.group, device, self.name, first)
@@ -284,16 +282,8 @@ class _Call:
         work.wait()
         return None
 
-    def _check_present(self, at_root: bool) -> None:
-        for argument in ("output", "input"):
-            optional = not at_root and _OPTIONAL[self.name] == argument
-            if getattr(self, argument) is None and not optional:
-                raise TypeError(f"{self.name}: {argument}: expected a torch.Tensor, got None")
-
     def _stages(self, backend: Any, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         """Where the input and where the output is to be staged; None: nowhere by this call."""
-        from torch_symm._registration import load
-
         if self.workspace is not None:
             given = (self.input, self.output)
             largest = max(tensor.nbytes for tensor in given if tensor is not None)
@@ -308,7 +298,12 @@ class _Call:
                 if not load().device_knows(backend, getattr(self, argument)):
                     raise ValueError(self._refusal(argument))
         elif needed:
-            place = self._workspace_for(needed, device)
+            # Whether a tensor is symmetric is a fact of one rank, and where peers reach is one of
+            # all. So without the guarantee of strict, all ranks stage.
+            place = self.workspace
+            if place is None:
+                largest = max(getattr(self, argument).nbytes for argument in needed)
+                place = workspace.own(self.group, device, largest, self.name)
             stages.update({argument: getattr(place, f"_{argument}") for argument in needed})
         return stages["input"], stages["output"]
 
@@ -319,14 +314,6 @@ class _Call:
         row = placement.find(self.name, self.config.algorithm, device.type)
         arguments = () if row is None else row.must_be_symmetric
         return tuple(name for name in arguments if getattr(self, name).numel())
-
-    # Whether a tensor is symmetric is a fact of one rank, and where peers reach is one of all. So
-    # without the guarantee of strict, all ranks stage.
-    def _workspace_for(self, arguments: tuple[str, ...], device: torch.device) -> Workspace:
-        if self.workspace is not None:
-            return self.workspace
-        largest = max(getattr(self, argument).nbytes for argument in arguments)
-        return workspace.own(self.group, device, largest, self.name)
 
     def _refusal(self, argument: str) -> str:
         does = "write" if argument == "output" else "read"

@@ -8,59 +8,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from torch_symm._registration import load
+
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
 
-# By the name of the access in the compiled module: arguments read by peers, written by peers, and
-# required in symmetric memory; the rule.
+# The rule by the name of the access in the compiled module.
 _RULES = {
-    "none": (
-        (),
-        (),
-        (),
-        "no tensor of the caller is touched by peers: data goes through the group's own memory",
-    ),
-    "reads_input": (
-        ("input",),
-        (),
-        (),
-        "{whose} is read in place by peers if it is in symmetric memory of the group, else it is "
-        "staged",
-    ),
-    "reads_input_apart": (
-        ("input",),
-        (),
-        (),
-        "the input is read in place by peers if it is in symmetric memory of the group and the "
-        "output is another tensor, else it is staged",
-    ),
-    "reads_input_in_place": (
-        ("input",),
-        (),
-        (),
-        "where input and output are one tensor in symmetric memory of the group, peers read it, "
-        "and the results in it, in place; else the input is staged",
-    ),
-    "writes_output": (
-        (),
-        ("output",),
-        ("output",),
-        "the output is written by peers, so it must be in symmetric memory of the group, at the "
-        "same offset on every rank; the input is read by its own rank",
-    ),
-    "needs_input": (
-        ("input",),
-        (),
-        ("input",),
-        "the input is read by peers, and must be in symmetric memory of the group, at the same "
-        "offset on every rank; the output is written by its own rank",
-    ),
-    "needs_both": (
-        ("input",),
-        ("output",),
-        ("input", "output"),
-        "the input is read and the output written by peers, so both must be in symmetric memory "
-        "of the group, each at the same offset on every rank",
-    ),
+    "none": "no tensor of the caller is touched by peers: data goes through the group's own memory",
+    "reads_input": "{whose} is read in place by peers if it is in symmetric memory of the group, "
+    "else it is staged",
+    "reads_input_apart": "the input is read in place by peers if it is in symmetric memory of the "
+    "group and the output is another tensor, else it is staged",
+    "reads_input_in_place": "where input and output are one tensor in symmetric memory of the "
+    "group, peers read it, and the results in it, in place; else the input is staged",
+    "writes_output": "the output is written by peers, so it must be in symmetric memory of the "
+    "group, at the same offset on every rank; the input is read by its own rank",
+    "needs_input": "the input is read by peers, and must be in symmetric memory of the group, at "
+    "the same offset on every rank; the output is written by its own rank",
+    "needs_both": "the input is read and the output written by peers, so both must be in symmetric "
+    "memory of the group, each at the same offset on every rank",
+}
+_NOT_READ = ("none", "writes_output")
+_REQUIRED = {
+    "writes_output": ("output",),
+    "needs_input": ("input",),
+    "needs_both": ("input", "output"),
 }
 _WHOSE = {"broadcast": "the input of src", "reduce": "the input"}
 
@@ -93,15 +65,15 @@ class Placement:
 @functools.cache
 def placements() -> tuple[Placement, ...]:
     """Every algorithm of every collective of this module, on every device. Local."""
-    from torch_symm._registration import load
-
     table = []
     for collective, algorithm, device, access in load().placements():
         if collective not in COLLECTIVES:
             continue
-        *arguments, rule = _RULES[access]
-        rule = rule.format(whose=_WHOSE.get(collective, "the input"))
-        table.append(Placement(collective, algorithm, device, *arguments, rule))
+        read = () if access in _NOT_READ else ("input",)
+        required = _REQUIRED.get(access, ())
+        written = tuple(argument for argument in required if argument == "output")
+        rule = _RULES[access].format(whose=_WHOSE.get(collective, "the input"))
+        table.append(Placement(collective, algorithm, device, read, written, required, rule))
     table.sort(key=lambda row: (row.device, COLLECTIVES.index(row.collective)))
     return tuple(table)
 
@@ -128,10 +100,9 @@ def all_algorithms() -> list[str]:
     return list(dict.fromkeys(row.algorithm for row in placements()))
 
 
+@functools.cache
 def find(collective: str, algorithm: str, device: str) -> Placement | None:
     """None for "auto", and where there is no such algorithm."""
     key = (collective, algorithm, device)
-    for row in placements():
-        if (row.collective, row.algorithm, row.device) == key:
-            return row
-    return None
+    rows = (row for row in placements() if (row.collective, row.algorithm, row.device) == key)
+    return next(rows, None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from torch_symm import _agreement, _groups
+from torch_symm import _groups
+from torch_symm._registration import load
+from torch_symm.memory import with_index
 
 if TYPE_CHECKING:
     import torch
@@ -80,16 +82,8 @@ def make_workspace(
 
 
 def _make(nbytes: int, group: Any, place: torch.device, caller: str) -> Workspace:
-    from torch_symm._registration import load
-
-    everybody = _agreement.all_gather_facts(group, caller, {"nbytes": nbytes, "device": place.type})
-    for what in ("nbytes", "device"):
-        values = [rank[what] for rank in everybody]
-        if any(value != values[0] for value in values):
-            raise ValueError(
-                f"{caller}: {what}: expected the same on every rank of group "
-                f"{group.group_name!r}, got {_agreement.by_rank(values)}"
-            )
+    same = {name: f"{name}: expected the same" for name in ("nbytes", "device")}
+    _groups.all_gather_facts(group, caller, {"nbytes": nbytes, "device": place.type}, same)
     half = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
     memory = load().allocate_bytes(2 * half, place)
     load().share(memory, group.group_name, False)
@@ -141,16 +135,6 @@ def own(group: Any, device: torch.device, nbytes: int, caller: str) -> Workspace
     return _own[group]
 
 
-def with_index(device: torch.device | str) -> torch.device:
-    """With the index of the GPU that is meant."""
-    import torch
-
-    place = torch.device(device)
-    if place.type == "cuda" and place.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return place
-
-
 def backend_of(group: Any, device: torch.device, caller: str, argument: str) -> Any:
     """The ProcessGroupSymm of `group` for tensors on `device`."""
     backend = symm_backend(group, device)
@@ -164,8 +148,6 @@ def backend_of(group: Any, device: torch.device, caller: str, argument: str) -> 
 
 def symm_backend(group: Any, device: torch.device) -> Any | None:
     """None where the group has another backend for `device`, or none."""
-    from torch_symm._registration import load
-
     try:
         backend = group._get_backend(device)
     except (RuntimeError, ValueError):

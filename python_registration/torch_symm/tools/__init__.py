@@ -6,12 +6,14 @@ The core never imports this package. Each command is a module of torch_symm that
     probe   python -m torch_symm.probe
     info    python -m torch_symm.info
     run     python -m torch_symm.run
+    command what the command lines of bench and probe share
     ranks   processes for bench and probe: one a rank, watched
-    gpus    what the tools tell about the GPUs of this machine
+    machine what the tools tell about this machine
 """
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 from importlib.util import find_spec
 
@@ -23,3 +25,10 @@ def require(command: str, *packages: str) -> None:
         names = " and ".join(missing)
         print(f"{command} needs {names}: pip install 'torch-symm[tools]'", file=sys.stderr)
         sys.exit(2)
+
+
+def start(tool: str, function: str, *packages: str) -> None:
+    """Run ``python -m torch_symm.<tool>`` by "module:function" of this package."""
+    command = f"python -m torch_symm.{tool}"
+    require(command, *packages)
+    pkgutil.resolve_name(f"{__name__}.{function}")(prog_name=command)

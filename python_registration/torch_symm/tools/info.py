@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -38,7 +39,7 @@ def collect() -> dict[str, Any]:
     import torch
 
     from torch_symm import _build_info, _environment, _registration
-    from torch_symm.tools.gpus import driver_version, visible_gpus
+    from torch_symm.tools.machine import driver_version, visible_gpus
 
     facts: dict[str, Any] = {
         "version": _build_info.VERSION,
@@ -60,8 +61,6 @@ def collect() -> dict[str, Any]:
         "usable": True,
         "problem": "",
     }
-    parsed: dict[str, Any] = {}
-    problems: dict[str, str] = {}
     checks = dict(_environment.CHECKS)
     try:
         compiled = _registration.load()
@@ -79,25 +78,22 @@ def collect() -> dict[str, Any]:
             "disabled_by": disabled_by,
             "variables": {name: os.environ.get(name) for name in switches},
         }
-    for name, check in checks.items():
-        try:
-            parsed[name] = check(name)
-        except ValueError as error:
-            problems[name] = str(error)
-    facts["isa"] = parsed.get("SYMM_ISA")
-    facts["environment"] = {
-        name: {
-            "set_to": os.environ.get(name),
-            "value": parsed.get(name),
-            "problem": problems.get(name, ""),
-            "meaning": meaning,
-        }
-        for name, meaning in VARIABLES.items()
-    }
-    if problems:
+    environment = {name: _variable(name, checks.get(name)) for name in VARIABLES}
+    facts["isa"] = environment["SYMM_ISA"]["value"]
+    facts["environment"] = environment
+    if problems := list(filter(None, (environment[name]["problem"] for name in checks))):
         facts["usable"] = False
-        facts["problem"] = facts["problem"] or "; ".join(problems.values())
+        facts["problem"] = facts["problem"] or "; ".join(problems)
     return facts
+
+
+def _variable(name: str, check: Callable[[str], Any] | None) -> dict[str, Any]:
+    facts = {"set_to": os.environ.get(name), "value": None, "problem": ""}
+    try:
+        facts["value"] = None if check is None else check(name)
+    except ValueError as error:
+        facts["problem"] = str(error)
+    return facts | {"meaning": VARIABLES[name]}
 
 
 def show(facts: dict[str, Any]) -> None:

@@ -54,16 +54,16 @@ def _install(replace: str) -> None:
 
     if not dist.is_available():
         raise typer.BadParameter("this torch has no torch.distributed")
-    from torch_symm import _registration, _replace
+    from torch_symm import _registration
 
     _registration.register()
-    _replace.install(replace)
+    _registration.replace(replace)
 
 
-def main(command: str) -> None:
+def main(prog_name: str) -> None:
     """Runs the command line; the script's own exceptions and exit status come through unchanged."""
     try:
-        app(prog_name=command, standalone_mode=False)
+        app(prog_name=prog_name, standalone_mode=False)
     except typer.Abort:
         sys.exit(1)
     except Exception as error:

@@ -17,8 +17,9 @@ import torch.multiprocessing as mp
 
 from torch_symm.tools.bench import collectives
 from torch_symm.tools.bench.collectives import AllReduce, Barrier
-from torch_symm.tools.bench.config import OPS, BenchConfig
+from torch_symm.tools.bench.config import BenchConfig
 from torch_symm.tools.bench.launch import BenchJob
+from torch_symm.tools.bench.pattern import OPS
 from torch_symm.tools.bench.results import Row
 from torch_symm.tools.bench.session import Session
 from torch_symm.tools.bench.worker import Start, bench_rank, run_worker

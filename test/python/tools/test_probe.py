@@ -22,7 +22,7 @@ from torch_symm.tools.probe.config import ProbeConfig, is_symm
 from torch_symm.tools.probe.examine import wrong_value
 from torch_symm.tools.probe.launch import ProbeJob
 from torch_symm.tools.probe.operations import OPERATIONS
-from torch_symm.tools.probe.report import Report
+from torch_symm.tools.probe.report import ProbeReport
 from torch_symm.tools.probe.verdict import Finding, Result, Verdict, worst
 from torch_symm.tools.ranks.job import Gravity, Trouble
 
@@ -39,7 +39,7 @@ def test_poison_is_never_a_right_result(name: str, rank: int) -> None:
     operation = OPERATIONS[name]
     device = torch.device("cpu")
     buffers = operation.make(rank, WORLD_SIZE, torch.float32, device, size=96)
-    pattern = operation.pattern(torch.float32, WORLD_SIZE, salt=3)
+    pattern = buffers.pattern(salt=3)
     buffers.prepare_check(pattern)
     expected = buffers.expected_output(pattern)
     if expected is None:
@@ -68,14 +68,14 @@ def test_a_run_goes_on_past_deaths_and_hangs() -> None:
     config = ProbeConfig(backends=("symm", "nccl"), operations=("broadcast", "barrier"))
     results: list[Result] = []
     job = ProbeJob(config, results.append)
-    assert job.assignment()["case"] == 0
+    assert job.assignment()[1] == 0
     job.received(Result("symm", "broadcast", Verdict.CAPTURES))
     job.ended(Trouble(1, Gravity.LATE, "did not finish within 60 s", "barrier on symm: capture", 1))
-    assert job.assignment()["case"] == 2
+    assert job.assignment()[1] == 2
     # In trouble about an operation whose result is there already.
     job.received(Result("nccl", "broadcast", Verdict.CAPTURES))
     job.ended(Trouble(0, Gravity.DIED, "was ended by SIGABRT", "broadcast on nccl: replay 5", 2))
-    assert job.assignment()["case"] == 3
+    assert job.assignment()[1] == 3
     job.ended(Trouble(0, Gravity.DIED, "was ended by SIGABRT", "barrier on nccl: capture", 3))
     assert job.assignment() is None
     assert results[1] == Result(
@@ -98,22 +98,21 @@ def test_cold_calls_are_examined_on_symm_alone() -> None:
 def test_the_summary_and_the_json_have_every_verdict(tmp_path: Path) -> None:
     config = ProbeConfig(backends=("symm", "nccl"), operations=("barrier", "cold_all_reduce"))
     with (tmp_path / "text").open("w") as file:
-        report = Report(config, {"gpus": "2 x none"}, Console(file=file, width=120))
-        report.show_machine()
-        report.add(Result("symm", "barrier", Verdict.CAPTURES))
-        report.add(Result("symm", "cold_all_reduce", Verdict.COLD_REFUSED))
-        assert not report.failed()
-        report.add(Result("nccl", "barrier", Verdict.NO_CAPTURE, "not permitted", 1))
-        assert not report.failed(), "another backend's verdict counts as the first one's"
-        report.show_summary()
+        with ProbeReport(config, {"gpus": "2 x none"}, Console(file=file, width=120)) as report:
+            report.add(Result("symm", "barrier", Verdict.CAPTURES))
+            report.add(Result("symm", "cold_all_reduce", Verdict.COLD_REFUSED))
+            assert not report.failed()
+            report.add(Result("nccl", "barrier", Verdict.NO_CAPTURE, "not permitted", 1))
+            assert not report.failed(), "another backend's verdict counts as the first one's"
     text = (tmp_path / "text").read_text()
     assert "nccl barrier: does not capture (rank 1: not permitted)" in text
     assert "cold call refused" in text
-    report.write_json(tmp_path / "probe.json")
+    report.write(tmp_path / "probe.json")
     document = json.loads((tmp_path / "probe.json").read_text())
     assert document["machine"] == {"gpus": "2 x none"}
     assert document["complete"] is True
-    assert ProbeConfig.from_json(document["config"]) == config
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in document["config"].items()}
+    assert ProbeConfig(**options) == config
     assert document["results"][2] == {
         "backend": "nccl",
         "operation": "barrier",
@@ -126,7 +125,7 @@ def test_the_summary_and_the_json_have_every_verdict(tmp_path: Path) -> None:
 
 def test_a_missing_result_is_a_failure() -> None:
     config = ProbeConfig(operations=("barrier", "reduce"))
-    report = Report(config, {}, Console(quiet=True))
+    report = ProbeReport(config, {}, Console(quiet=True))
     report.add(Result("symm", "barrier", Verdict.CAPTURES))
     assert report.failed()
 

@@ -17,10 +17,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from torch_symm.tools.probe.config import ProbeConfig
-from torch_symm.tools.probe.examine import Surroundings, examine, examine_cold
+from torch_symm.tools.probe.examine import Surroundings, examine
 from torch_symm.tools.probe.operations import OPERATIONS, AllReduce
 from torch_symm.tools.probe.verdict import Result, Verdict, worst
 from torch_symm.tools.ranks.graph import CaptureError
+from torch_symm.tools.ranks.process import Messenger
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -127,6 +128,16 @@ def refuses_on_rank_one(function: Callable[[], Any]) -> Replayed:
     return Replayed(function)
 
 
+class Silent(Messenger):
+    """Tells nobody anything."""
+
+    def __init__(self) -> None:
+        pass
+
+    def send(self, content: object) -> None:
+        pass
+
+
 def surroundings(rank: int, path: str, recorder: Callable) -> Surroundings:
     store = dist.FileStore(path, WORLD_SIZE)
     dist.init_process_group(
@@ -139,8 +150,7 @@ def surroundings(rank: int, path: str, recorder: Callable) -> Surroundings:
         control=dist.group.WORLD,
         store=dist.PrefixStore("checks", store),
         recorder=recorder,
-        progress=lambda what: None,
-        complain=lambda reason: None,
+        messenger=Silent(),
     )
 
 
@@ -305,7 +315,7 @@ def cold_rank(rank: int, path: str, manner: str, results: mp.SimpleQueue) -> Non
     AllReduce.call = lambda operation, group: cold.call(operation, group)
     around = surroundings(rank, path, cold.record)
     group = dist.new_group(backend="gloo")
-    findings = examine_cold(around, OPERATIONS["cold_all_reduce"], 64, group)
+    findings = examine(around, OPERATIONS["cold_all_reduce"], 64, group)
     if rank == 0:
         results.put(worst("symm", "cold_all_reduce", findings))
     dist.barrier()

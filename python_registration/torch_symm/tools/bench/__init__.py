@@ -5,14 +5,13 @@ given to ``torch.distributed``; nothing here depends on which backend answers to
 
     config       what one run measures, validated
     pattern      inputs whose result is exact in any order, and their expected results
-    collectives  one class per collective: buffers, the call, the expected result
+    collectives  one class per collective: buffers, the call, the expected result, its bandwidth
     barrier      whether a barrier waits for its last rank
-    bandwidth    algorithm and bus bandwidth as nccl-tests defines them
     timing       how one operation is called and timed: on the host, eagerly, from a graph
     session      the groups of a rank, and agreement between the ranks
     measure      timing blocks and correctness checks of one size
     worker       what every rank executes
     launch       sets of ranks, one after the other where a backend fails
-    report       text, tables and JSON
+    report       text and tables
     plot         a picture of the results
 """

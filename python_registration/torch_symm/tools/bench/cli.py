@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from torch_symm.tools import require
 from torch_symm.tools.bench.config import (
     COLLECTIVES,
     DEFAULTS,
     DEVICES,
-    DTYPES,
     MODES,
-    OPS,
     BenchConfig,
-    ConfigError,
     parse_size,
 )
-from torch_symm.tools.bench.launch import run
-from torch_symm.tools.bench.machine import describe_machine
-from torch_symm.tools.bench.report import Report
-from torch_symm.tools.bench.worker import row_total
-from torch_symm.tools.ranks.device import default_ranks, device_problem
-from torch_symm.tools.ranks.job import RunFailed
+from torch_symm.tools.bench.launch import BenchJob
+from torch_symm.tools.bench.pattern import DTYPES, OPS
+from torch_symm.tools.bench.report import BenchReport
+from torch_symm.tools.bench.worker import bench_rank
+from torch_symm.tools.command import carry_out, options_checked
+from torch_symm.tools.ranks.device import check_device, default_ranks
 from torch_symm.tools.ranks.launched import launched_rank, rank_count
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-_EXIT_WRONG = 3
 
 
 def _chosen(collectives: list[str]) -> tuple[str, ...]:
     """Return the named collectives without repeats; ``all`` stands for every one."""
     names = [name for text in collectives for name in (COLLECTIVES if text == "all" else (text,))]
     return tuple(dict.fromkeys(names))
-
-
-def _modes(mode: str) -> tuple[str, ...]:
-    return MODES if mode == "both" else (mode,)
 
 
 @app.command()
@@ -105,7 +96,8 @@ def bench(
     or failed.
     """
     default = DEFAULTS.get(device, DEFAULTS["cpu"])
-    try:
+    mode = mode or default["--mode"]
+    with options_checked():
         config = BenchConfig(
             collectives=_chosen(collective),
             ranks=rank_count(ranks, default_ranks(device)),
@@ -124,45 +116,13 @@ def bench(
             backend=backend,
             against=against,
             device=device,
-            modes=_modes(mode or default["--mode"]),
+            modes=MODES if mode == "both" else (mode,),
             timeout_s=timeout_s,
             case_s=case_seconds,
             budget_s=budget_seconds,
         )
-        if problem := device_problem(device):
-            raise ConfigError(f"--device: {device} cannot be used here: {problem}")
-    except ValueError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    if launched_rank() != 0:
-        run(config, lambda row: None)
-        return
-    if plot is not None:
+        check_device(device)
+    if plot is not None and launched_rank() == 0:
         require("python -m torch_symm.bench --plot", "matplotlib")
-    _lead(config, json_file, plot)
-
-
-def _lead(config: BenchConfig, json_file: Path | None, plot: Path | None) -> None:
-    """Run, show and write the results, and choose the exit code."""
-    machine = describe_machine(config.backends, config.ranks, config.device)
-    report = Report(config, machine, row_total(config), Console())
-    failure: RunFailed | None = None
-    complete = False
-    with report:
-        try:
-            complete = run(config, report.add)
-        except RunFailed as error:
-            failure = error
-    if json_file is not None:
-        report.write_json(json_file, complete)
-    if plot is not None:
-        from torch_symm.tools.bench.plot import write_plot  # matplotlib is slow to import
-
-        write_plot(report.rows, plot)
-    if failure is not None:
-        typer.echo(f"error: the run ended early: {failure}", err=True)
-        raise typer.Exit(1)
-    if not complete:
-        typer.echo("# --budget-seconds: spent before all rows were measured", err=True)
-    if report.failed():
-        raise typer.Exit(_EXIT_WRONG)
+    make_report = functools.partial(BenchReport, plot=plot)
+    carry_out(config, bench_rank, BenchJob, make_report, json_file)

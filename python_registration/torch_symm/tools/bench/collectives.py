@@ -12,14 +12,14 @@ shares, and the elements of the vector otherwise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from torch_symm.tools.bench.config import OPS
-from torch_symm.tools.bench.pattern import Pattern, count_wrong, poison
+from torch_symm.tools.bench.pattern import OPS, Pattern, count_wrong, poison
 from torch_symm.tools.ranks.device import group_barrier
 
 # torch 2.13 renamed these two; the old names warn there and are the only ones before.
@@ -50,70 +50,131 @@ class Collective(ABC):
     in_place_exists = True
     out_of_place_exists = True
     has_op = False
-    has_root = False
-    # Whether the larger buffer holds one share of every rank.
-    concatenates = True
-    # Whether a call reduces into its own input where it is in place, so that a second call on the
-    # same buffers gives another result.
-    reduces_into_input = False
+    # Whether the buffer holds one share of every rank.
+    input_is_whole = False
+    output_is_whole = False
+    # Whether the root alone has an input, and whether it alone gets an output.
+    from_root = False
+    to_root = False
 
     def __init__(self, context: CallContext, count: int, in_place: bool) -> None:
         self.context = context
         self.count = count
         self.in_place = in_place
-        self.input = torch.empty(0, dtype=context.dtype, device=context.device)
-        self.output = torch.empty(0, dtype=context.dtype, device=context.device)
         self.allocate()
+        # The shares of each buffer, None where this rank has no such buffer.
+        self.input_shares, self.output_shares = (
+            list(buffer.chunk(context.world_size)) if buffer.numel() else None
+            for buffer in (self.input, self.output)
+        )
+
+    @classmethod
+    def shares(cls, world_size: int) -> int:
+        """Return how many shares the larger buffer holds."""
+        return world_size if cls.input_is_whole or cls.output_is_whole else 1
 
     @classmethod
     def count_of(cls, size_bytes: int, itemsize: int, world_size: int) -> int:
         """Return the count whose size comes closest to ``size_bytes`` from below, at least 1."""
-        shares = world_size if cls.concatenates else 1
-        return max(size_bytes // itemsize // shares, 1)
+        return max(size_bytes // itemsize // cls.shares(world_size), 1)
 
     @classmethod
     def size_of(cls, count: int, itemsize: int, world_size: int) -> int:
         """Return the bytes of the larger buffer, which the table calls size."""
-        return count * itemsize * (world_size if cls.concatenates else 1)
+        return count * itemsize * cls.shares(world_size)
+
+    @classmethod
+    def bus_factor(cls, world_size: int) -> float:
+        """Return the factor from algorithm bandwidth to bus bandwidth.
+
+        It makes the figure comparable with the speed of the links, whatever the number of ranks n:
+        2 (n - 1) / n for all_reduce, (n - 1) / n where shares are concatenated, and 1 for
+        broadcast, reduce and sendrecv.
+        """
+        whole = cls.input_is_whole or cls.output_is_whole
+        return (world_size - 1) / world_size if whole else 1.0
+
+    @classmethod
+    def bandwidths(cls, world_size: int, size_bytes: int, time_us: float) -> tuple[float, float]:
+        """Return algorithm and bus bandwidth in GB/s (10^9 bytes), as nccl-tests defines them.
+
+        Algorithm bandwidth is the size of the operation, as of ``size_of``, divided by its time.
+        """
+        algorithm = size_bytes / (time_us * 1e3) if time_us > 0 else 0.0
+        return algorithm, algorithm * cls.bus_factor(world_size)
 
     @property
     def repeatable(self) -> bool:
         """Tell whether several calls in a row leave the result of one."""
-        return not (self.reduces_into_input and self.in_place)
+        return not (self.has_op and self.in_place)
 
-    @abstractmethod
     def allocate(self) -> None:
-        """Make ``input`` and ``output``."""
+        """Make ``input`` and ``output``; in place, the smaller is this rank's part of the larger.
+
+        Where a whole buffer is the root's, the other ranks have an empty one.
+        """
+        context, shares = self.context, self.shares(self.context.world_size)
+        if shares > 1 and (self.from_root or self.to_root) and not context.is_root:
+            shares = 0
+        if self.in_place and shares:
+            larger = self._empty(shares)
+            own = larger.chunk(shares)[context.rank if shares > 1 else 0]
+            self.input = larger if self.input_is_whole else own
+            self.output = larger if self.output_is_whole else own
+        else:
+            self.input = self._empty(shares if self.input_is_whole else 1)
+            self.output = self._empty(shares if self.output_is_whole else 1)
 
     @abstractmethod
     def call(self, group: dist.ProcessGroup) -> None:
         """Run the collective once and wait for it. Collective over ``group``."""
 
-    @abstractmethod
+    def pattern(self, salt: int) -> Pattern:
+        """Return the inputs of every rank for ``salt``."""
+        op = self.context.op if self.has_op else "none"
+        return Pattern(self.context.dtype, op, self.context.world_size, salt)
+
+    def sources(self) -> Iterable[int]:
+        """Return the ranks whose inputs this rank's output is made of, in the order there."""
+        return [self.context.root] if self.from_root else range(self.context.world_size)
+
     def fill_input(self, pattern: Pattern) -> None:
         """Write this rank's contribution."""
+        if not self.from_root or self.context.is_root:
+            period = pattern.input_period(self.context.rank)
+            self.input.copy_(self._values(pattern, period, 0, self.input.numel()))
 
-    @abstractmethod
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
         """Return what ``output`` must hold after the call, or None where that is unspecified."""
+        if self.to_root and not self.context.is_root:
+            return None
+        offset = self.context.rank * self.count if self.input_is_whole else 0
+        if self.has_op:
+            return self._values(pattern, pattern.reduced_period(), offset, self.count)
+        periods = [pattern.input_period(rank) for rank in self.sources()]
+        return torch.cat([self._values(pattern, one, offset, self.count) for one in periods])
 
     def prepare_check(self, pattern: Pattern) -> None:
         """Poison the output, then write the input, which may be part of it. Local."""
         poison(self.output)
         self.fill_input(pattern)
 
-    def wrong_elements(self, pattern: Pattern) -> int:
-        """Return how many output elements of this rank are wrong after a call. Local.
+    def outcome(self, pattern: Pattern) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield the name of a buffer, what a call has left in it, and what must be there. Local.
 
-        Out of place, changed elements of the input count as well.
+        Out of place, the input must be as it was.
         """
         expected = self.expected_output(pattern)
-        wrong = 0 if expected is None else count_wrong(self.output, expected)
+        if expected is not None:
+            yield "output", self.output, expected
         if not self.in_place and self.input.numel():
             seen = self.input.clone()
             self.fill_input(pattern)
-            wrong += count_wrong(seen, self.input)
-        return wrong
+            yield "input was changed:", seen, self.input
+
+    def wrong_elements(self, pattern: Pattern) -> int:
+        """Return how many elements of this rank are wrong after a call. Local."""
+        return sum(count_wrong(seen, expected) for _, seen, expected in self.outcome(pattern))
 
     def clear(self) -> None:
         """Zero the buffers, so that repeated reductions in place stay finite while timed."""
@@ -124,30 +185,10 @@ class Collective(ABC):
         context = self.context
         return torch.empty(shares * self.count, dtype=context.dtype, device=context.device)
 
-    def _share(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        return tensor[rank * self.count : (rank + 1) * self.count]
-
-    def _shares(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return list(tensor.chunk(self.context.world_size))
-
-    def _write(self, target: torch.Tensor, pattern: Pattern, rank: int) -> None:
-        target.copy_(self._values(pattern, pattern.input_period(rank), 0, target.numel()))
-
     def _values(
         self, pattern: Pattern, period: np.ndarray, offset: int, count: int
     ) -> torch.Tensor:
         return pattern.tensor(period, offset, count, self.context.device)
-
-    def _gathered(self, pattern: Pattern, share: int | None) -> torch.Tensor:
-        """Return one share of every rank's input: share ``share``, or the only one."""
-        offset = 0 if share is None else share * self.count
-        ranks = range(self.context.world_size)
-        return torch.cat(
-            [
-                self._values(pattern, pattern.input_period(rank), offset, self.count)
-                for rank in ranks
-            ]
-        )
 
 
 class AllReduce(Collective):
@@ -155,171 +196,93 @@ class AllReduce(Collective):
 
     out_of_place_exists = False
     has_op = True
-    concatenates = False
-    reduces_into_input = True
 
-    def allocate(self) -> None:
-        self.input = self.output = self._empty(1)
+    @classmethod
+    def bus_factor(cls, world_size: int) -> float:
+        return 2 * (world_size - 1) / world_size
 
     def call(self, group: dist.ProcessGroup) -> None:
         dist.all_reduce(self.output, op=OPS[self.context.op], group=group)
 
-    def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.context.rank)
 
-    def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return self._values(pattern, pattern.reduced_period(), 0, self.count)
-
-
-class Reduce(AllReduce):
+class Reduce(Collective):
     """The root gets the reduction; the buffers of the others are unspecified afterwards."""
 
-    has_root = True
+    out_of_place_exists = False
+    has_op = True
+    to_root = True
 
     def call(self, group: dist.ProcessGroup) -> None:
         dist.reduce(self.output, dst=self.context.root, op=OPS[self.context.op], group=group)
-
-    def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return super().expected_output(pattern) if self.context.is_root else None
 
 
 class Broadcast(Collective):
     """Every rank gets the root's vector."""
 
     out_of_place_exists = False
-    has_root = True
-    concatenates = False
-
-    def allocate(self) -> None:
-        self.input = self.output = self._empty(1)
+    from_root = True
 
     def call(self, group: dist.ProcessGroup) -> None:
         dist.broadcast(self.output, src=self.context.root, group=group)
-
-    def fill_input(self, pattern: Pattern) -> None:
-        if self.context.is_root:
-            self._write(self.input, pattern, self.context.rank)
-
-    def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return self._values(pattern, pattern.input_period(self.context.root), 0, self.count)
 
 
 class AllGather(Collective):
     """Every rank gets every rank's share; in place, the input is the rank's part of the output."""
 
-    def allocate(self) -> None:
-        self.output = self._empty(self.context.world_size)
-        self.input = (
-            self._share(self.output, self.context.rank) if self.in_place else self._empty(1)
-        )
+    output_is_whole = True
 
     def call(self, group: dist.ProcessGroup) -> None:
         all_gather_tensor(self.output, self.input, group=group)
-
-    def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.context.rank)
-
-    def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return self._gathered(pattern, None)
 
 
 class ReduceScatter(Collective):
     """Rank r gets share r of the reduction; in place, the output is that part of the input."""
 
     has_op = True
-    reduces_into_input = True
-
-    def allocate(self) -> None:
-        self.input = self._empty(self.context.world_size)
-        self.output = (
-            self._share(self.input, self.context.rank) if self.in_place else self._empty(1)
-        )
+    input_is_whole = True
 
     def call(self, group: dist.ProcessGroup) -> None:
         reduce_scatter_tensor(self.output, self.input, op=OPS[self.context.op], group=group)
-
-    def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.context.rank)
-
-    def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return self._values(
-            pattern, pattern.reduced_period(), self.context.rank * self.count, self.count
-        )
 
 
 class AllToAll(Collective):
     """Share s of rank r becomes share r of rank s."""
 
     in_place_exists = False
-
-    def allocate(self) -> None:
-        self.input = self._empty(self.context.world_size)
-        self.output = self._empty(self.context.world_size)
+    input_is_whole = True
+    output_is_whole = True
 
     def call(self, group: dist.ProcessGroup) -> None:
         dist.all_to_all_single(self.output, self.input, group=group)
-
-    def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.context.rank)
-
-    def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return self._gathered(pattern, self.context.rank)
 
 
 class Gather(Collective):
     """The root gets every rank's share; in place, its own already stands in its output."""
 
-    has_root = True
-
-    def allocate(self) -> None:
-        if self.context.is_root:
-            self.output = self._empty(self.context.world_size)
-        shared = self.in_place and self.context.is_root
-        self.input = self._share(self.output, self.context.rank) if shared else self._empty(1)
-        self._list = self._shares(self.output) if self.context.is_root else None
+    output_is_whole = True
+    to_root = True
 
     def call(self, group: dist.ProcessGroup) -> None:
-        dist.gather(self.input, self._list, dst=self.context.root, group=group)
-
-    def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.context.rank)
-
-    def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return self._gathered(pattern, None) if self.context.is_root else None
+        dist.gather(self.input, self.output_shares, dst=self.context.root, group=group)
 
 
 class Scatter(Collective):
     """Rank r gets share r of the root's vector; in place, the root's stays where it stands."""
 
-    has_root = True
-
-    def allocate(self) -> None:
-        if self.context.is_root:
-            self.input = self._empty(self.context.world_size)
-        shared = self.in_place and self.context.is_root
-        self.output = self._share(self.input, self.context.rank) if shared else self._empty(1)
-        self._list = self._shares(self.input) if self.context.is_root else None
+    input_is_whole = True
+    from_root = True
 
     def call(self, group: dist.ProcessGroup) -> None:
-        dist.scatter(self.output, self._list, src=self.context.root, group=group)
-
-    def fill_input(self, pattern: Pattern) -> None:
-        if self.context.is_root:
-            self._write(self.input, pattern, self.context.rank)
-
-    def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        offset = self.context.rank * self.count
-        return self._values(pattern, pattern.input_period(self.context.root), offset, self.count)
+        dist.scatter(self.output, self.input_shares, src=self.context.root, group=group)
 
 
 class SendRecv(Collective):
     """Every rank sends its vector to the next rank and receives that of the previous one."""
 
     in_place_exists = False
-    concatenates = False
 
     def allocate(self) -> None:
-        self.input, self.output = self._empty(1), self._empty(1)
+        super().allocate()
         self._next = (self.context.rank + 1) % self.context.world_size
         self._previous = (self.context.rank - 1) % self.context.world_size
 
@@ -335,11 +298,8 @@ class SendRecv(Collective):
         for work in works:
             work.wait()
 
-    def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.context.rank)
-
-    def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return self._values(pattern, pattern.input_period(self._previous), 0, self.count)
+    def sources(self) -> Iterable[int]:
+        return [self._previous]
 
 
 class Barrier(Collective):
@@ -351,17 +311,8 @@ class Barrier(Collective):
     def count_of(cls, size_bytes: int, itemsize: int, world_size: int) -> int:
         return 0
 
-    def allocate(self) -> None:
-        """A barrier has no buffers."""
-
     def call(self, group: dist.ProcessGroup) -> None:
         group_barrier(group, self.context.device)
-
-    def fill_input(self, pattern: Pattern) -> None:
-        """A barrier has no input."""
-
-    def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
-        return None
 
 
 CLASSES: dict[str, type[Collective]] = {

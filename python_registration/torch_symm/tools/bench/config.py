@@ -3,41 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
-import torch
-import torch.distributed as dist
+from torch_symm.tools.bench.collectives import CLASSES
+from torch_symm.tools.bench.pattern import BITWISE_OPS, DTYPES, OPS
 
-COLLECTIVES = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "sendrecv",
-    "barrier",
-)
-
-_DTYPE_NAMES = (
-    "float32 float64 float16 bfloat16 float8_e4m3fn float8_e5m2 uint8 int8 int16 int32 int64"
-)
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES.split()}
-
-OPS: dict[str, dist.ReduceOp.RedOpType] = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "avg": dist.ReduceOp.AVG,
-    "band": dist.ReduceOp.BAND,
-    "bor": dist.ReduceOp.BOR,
-    "bxor": dist.ReduceOp.BXOR,
-}
-BITWISE_OPS = ("band", "bor", "bxor")
+COLLECTIVES = tuple(CLASSES)
 DEVICES = ("cpu", "cuda")
 MODES = ("eager", "graph")
 
@@ -107,81 +79,70 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         for name in self.collectives:
-            _one_of("--collective", name, COLLECTIVES)
-        _one_of("--dtype", self.dtype, tuple(DTYPES))
-        _one_of("--op", self.op, tuple(OPS))
-        _one_of("--device", self.device, DEVICES)
+            one_of("--collective", name, COLLECTIVES)
+        one_of("--dtype", self.dtype, DTYPES)
+        one_of("--op", self.op, OPS)
+        one_of("--device", self.device, DEVICES)
         for mode in self.modes:
-            _one_of("--mode", mode, MODES)
+            one_of("--mode", mode, MODES)
         if "graph" in self.modes and self.device == "cpu":
             raise ConfigError("--mode: the CPU has no graphs; graph needs --device cuda")
-        _at_least("--ranks", self.ranks, 1)
-        _at_least("--min", self.min_bytes, 1)
-        _at_least("--max", self.max_bytes, self.min_bytes)
-        _at_least("--step", self.step, 0)
-        _at_least("--factor", self.factor, 1 if self.step else 2)
-        _at_least("--iters", self.iters, 0)
-        _at_least("--warmup", self.warmup, 0)
-        _at_least("--blocks", self.blocks, 1)
+        at_least("--ranks", self.ranks, 1)
+        at_least("--min", self.min_bytes, 1)
+        at_least("--max", self.max_bytes, self.min_bytes)
+        at_least("--step", self.step, 0)
+        at_least("--factor", self.factor, 1 if self.step else 2)
+        at_least("--iters", self.iters, 0)
+        at_least("--warmup", self.warmup, 0)
+        at_least("--blocks", self.blocks, 1)
         if not 0 <= self.root < self.ranks:
             raise ConfigError(f"--root: expected a rank below {self.ranks}, got {self.root}")
-        _above_zero("--budget-ms", self.budget_ms)
-        _above_zero("--timeout-s", self.timeout_s)
-        _above_zero("--case-seconds", self.case_s)
+        above_zero("--budget-ms", self.budget_ms)
+        above_zero("--timeout-s", self.timeout_s)
+        above_zero("--case-seconds", self.case_s)
         if self.budget_s is not None:
-            _above_zero("--budget-seconds", self.budget_s)
-        if self.op in BITWISE_OPS and self.torch_dtype.is_floating_point:
+            above_zero("--budget-seconds", self.budget_s)
+        if self.op in BITWISE_OPS and DTYPES[self.dtype].is_floating_point:
             raise ConfigError(f"--op: {self.op} needs an integer --dtype, got {self.dtype}")
         if "sendrecv" in self.collectives and self.ranks < 2:
             raise ConfigError(f"--ranks: sendrecv needs at least 2 ranks, got {self.ranks}")
         object.__setattr__(self, "sizes", tuple(self._sizes()))
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """Return the element type of the buffers."""
-        return DTYPES[self.dtype]
-
-    @property
     def backends(self) -> tuple[str, ...]:
         """Return the backend under test, then the one it is compared with, if any."""
         return (self.backend,) if self.against is None else (self.backend, self.against)
+
+    def counts(self, collective: str) -> list[int]:
+        """Return the counts of one collective; sizes that round to the same count are one."""
+        kind, itemsize = CLASSES[collective], DTYPES[self.dtype].itemsize
+        return list(dict.fromkeys(kind.count_of(size, itemsize, self.ranks) for size in self.sizes))
 
     @property
     def cases(self) -> tuple[tuple[str, str], ...]:
         """Return every collective in every mode, in the order in which they are measured."""
         return tuple((name, mode) for name in self.collectives for mode in self.modes)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON-ready values, from which ``from_json`` makes an equal one."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> BenchConfig:
-        """Return the configuration whose ``to_json`` is ``values``."""
-        options = {name: value for name, value in values.items() if name != "sizes"}
-        for name in ("collectives", "modes"):
-            options[name] = tuple(options[name])
-        return cls(**options)
-
-    def _sizes(self) -> list[int]:
-        sizes = [self.min_bytes]
-        while True:
-            following = sizes[-1] + self.step if self.step else sizes[-1] * self.factor
-            if following > self.max_bytes:
-                return sizes
-            sizes.append(following)
+    def _sizes(self) -> Iterator[int]:
+        size = self.min_bytes
+        while size <= self.max_bytes:
+            yield size
+            size = size + self.step if self.step else size * self.factor
 
 
-def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
+def one_of(option: str, value: str, choices: Collection[str]) -> None:
+    """Raise ConfigError unless ``value`` of ``option`` is one of ``choices``."""
     if value not in choices:
         raise ConfigError(f"{option}: expected one of {', '.join(choices)}, got {value!r}")
 
 
-def _at_least(option: str, value: int, least: int) -> None:
+def at_least(option: str, value: int, least: int) -> None:
+    """Raise ConfigError unless ``value`` of ``option`` is ``least`` or more."""
     if value < least:
         raise ConfigError(f"{option}: expected at least {least}, got {value}")
 
 
-def _above_zero(option: str, value: float) -> None:
+def above_zero(option: str, value: float) -> None:
+    """Raise ConfigError unless ``value`` of ``option`` is more than 0."""
     if value <= 0:
         raise ConfigError(f"{option}: expected more than 0, got {value}")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from statistics import median
 
-from torch_symm.tools.bench.bandwidth import bandwidths
 from torch_symm.tools.bench.barrier import times_left_early
 from torch_symm.tools.bench.collectives import CLASSES, CallContext, Collective
-from torch_symm.tools.bench.config import BenchConfig, format_size
-from torch_symm.tools.bench.pattern import Pattern
+from torch_symm.tools.bench.config import format_size
+from torch_symm.tools.bench.pattern import DTYPES
 from torch_symm.tools.bench.results import VARIANTS, BackendResult, Row, Timing
 from torch_symm.tools.bench.session import Session
 from torch_symm.tools.bench.timing import Runner, Sample, runner_for
@@ -22,61 +21,41 @@ _MOST_ITERS = 2000
 _ESTIMATE_CALLS = 3
 
 
-def row_frame(config: BenchConfig, name: str, mode: str, count: int) -> dict:
-    """Return the fields of a row that do not depend on the measurement."""
-    kind = CLASSES[name]
-    return {
-        "collective": name,
-        "mode": mode,
-        "size": kind.size_of(count, config.torch_dtype.itemsize, config.ranks),
-        "count": count,
-        "dtype": config.dtype,
-        "redop": config.op if kind.has_op else "none",
-        "root": config.root if kind.has_root else -1,
-    }
-
-
 def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
     """Measure and check ``name`` with ``count`` on every usable backend. Collective.
 
-    Raises FreshRanksNeeded, see Session.accepts.
+    Raises BackendExcluded, see Session.accepts.
     """
     config = session.config
     kind = CLASSES[name]
-    frame = row_frame(config, name, mode, count)
-    context = CallContext(
-        session.rank, config.ranks, config.root, config.op, config.torch_dtype, session.device
-    )
-    session.begin_row()
+    dtype = DTYPES[config.dtype]
+    size = kind.size_of(count, dtype.itemsize, config.ranks)
+    context = CallContext(session.rank, config.ranks, config.root, config.op, dtype, session.device)
+    session.begin_case()
     timings: dict[tuple[int, str], Timing] = {}
     for variant in VARIANTS:
         if not getattr(kind, f"{variant}_exists"):
             continue
         operation = kind(context, count, variant == "in_place")
-        what = f"{name} {format_size(frame['size'])} {mode} {variant}"
+        what = f"{name} {format_size(size)} {mode} {variant}"
         runners = _runners(session, operation, mode, what)
         try:
-            measured = _measure_variant(session, runners, what)
+            measured = _measure_variant(session, runners, what, size)
         finally:
             for runner in runners.values():
                 runner.close()
-        for index, (sample, iters, wrong) in measured.items():
-            time_us = sample.time_s * 1e6
-            launch_us = None if sample.launch_s is None else sample.launch_s * 1e6
-            algbw, busbw = bandwidths(name, config.ranks, frame["size"], time_us)
-            timings[index, variant] = Timing(
-                time_us, launch_us, algbw, busbw, wrong, iters, config.blocks
-            )
+        timings |= {(index, variant): timing for index, timing in measured.items()}
     results = tuple(
         BackendResult(
             backend,
-            timings.get((index, "out_of_place")),
-            timings.get((index, "in_place")),
+            *(timings.get((index, variant)) for variant in VARIANTS),
             session.excluded.get(index),
         )
         for index, backend in enumerate(config.backends)
     )
-    return Row(**frame, results=results)
+    redop = config.op if kind.has_op else "none"
+    root = config.root if kind.from_root or kind.to_root else -1
+    return Row(name, mode, size, count, config.dtype, redop, root, results)
 
 
 def _runners(session: Session, operation: Collective, mode: str, what: str) -> dict[int, Runner]:
@@ -102,9 +81,9 @@ def _runners(session: Session, operation: Collective, mode: str, what: str) -> d
 
 
 def _measure_variant(
-    session: Session, runners: dict[int, Runner], what: str
-) -> dict[int, tuple[Sample, int, int | None]]:
-    """Return the median sample, the calls per block and the wrong elements for each backend."""
+    session: Session, runners: dict[int, Runner], what: str, size: int
+) -> dict[int, Timing]:
+    """Time and check an operation of ``size`` bytes on each backend. Collective."""
     config = session.config
     wrong = dict.fromkeys(runners, 0)
     steps: dict[int, int] = {}
@@ -123,22 +102,24 @@ def _measure_variant(
     for index, runner in runners.items():
         session.begin(f"{what}, check after timing", index)
         wrong[index] += _check(session, runner, salt=2 * index + 1)
-    return {
-        index: (
-            _slowest(session, samples[index]),
-            steps[index] * runner.calls_per_step,
+    timings = {}
+    for index, runner in runners.items():
+        time_us = _slowest_us(session, [sample.time_s for sample in samples[index]])
+        launches = [sample.launch_s for sample in samples[index]]
+        timings[index] = Timing(
+            time_us,
+            None if launches[0] is None else _slowest_us(session, launches),
+            *runner.operation.bandwidths(config.ranks, size, time_us),
             wrong[index] if config.check else None,
+            steps[index] * runner.calls_per_step,
+            config.blocks,
         )
-        for index, runner in runners.items()
-    }
+    return timings
 
 
-def _slowest(session: Session, samples: list[Sample]) -> Sample:
+def _slowest_us(session: Session, seconds: list[float]) -> float:
     """Return the median over the blocks of the largest over the ranks. Collective."""
-    time_s = median(session.largest([sample.time_s for sample in samples]))
-    if samples[0].launch_s is None:
-        return Sample(time_s, None)
-    return Sample(time_s, median(session.largest([sample.launch_s for sample in samples])))
+    return median(session.largest(seconds)) * 1e6
 
 
 def _steps_per_block(session: Session, runner: Runner) -> int:
@@ -164,15 +145,12 @@ def _steps_per_block(session: Session, runner: Runner) -> int:
 
 def _check(session: Session, runner: Runner, salt: int) -> int:
     """Run once on fresh inputs and return the wrong elements over all ranks. Collective."""
-    config = session.config
     operation = runner.operation
-    if not config.check:
+    if not session.config.check:
         return 0
     if operation.count == 0:
-        early = times_left_early(runner, session.rank, config.ranks, session.store, session.serials)
-        return session.total(early)
-    op = config.op if operation.has_op else "none"
-    pattern = Pattern(config.torch_dtype, op, config.ranks, salt)
+        return sum(session.gather(times_left_early(runner, session)))
+    pattern = operation.pattern(salt)
     operation.prepare_check(pattern)
     runner.run_once()
-    return session.total(operation.wrong_elements(pattern))
+    return sum(session.gather(operation.wrong_elements(pattern)))

@@ -10,25 +10,32 @@ computed with numpy in 64-bit integers and never touch a collective.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 PERIOD = 65537
 _PRODUCT_RANKS_THAT_DOUBLE = 6
 
-_REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "sum": lambda stack: stack.sum(axis=0),
-    "avg": lambda stack: stack.sum(axis=0) // stack.shape[0],
-    "prod": lambda stack: stack.prod(axis=0),
-    "min": lambda stack: stack.min(axis=0),
-    "max": lambda stack: stack.max(axis=0),
-    "band": np.bitwise_and.reduce,
-    "bor": np.bitwise_or.reduce,
-    "bxor": np.bitwise_xor.reduce,
+_DTYPE_NAMES = (
+    "float32 float64 float16 bfloat16 float8_e4m3fn float8_e5m2 uint8 int8 int16 int32 int64"
+)
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES.split()}
+
+# The reduction of torch.distributed and numpy's; avg is the sum divided by the number of ranks.
+_REDUCTIONS: dict[str, tuple[dist.ReduceOp.RedOpType, np.ufunc]] = {
+    "sum": (dist.ReduceOp.SUM, np.add),
+    "prod": (dist.ReduceOp.PRODUCT, np.multiply),
+    "min": (dist.ReduceOp.MIN, np.minimum),
+    "max": (dist.ReduceOp.MAX, np.maximum),
+    "avg": (dist.ReduceOp.AVG, np.add),
+    "band": (dist.ReduceOp.BAND, np.bitwise_and),
+    "bor": (dist.ReduceOp.BOR, np.bitwise_or),
+    "bxor": (dist.ReduceOp.BXOR, np.bitwise_xor),
 }
+OPS = {name: op for name, (op, _) in _REDUCTIONS.items()}
+BITWISE_OPS = ("band", "bor", "bxor")
 
 
 def exact_limit(dtype: torch.dtype) -> int:
@@ -87,7 +94,8 @@ class Pattern:
     def reduced_period(self) -> np.ndarray:
         """Return one period of the exact reduction over all ranks."""
         stack = np.stack([self.input_period(rank) for rank in range(self.world_size)])
-        return _REDUCTIONS[self.op](stack)
+        reduced = _REDUCTIONS[self.op][1].reduce(stack)
+        return reduced // self.world_size if self.op == "avg" else reduced
 
     def tensor(
         self, period: np.ndarray, offset: int, count: int, device: torch.device | str = "cpu"
@@ -115,27 +123,14 @@ def count_wrong(actual: torch.Tensor, expected: torch.Tensor) -> int:
     return int(_differs(actual, expected).sum())
 
 
-@dataclass(frozen=True)
-class WrongElement:
-    """The first element that is wrong: its position, what was expected there, what stands there."""
-
-    index: int
-    expected: float | int
-    actual: float | int
-
-    def __str__(self) -> str:
-        return f"element {self.index} is {self.actual}, expected {self.expected}"
-
-
-def first_wrong(actual: torch.Tensor, expected: torch.Tensor) -> WrongElement | None:
-    """Return the first wrong element of ``actual`` in flat order, None where all are right."""
+def first_wrong(actual: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """Say which element of ``actual`` is the first wrong one in flat order, None if none is."""
     differs = _differs(actual, expected).flatten()
     if not bool(differs.any()):
         return None
     index = int(differs.nonzero()[0])
-    return WrongElement(
-        index, expected.flatten()[index].item(), actual.flatten()[index].to("cpu").item()
-    )
+    seen, right = (tensor.flatten()[index].item() for tensor in (actual, expected))
+    return f"element {index} is {seen}, expected {right}"
 
 
 def _differs(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

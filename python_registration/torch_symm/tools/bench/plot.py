@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -52,9 +53,7 @@ def draw_collective(axes: Axes, rows: list[Row]) -> None:
 
 def write_plot(rows: list[Row], path: Path) -> None:
     """Write the picture of ``rows`` to ``path``; the suffix chooses the format."""
-    by_collective: dict[str, list[Row]] = {}
-    for row in rows:
-        by_collective.setdefault(title(row), []).append(row)
+    by_collective = [list(of_one) for _, of_one in itertools.groupby(rows, title)]
     columns = min(len(by_collective), 3)
     lines = math.ceil(len(by_collective) / columns)
     figure, panels = plt.subplots(
@@ -62,7 +61,7 @@ def write_plot(rows: list[Row], path: Path) -> None:
     )
     for axes in panels.flat[len(by_collective) :]:
         axes.set_visible(False)
-    for axes, of_collective in zip(panels.flat, by_collective.values(), strict=False):
+    for axes, of_collective in zip(panels.flat, by_collective, strict=False):
         draw_collective(axes, of_collective)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

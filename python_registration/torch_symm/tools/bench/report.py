@@ -1,19 +1,18 @@
-"""Shows rows as they arrive, as tables on a wide terminal and as lines elsewhere; writes JSON."""
+"""Shows rows as they arrive, as tables on a wide terminal and as lines elsewhere."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from torch_symm.tools.bench.config import BenchConfig
-from torch_symm.tools.bench.results import VARIANTS, Row, Timing
-from torch_symm.tools.record_file import write_records
+from torch_symm.tools.bench.results import Row
+from torch_symm.tools.command import Report
 
 
 @dataclass(frozen=True)
@@ -30,46 +29,28 @@ _LEADING = (
     _Column("type", "", 14),
     _Column("redop", "", 5),
     _Column("root", "", 5),
+    _Column("mode", "", 6),
+    _Column("backend", "", 12),
 )
-_MODE = _Column("mode", "", 6)
-_BACKEND = _Column("backend", "", 12)
-_TIME = _Column("time", "us", 10)
-_LAUNCH = _Column("launch", "us", 9)
-_BANDWIDTHS = (
+_MEASURED = (
+    _Column("time", "us", 10),
+    _Column("launch", "us", 9),
     _Column("algbw", "GB/s", 8),
     _Column("busbw", "GB/s", 8),
     _Column("#wrong", "", 7),
 )
 _RATIOS = (_Column("ratio", "", 7), _Column("in:rat.", "", 7))
+# Of a device whose calls run on a thread of its own: only there issuing a call takes another time.
+_DEVICE_ONLY = ("mode", "launch", "in:launch")
 
 
 def _columns(config: BenchConfig) -> list[_Column]:
-    """Return the columns: out-of-place figures first, then in-place ones.
-
-    A device whose calls run on a thread of its own has the time that issuing a call took, too.
-    """
-    apart = config.device != "cpu"
-    measured = (_TIME, _LAUNCH, *_BANDWIDTHS) if apart else (_TIME, *_BANDWIDTHS)
-    in_place = [replace(column, title=f"in:{column.title}") for column in measured]
-    leading = [*_LEADING, _MODE, _BACKEND] if apart else [*_LEADING, _BACKEND]
+    """Return the columns: out-of-place figures first, then in-place ones."""
+    in_place = [replace(column, title=f"in:{column.title}") for column in _MEASURED]
     ratios = () if config.against is None else _RATIOS
-    return [*leading, *measured, *in_place, *ratios]
-
-
-def _timing_cells(config: BenchConfig, timing: Timing | None) -> list[str]:
-    apart = config.device != "cpu"
-    if timing is None:
-        return ["-"] * (5 if apart else 4)
-    wrong = "N/A" if timing.wrong is None else str(timing.wrong)
-    cells = [f"{timing.time_us:.2f}"]
-    if apart:
-        cells.append("-" if timing.launch_us is None else f"{timing.launch_us:.2f}")
-    return [*cells, f"{timing.algbw:.3f}", f"{timing.busbw:.3f}", wrong]
-
-
-def _ratio_cell(row: Row, variant: str) -> str:
-    ratio = row.ratio(variant)
-    return "-" if ratio is None else f"{ratio:.2f}x"
+    columns = [*_LEADING, *_MEASURED, *in_place, *ratios]
+    left_out = _DEVICE_ONLY if config.device == "cpu" else ()
+    return [column for column in columns if column.title not in left_out]
 
 
 def header(config: BenchConfig) -> list[str]:
@@ -77,20 +58,28 @@ def header(config: BenchConfig) -> list[str]:
     return [column.title for column in _columns(config)]
 
 
+def _figures(row: Row, index: int) -> dict[str, Any]:
+    """Return what there is to show of backend ``index``, by title; ratios with the first one."""
+    figures = vars(row) | {"type": row.dtype, "backend": row.results[index].backend}
+    for variant, prefix, ratio in (("out_of_place", "", "ratio"), ("in_place", "in:", "in:rat.")):
+        if (timing := row.results[index].variant(variant)) is not None:
+            figures[f"{prefix}time"] = f"{timing.time_us:.2f}"
+            if timing.launch_us is not None:
+                figures[f"{prefix}launch"] = f"{timing.launch_us:.2f}"
+            figures[f"{prefix}algbw"] = f"{timing.algbw:.3f}"
+            figures[f"{prefix}busbw"] = f"{timing.busbw:.3f}"
+            figures[f"{prefix}#wrong"] = "N/A" if timing.wrong is None else timing.wrong
+        if index > 0:
+            figures[ratio] = ""
+        elif (times := row.ratio(variant)) is not None:
+            figures[ratio] = f"{times:.2f}x"
+    return figures
+
+
 def cells(config: BenchConfig, row: Row) -> list[list[str]]:
-    """Return one line of cells for each backend of ``row``; ratios stand in the first line."""
-    lines = []
-    for index, result in enumerate(row.results):
-        line = [row.collective, str(row.size), str(row.count), row.dtype, row.redop, str(row.root)]
-        if config.device != "cpu":
-            line.append(row.mode)
-        line.append(result.backend)
-        for variant in VARIANTS:
-            line += _timing_cells(config, result.variant(variant))
-        if config.against is not None:
-            line += [_ratio_cell(row, name) if index == 0 else "" for name in VARIANTS]
-        lines.append(line)
-    return lines
+    """Return one line of cells for each backend of ``row``."""
+    lines = [_figures(row, index) for index in range(len(row.results))]
+    return [[str(line.get(title, "-")) for title in header(config)] for line in lines]
 
 
 def errors(row: Row) -> list[str]:
@@ -103,19 +92,24 @@ def errors(row: Row) -> list[str]:
     ]
 
 
-class Report(AbstractContextManager):
-    """Collects the rows of one run and shows them. Used by one process only, as a context.
+class BenchReport(Report):
+    """Shows the rows of one run; then the errors. Its records are the rows.
 
     A terminal that is wide enough gets a table for each collective, above a progress bar.
     """
 
+    name = "rows"
+
     def __init__(
-        self, config: BenchConfig, machine: dict[str, str | int], total: int, console: Console
+        self,
+        config: BenchConfig,
+        machine: dict[str, str | int],
+        console: Console,
+        plot: Path | None = None,
     ) -> None:
-        self.rows: list[Row] = []
-        self._config = config
-        self._machine = machine
-        self._console = console
+        total = sum(len(config.counts(collective)) for collective, _ in config.cases)
+        super().__init__(config, machine, total, console)
+        self._plot = plot
         self._columns = _columns(config)
         width = sum(column.width + 1 for column in self._columns)
         self._tables = console.is_terminal and console.width >= width
@@ -131,30 +125,24 @@ class Report(AbstractContextManager):
         self._task = self._progress.add_task("measuring", total=total)
         self._table: Table | None = None
 
-    def __enter__(self) -> Report:
-        for key, value in self._machine.items():
-            self._text(f"# {key}: {value}")
+    def __enter__(self) -> BenchReport:
+        super().__enter__()
         if not self._tables:
             self._line([column.title for column in self._columns])
             self._line([column.unit for column in self._columns], comment=True)
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._finish_table()
         self._progress.stop()
-        for text in dict.fromkeys(text for row in self.rows for text in errors(row)):
+        for text in dict.fromkeys(text for row in self.records for text in errors(row)):
             self._text(text)
 
     def add(self, row: Row) -> None:
         """Show one more row."""
-        begins = not self.rows or self.rows[-1].collective != row.collective
-        self.rows.append(row)
+        begins = not self.records or self.records[-1].collective != row.collective
+        self.records.append(row)
         if self._tables and begins:
             self._finish_table()
             self._begin_table(row.collective)
@@ -167,20 +155,14 @@ class Report(AbstractContextManager):
 
     def failed(self) -> bool:
         """Tell whether the backend under test gave a wrong element, refused or failed."""
-        return any(row.wrong or row.results[0].error is not None for row in self.rows)
+        return any(row.wrong or row.results[0].error is not None for row in self.records)
 
-    def write_json(self, path: Path, complete: bool) -> None:
-        """Write the machine, the options and every row to ``path``.
+    def write(self, json_file: Path | None) -> None:
+        super().write(json_file)
+        if self._plot is not None and self.records:
+            from torch_symm.tools.bench.plot import write_plot  # matplotlib is slow to import
 
-        ``complete`` tells whether every row of the options is there.
-        """
-        document = {
-            "machine": self._machine,
-            "config": self._config.to_json(),
-            "complete": complete,
-            "rows": [row.to_json() for row in self.rows],
-        }
-        write_records(path, document)
+            write_plot(self.records, self._plot)
 
     def _begin_table(self, title: str) -> None:
         self._table = Table(title=title, caption="in: marks the figures in place")
@@ -199,7 +181,3 @@ class Report(AbstractContextManager):
         ]
         text = " ".join(padded).rstrip()
         self._text("#" + text[1:] if comment else text)
-
-    def _text(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-        self._console.file.flush()

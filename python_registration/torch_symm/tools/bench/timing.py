@@ -11,19 +11,17 @@ leave the barrier some microseconds apart, and the untimed step takes that diffe
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from torch_symm.tools.bench.barrier import BARRIER_ENDS_S
+from torch_symm.tools.bench.barrier import Call, Replay
 from torch_symm.tools.bench.collectives import Collective
 from torch_symm.tools.ranks.device import group_barrier
 from torch_symm.tools.ranks.graph import Recording
-
-_CALLS_IN_GRAPH = 10
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Sample:
     launch_s: float | None
 
 
-class Runner(ABC):
+class Runner(Call):
     """Calls ``operation`` on ``group``. Everything here is collective over the group.
 
     A step is what is issued at once: ``calls_per_step`` calls.
@@ -46,24 +44,14 @@ class Runner(ABC):
         self.operation = operation
         self.group = group
 
-    def prepare(self) -> None:  # noqa: B027 - most have nothing to make ready
+    def prepare(self) -> None:
         """Make ready what the first step needs. The operation has been called before."""
-
-    @abstractmethod
-    def run_once(self) -> None:
-        """Run the operation as it is timed, leave the result of one call, and wait for it."""
 
     @abstractmethod
     def block(self, steps: int) -> Sample:
         """Time ``steps`` steps."""
 
-    def enter(self, announce: Callable[[], None]) -> bool:
-        """Run a barrier whose last rank waits for ``announce``; tell whether it ended before."""
-        announce()
-        self.run_once()
-        return False
-
-    def close(self) -> None:  # noqa: B027 - and then nothing to give back
+    def close(self) -> None:
         """Give back what ``prepare`` made."""
 
 
@@ -110,7 +98,7 @@ class EagerRunner(Runner):
 class GraphRunner(EagerRunner):
     """Replays on the current stream of graphs captured on another one."""
 
-    calls_per_step = _CALLS_IN_GRAPH
+    calls_per_step = 10
 
     def __init__(self, operation: Collective, group: dist.ProcessGroup) -> None:
         super().__init__(operation, group)
@@ -121,7 +109,7 @@ class GraphRunner(EagerRunner):
         stream = torch.cuda.Stream()
 
         def calls() -> None:
-            for _ in range(_CALLS_IN_GRAPH):
+            for _ in range(self.calls_per_step):
                 self.operation.call(self.group)
 
         self._timed = Recording(calls, stream)
@@ -138,11 +126,7 @@ class GraphRunner(EagerRunner):
         torch.cuda.synchronize()
 
     def enter(self, announce: Callable[[], None]) -> bool:
-        self._checked.replay()
-        early = self._checked.ends_within(BARRIER_ENDS_S)
-        announce()
-        self._checked.wait()
-        return early
+        return Replay(self._checked).enter(announce)
 
     def close(self) -> None:
         for recording in (self._timed, self._checked):

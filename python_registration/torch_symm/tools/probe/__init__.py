@@ -15,5 +15,5 @@ verdict but a good one, and after a death or a hang, the next operation gets fre
     examine     the examination of one operation on one rank
     worker      what every rank executes
     launch      sets of ranks, one after the other where an operation fails
-    report      the summary and the JSON
+    report      the results as they come, and the summary
 """

@@ -6,21 +6,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from torch_symm.tools.bench.config import ConfigError, parse_size
-from torch_symm.tools.bench.machine import describe_machine
+from torch_symm.tools.command import carry_out, options_checked
 from torch_symm.tools.probe.config import ProbeConfig
-from torch_symm.tools.probe.launch import run
+from torch_symm.tools.probe.launch import ProbeJob
 from torch_symm.tools.probe.operations import OPERATIONS
-from torch_symm.tools.probe.report import Report
-from torch_symm.tools.ranks.device import default_ranks, device_problem
-from torch_symm.tools.ranks.job import RunFailed
-from torch_symm.tools.ranks.launched import launched_rank, rank_count
+from torch_symm.tools.probe.report import ProbeReport
+from torch_symm.tools.probe.worker import probe_rank
+from torch_symm.tools.ranks.device import check_device, default_ranks
+from torch_symm.tools.ranks.launched import rank_count
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-_EXIT_BAD = 3
 
 
 @app.command()
@@ -57,8 +54,12 @@ def probe(
     calls under capture examined. Exit code 3 says that an operation of the first backend has a bad
     verdict, 2 that nothing could be examined.
     """
-    try:
-        _check_device(device)
+    with options_checked():
+        if device == "cpu":
+            raise ConfigError("--device: the CPU has no graphs, so nothing can be captured there")
+        if device != "cuda":
+            raise ConfigError(f"--device: expected cuda, got {device!r}")
+        check_device(device)
         config = ProbeConfig(
             backends=tuple(dict.fromkeys(backend)),
             operations=() if "all" in operation else tuple(dict.fromkeys(operation)),
@@ -71,39 +72,4 @@ def probe(
             case_s=case_seconds,
             isolate=isolate,
         )
-    except ValueError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    if launched_rank() != 0:
-        run(config, lambda result: None)
-        return
-    _lead(config, json_file)
-
-
-def _check_device(device: str) -> None:
-    if device == "cpu":
-        raise ConfigError("--device: the CPU has no graphs, so nothing can be captured there")
-    if device != "cuda":
-        raise ConfigError(f"--device: expected cuda, got {device!r}")
-    if problem := device_problem(device):
-        raise ConfigError(f"--device: {device} cannot be used here: {problem}")
-
-
-def _lead(config: ProbeConfig, json_file: Path | None) -> None:
-    """Run, show and write the results, and choose the exit code."""
-    machine = describe_machine(config.backends, config.ranks, config.device)
-    report = Report(config, machine, Console())
-    report.show_machine()
-    failure: RunFailed | None = None
-    try:
-        run(config, report.add)
-    except RunFailed as error:
-        failure = error
-    report.show_summary()
-    if json_file is not None:
-        report.write_json(json_file)
-    if failure is not None:
-        typer.echo(f"error: the run ended early: {failure}", err=True)
-        raise typer.Exit(1)
-    if report.failed():
-        raise typer.Exit(_EXIT_BAD)
+    carry_out(config, probe_rank, ProbeJob, ProbeReport, json_file)

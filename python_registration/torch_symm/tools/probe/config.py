@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-import torch
-
-from torch_symm.tools.bench.config import DTYPES, ConfigError, format_size
+from torch_symm.tools.bench.config import ConfigError, above_zero, at_least, one_of
+from torch_symm.tools.bench.pattern import DTYPES
 from torch_symm.tools.probe.operations import OPERATIONS
 
 
@@ -32,34 +30,19 @@ class ProbeConfig:
 
     def __post_init__(self) -> None:
         for name in self.operations:
-            if name not in OPERATIONS:
-                raise ConfigError(
-                    f"--operation: expected one of {', '.join(OPERATIONS)}, got {name!r}"
-                )
-        if self.dtype not in DTYPES or not self.torch_dtype.is_floating_point:
-            names = [name for name, dtype in DTYPES.items() if dtype.is_floating_point]
-            raise ConfigError(f"--dtype: expected one of {', '.join(names)}, got {self.dtype!r}")
+            one_of("--operation", name, OPERATIONS)
+        floating = [name for name, dtype in DTYPES.items() if dtype.is_floating_point]
+        one_of("--dtype", self.dtype, floating)
         if self.ranks < 2:
             raise ConfigError(
                 "--ranks: a collective of one rank shows nothing; expected at least 2, "
                 f"got {self.ranks}"
             )
-        if self.replays < 2:
-            raise ConfigError(f"--replays: expected at least 2, got {self.replays}")
-        for option, value in (("--timeout-s", self.timeout_s), ("--case-seconds", self.case_s)):
-            if value <= 0:
-                raise ConfigError(f"{option}: expected more than 0, got {value}")
+        at_least("--replays", self.replays, 2)
+        above_zero("--timeout-s", self.timeout_s)
+        above_zero("--case-seconds", self.case_s)
         for size in self.sizes:
-            if size < self.torch_dtype.itemsize:
-                raise ConfigError(
-                    f"--size: expected at least {self.torch_dtype.itemsize}, "
-                    f"got {format_size(size)}"
-                )
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Return the element type of the tensors."""
-        return DTYPES[self.dtype]
+            at_least("--size", size, DTYPES[self.dtype].itemsize)
 
     @property
     def cases(self) -> tuple[tuple[str, str], ...]:
@@ -71,16 +54,6 @@ class ProbeConfig:
             for name in names
             if not OPERATIONS[name].cold or is_symm(backend)
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON-ready values, from which ``from_json`` makes an equal one."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> ProbeConfig:
-        """Return the configuration whose ``to_json`` is ``values``."""
-        listed = ("backends", "operations", "sizes")
-        return cls(**{k: tuple(v) if k in listed else v for k, v in values.items()})
 
 
 def is_symm(backend: str) -> bool:

@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from torch_symm.tools.bench.barrier import BARRIER_ENDS_S, times_left_early
+from torch_symm.tools.bench.barrier import Call, Replay, times_left_early
 from torch_symm.tools.bench.collectives import Collective
 from torch_symm.tools.bench.config import format_size
-from torch_symm.tools.bench.pattern import first_wrong
-from torch_symm.tools.probe.config import ProbeConfig
+from torch_symm.tools.bench.pattern import DTYPES, first_wrong
+from torch_symm.tools.bench.timing import runner_for
 from torch_symm.tools.probe.operations import Operation
 from torch_symm.tools.probe.verdict import Finding, Verdict
 from torch_symm.tools.ranks.device import synchronize
 from torch_symm.tools.ranks.graph import CaptureError, Recording, first_line
+from torch_symm.tools.ranks.session import RankSession
 
 _COLD_REFUSAL = re.compile(r"call (it )?once before capture")
 _EAGER_CALLS = 2
@@ -46,60 +47,53 @@ def record(function: Callable[[], Any]) -> Recording:
 
 
 @dataclass
-class Surroundings:
-    """What an examination needs besides the operation.
+class Surroundings(RankSession):
+    """What an examination needs besides the operation; ``case`` is its place in the cases."""
 
-    ``progress`` is told every stage, and ``complain`` what went wrong in it on this rank.
-    """
+    recorder: Recorder = record
+    case: int = 0
 
-    config: ProbeConfig
-    rank: int
-    device: torch.device
-    control: dist.ProcessGroup
-    store: dist.Store
-    recorder: Recorder
-    progress: Callable[[str], None]
-    complain: Callable[[str], None]
-    serials: Iterator[int] = field(default_factory=itertools.count)
+    def progress(self, what: str) -> None:
+        """Say which stage comes next."""
+        backend, name = self.config.cases[self.case]
+        self.say(f"{name} on {backend}: {what}", self.case)
 
     def agree(self, finding: Finding) -> list[Finding]:
         """Return every rank's finding. Collective."""
         if not finding.verdict.good:
-            self.complain(finding.reason)
-        findings: list[Any] = [None] * self.config.ranks
-        dist.all_gather_object(findings, finding, group=self.control)
-        return findings
+            self.messenger.complain(finding.reason)
+        return self.gather(finding)
 
 
 def examine(
     around: Surroundings, operation: Operation, size: int, group: dist.ProcessGroup
 ) -> list[Finding]:
-    """Examine ``operation`` with about ``size`` bytes; return every rank's finding. Collective."""
-    return _Examination(around, operation, size, group).run()
+    """Examine ``operation`` with about ``size`` bytes; return every rank's finding. Collective.
 
-
-def examine_cold(
-    around: Surroundings, operation: Operation, size: int, group: dist.ProcessGroup
-) -> list[Finding]:
-    """Examine the refusal of the first call of a fresh ``group`` under capture. Collective.
-
-    The refusal must ask for a call before capture, leave the capture usable and the group as
+    Before a cold operation, the refusal of the first call of a fresh ``group`` under capture is
+    examined. It must ask for a call before capture, leave the capture usable and the group as
     usable as if nothing had been called.
     """
     examination = _Examination(around, operation, size, group)
-    around.progress("cold call under capture")
-    findings = around.agree(_cold_finding(around, examination.call))
-    if not _all_good(findings):
-        return findings
+    if operation.cold:
+        around.progress("cold call under capture")
+        problem = _cold_problem(around, examination.call)
+        verdict = Verdict.COLD_NOT_REFUSED if problem else Verdict.COLD_REFUSED
+        findings = around.agree(Finding(verdict, problem))
+        if not _all_good(findings):
+            return findings
     findings = examination.run()
-    return [Finding(Verdict.COLD_REFUSED)] * len(findings) if _all_good(findings) else findings
+    if operation.cold and _all_good(findings):
+        return [Finding(Verdict.COLD_REFUSED)] * len(findings)
+    return findings
 
 
 def _all_good(findings: list[Finding]) -> bool:
     return all(finding.verdict.good for finding in findings)
 
 
-def _cold_finding(around: Surroundings, call: Callable[[], None]) -> Finding:
+def _cold_problem(around: Surroundings, call: Callable[[], None]) -> str:
+    """Return what is wrong with the refusal of ``call`` under capture, or ""."""
     marks = torch.zeros(16, device=around.device)
     refusal: list[Exception] = []
 
@@ -115,21 +109,19 @@ def _cold_finding(around: Surroundings, call: Callable[[], None]) -> Finding:
         recording = around.recorder(cold)
     except CaptureError as error:
         said = f" after {first_line(refusal[0])!r}" if refusal else ""
-        return Finding(Verdict.COLD_NOT_REFUSED, f"the capture was lost{said}: {error}")
+        return f"the capture was lost{said}: {error}"
     if not refusal:
-        return Finding(Verdict.COLD_NOT_REFUSED, "the first call of a group was captured")
+        return "the first call of a group was captured"
     if not _COLD_REFUSAL.search(str(refusal[0])):
-        reason = f"it does not ask for a call before capture: {first_line(refusal[0])}"
-        return Finding(Verdict.COLD_NOT_REFUSED, reason)
+        return f"it does not ask for a call before capture: {first_line(refusal[0])}"
     marks.fill_(41)
     recording.replay()
     recording.wait()
     seen = marks.tolist()
     recording.close()
     if seen != [42] * len(seen):
-        reason = f"what was captured after the refusal gives {seen[0]} at replay, expected 42"
-        return Finding(Verdict.COLD_NOT_REFUSED, reason)
-    return Finding(Verdict.COLD_REFUSED)
+        return f"what was captured after the refusal gives {seen[0]} at replay, expected 42"
+    return ""
 
 
 class _Examination:
@@ -139,13 +131,12 @@ class _Examination:
         self, around: Surroundings, operation: Operation, size: int, group: dist.ProcessGroup
     ) -> None:
         self._around = around
-        self._operation = operation
         self._size = size
         self._group = group
         self._salts = itertools.count()
         config = around.config
         self._buffers: Collective = operation.make(
-            around.rank, config.ranks, config.torch_dtype, around.device, size
+            around.rank, config.ranks, DTYPES[config.dtype], around.device, size
         )
 
     def call(self) -> None:
@@ -173,7 +164,7 @@ class _Examination:
 
     def _eager(self, what: str) -> Finding:
         self._progress(f"eager {what}")
-        call = _EagerCall(self.call, self._around.device)
+        call = runner_for("eager", self._buffers, self._group)
         try:
             wrong = self._wrong_value(call)
         except Exception as error:
@@ -193,7 +184,7 @@ class _Examination:
     def _replays(self, recording: Recording) -> Finding:
         """Replay and compare; every rank does all replays, also after a wrong value."""
         finding = _GOOD
-        call = _ReplayCall(recording)
+        call = Replay(recording)
         for number in range(1, self._around.config.replays + 1):
             self._progress(f"replay {number}")
             try:
@@ -208,19 +199,15 @@ class _Examination:
     def _reason(self, what: str, wrong: str) -> str:
         return f"{what}, {format_size(self._size)}: {wrong}"
 
-    def _wrong_value(self, call: _EagerCall | _ReplayCall) -> str | None:
+    def _wrong_value(self, call: Call) -> str | None:
         """Run ``call`` once on fresh inputs; return what is wrong with what it left."""
         around = self._around
         if self._buffers.count == 0:
-            early = times_left_early(
-                call, around.rank, around.config.ranks, around.store, around.serials
-            )
+            early = times_left_early(call, around)
             return (
                 f"left the barrier before all ranks had entered, {early} times" if early else None
             )
-        salt = next(self._salts)
-        config = around.config
-        pattern = self._operation.pattern(config.torch_dtype, config.ranks, salt)
+        pattern = self._buffers.pattern(next(self._salts))
         self._buffers.prepare_check(pattern)
         synchronize(around.device)
         call.run_once()
@@ -230,51 +217,10 @@ class _Examination:
 def wrong_value(buffers: Collective, pattern: Any) -> str | None:
     """Return the first wrong element after a call with the inputs of ``pattern``, None if none.
 
-    Outside of in-place operations a changed input is wrong as well. Local; changes nothing.
+    Outside of in-place operations a changed input is wrong as well. Local; compares on the host.
     """
-    expected = buffers.expected_output(pattern)
-    if expected is not None:
-        wrong = first_wrong(buffers.output.cpu(), expected.cpu())
+    for what, seen, expected in buffers.outcome(pattern):
+        wrong = first_wrong(seen.cpu(), expected.cpu())
         if wrong is not None:
-            return f"output {wrong}"
-    if buffers.in_place or not buffers.input.numel():
-        return None
-    seen = buffers.input.to("cpu", copy=True)
-    buffers.fill_input(pattern)
-    wrong = first_wrong(seen, buffers.input.cpu())
-    return None if wrong is None else f"input was changed: {wrong}"
-
-
-class _EagerCall:
-    """Runs the operation as a program does; see bench.barrier.BarrierCall."""
-
-    def __init__(self, call: Callable[[], None], device: torch.device) -> None:
-        self._call = call
-        self._device = device
-
-    def run_once(self) -> None:
-        self._call()
-        synchronize(self._device)
-
-    def enter(self, announce: Callable[[], None]) -> bool:
-        announce()
-        self.run_once()
-        return False
-
-
-class _ReplayCall:
-    """Runs the operation by replay; see bench.barrier.BarrierCall."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-
-    def run_once(self) -> None:
-        self._recording.replay()
-        self._recording.wait()
-
-    def enter(self, announce: Callable[[], None]) -> bool:
-        self._recording.replay()
-        early = self._recording.ends_within(BARRIER_ENDS_S)
-        announce()
-        self._recording.wait()
-        return early
+            return f"{what} {wrong}"
+    return None

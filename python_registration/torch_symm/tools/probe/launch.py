@@ -1,14 +1,12 @@
-"""Starts a run and carries it past operations that fail, die or hang."""
+"""Carries a run past operations that fail, die or hang."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch_symm.tools.probe.config import ProbeConfig
 from torch_symm.tools.probe.verdict import Result, Verdict
-from torch_symm.tools.probe.worker import probe_rank
-from torch_symm.tools.ranks.job import Gravity, RunFailed, Trouble, supervise
+from torch_symm.tools.ranks.job import Gravity, RunFailed, Trouble
 
 _VERDICTS = {
     Gravity.DIED: Verdict.DIED,
@@ -25,13 +23,13 @@ class ProbeJob:
         self._on_result = on_result
         self._case = 0
 
-    def assignment(self) -> dict[str, Any] | None:
+    def assignment(self) -> tuple[ProbeConfig, int] | None:
         """Return where the next set of ranks begins, None after the last operation."""
         if self._case == len(self._config.cases):
             return None
-        return {"config": self._config.to_json(), "case": self._case}
+        return self._config, self._case
 
-    def received(self, content: Any) -> None:
+    def received(self, content: Result) -> None:
         """Take the result of one operation."""
         self._case += 1
         self._on_result(content)
@@ -48,11 +46,3 @@ class ProbeJob:
             reason = f"{trouble.reason} ({trouble.what.partition(': ')[2]})"
             verdict = _VERDICTS[trouble.gravity]
             self.received(Result(backend, name, verdict, reason, trouble.rank))
-
-
-def run(config: ProbeConfig, on_result: Callable[[Result], None]) -> None:
-    """Examine all of ``config``; ``on_result`` is called in the process that leads.
-
-    Collective over torchrun's processes. Raises RunFailed.
-    """
-    supervise(probe_rank, ProbeJob(config, on_result), config.ranks)

@@ -26,15 +26,14 @@ from torch_symm.tools.bench.collectives import (
     SendRecv,
     all_gather_tensor,
 )
-from torch_symm.tools.bench.config import OPS
-from torch_symm.tools.bench.pattern import Pattern
+from torch_symm.tools.bench.pattern import OPS, Pattern
 
 
 class AllGatherList(AllGather):
     """all_gather into a list of tensors."""
 
     def call(self, group: dist.ProcessGroup) -> None:
-        dist.all_gather(self._shares(self.output), self.input, group=group)
+        dist.all_gather(self.output_shares, self.input, group=group)
 
 
 class ReduceScatterList(ReduceScatter):
@@ -42,14 +41,14 @@ class ReduceScatterList(ReduceScatter):
 
     def call(self, group: dist.ProcessGroup) -> None:
         op = OPS[self.context.op]
-        dist.reduce_scatter(self.output, self._shares(self.input), op=op, group=group)
+        dist.reduce_scatter(self.output, self.input_shares, op=op, group=group)
 
 
 class AllToAllList(AllToAll):
     """all_to_all between lists of tensors."""
 
     def call(self, group: dist.ProcessGroup) -> None:
-        dist.all_to_all(self._shares(self.output), self._shares(self.input), group=group)
+        dist.all_to_all(self.output_shares, self.input_shares, group=group)
 
 
 class AllToAllUneven(AllToAll):
@@ -106,6 +105,7 @@ class Several(Collective):
 
     in_place_exists = False
     has_op = True
+    output_is_whole = True
 
     def allocate(self) -> None:
         self.input, self._sum = self._empty(1), self._empty(1)
@@ -118,9 +118,6 @@ class Several(Collective):
         self._sum.add_(self.context.rank)
         all_gather_tensor(self._gathered_part, self._sum, group=group)
         dist.all_to_all_single(self._exchanged_part, self._gathered_part, group=group)
-
-    def fill_input(self, pattern: Pattern) -> None:
-        self._write(self.input, pattern, self.context.rank)
 
     def expected_output(self, pattern: Pattern) -> torch.Tensor | None:
         ranks = [*range(self.context.world_size), *[self.context.rank] * self.context.world_size]
@@ -146,16 +143,8 @@ class Operation:
         context = CallContext(rank, world_size, world_size - 1, self.op, dtype, device)
         # At least four elements, so that every part of a split is there.
         count = max(self.kind.count_of(size, dtype.itemsize, world_size), 4)
-        return self.kind(context, 0 if self.kind is Barrier else count, in_place=self.in_place)
-
-    @property
-    def in_place(self) -> bool:
-        """Tell whether the operation has a form in place only."""
-        return not self.kind.out_of_place_exists
-
-    def pattern(self, dtype: torch.dtype, world_size: int, salt: int) -> Pattern:
-        """Return the inputs of every rank for ``salt``."""
-        return Pattern(dtype, self.op if self.kind.has_op else "none", world_size, salt)
+        in_place = not self.kind.out_of_place_exists
+        return self.kind(context, 0 if self.kind is Barrier else count, in_place)
 
 
 OPERATIONS: dict[str, Operation] = {

@@ -1,46 +1,44 @@
-"""Shows results as they arrive, then a summary with reasons; writes JSON."""
+"""Shows results as they arrive, then a summary with reasons."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from torch_symm.tools.command import Report
 from torch_symm.tools.probe.config import ProbeConfig
 from torch_symm.tools.probe.verdict import Result
-from torch_symm.tools.record_file import write_records
 
 _NOT_EXAMINED = "-"
 
 
-class Report:
-    """Collects the results of one run. Used by one process only."""
+class ProbeReport(Report):
+    """Shows each result, and at its end the summary. Its records are the results."""
+
+    name = "results"
 
     def __init__(
         self, config: ProbeConfig, machine: dict[str, str | int], console: Console
     ) -> None:
-        self.results: list[Result] = []
-        self._config = config
-        self._machine = machine
-        self._console = console
+        super().__init__(config, machine, len(config.cases), console)
 
-    def show_machine(self) -> None:
-        """Print what the results were found on."""
-        for key, value in self._machine.items():
-            self._text(f"# {key}: {value}")
+    def __exit__(self, *exception: object) -> None:
+        """Print the table, then the reason of every bad verdict."""
+        self._console.print(self.summary())
+        for result in self.records:
+            if not result.verdict.good:
+                self._text(f"{result.backend} {result.operation}: {_in_words(result)}")
 
     def add(self, result: Result) -> None:
         """Show one more result."""
-        self.results.append(result)
-        number = f"{len(self.results)}/{len(self._config.cases)}"
+        self.records.append(result)
+        number = f"{len(self.records)}/{self._total}"
         self._text(f"[{number}] {result.backend} {result.operation}: {_in_words(result)}")
 
     def failed(self) -> bool:
         """Tell whether an operation of the first backend has a bad verdict, or none."""
         first = self._config.backends[0]
-        good = [r for r in self.results if r.backend == first and r.verdict.good]
+        good = [r for r in self.records if r.backend == first and r.verdict.good]
         return len(good) < sum(backend == first for backend, _ in self._config.cases)
 
     def summary(self) -> Table:
@@ -49,35 +47,11 @@ class Report:
         table.add_column("operation", no_wrap=True)
         for backend in self._config.backends:
             table.add_column(backend)
-        verdicts = {(r.backend, r.operation): r.verdict for r in self.results}
+        cells = {(r.backend, r.operation): r.verdict.value for r in self.records}
         for name in dict.fromkeys(name for _, name in self._config.cases):
-            cells = []
-            for backend in self._config.backends:
-                verdict = verdicts.get((backend, name))
-                cells.append(_NOT_EXAMINED if verdict is None else verdict.value)
-            table.add_row(name, *cells)
+            row = (cells.get((backend, name), _NOT_EXAMINED) for backend in self._config.backends)
+            table.add_row(name, *row)
         return table
-
-    def show_summary(self) -> None:
-        """Print the table, then the reason of every bad verdict."""
-        self._console.print(self.summary())
-        for result in self.results:
-            if not result.verdict.good:
-                self._text(f"{result.backend} {result.operation}: {_in_words(result)}")
-
-    def write_json(self, path: Path) -> None:
-        """Write the machine, the options and every result to ``path``."""
-        document: dict[str, Any] = {
-            "machine": self._machine,
-            "config": self._config.to_json(),
-            "complete": len(self.results) == len(self._config.cases),
-            "results": [result.to_json() for result in self.results],
-        }
-        write_records(path, document)
-
-    def _text(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-        self._console.file.flush()
 
 
 def _in_words(result: Result) -> str:

@@ -8,6 +8,7 @@ what is left. Under torchrun every process that it started watches one rank.
     process     what runs in a rank's process, and what it tells its supervisor
     supervisor  starts a set of ranks, listens to them, ends them
     job         sets of ranks, one after the other, that do what a tool's job asks for
+    session     what the work of one rank shares: its device and the control group
     device      the device of a rank
     graph       capture of a CUDA graph that survives a failing operation
 """

@@ -21,13 +21,14 @@ def open_device(kind: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def device_problem(kind: str) -> str:
-    """Return the sentence that says why ``kind`` cannot be used here, or ""."""
+def check_device(kind: str) -> None:
+    """Raise ValueError, with the reason, where ``kind`` cannot be used here."""
     if kind == "cpu" or torch.cuda.is_available():
-        return ""
+        return
+    problem = "torch sees no GPU"
     if torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} is built without CUDA"
-    return "torch sees no GPU"
+        problem = f"torch {torch.__version__} is built without CUDA"
+    raise ValueError(f"--device: {kind} cannot be used here: {problem}")
 
 
 def default_ranks(kind: str) -> int:

@@ -17,13 +17,13 @@ A set starts in a fraction of a second, and each rank is a process in which no o
 from __future__ import annotations
 
 import itertools
-import json
 import os
+import pickle
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Protocol
@@ -32,11 +32,9 @@ import torch.distributed as dist
 
 from torch_symm.tools.ranks.launched import launched_world_size
 from torch_symm.tools.ranks.process import (
-    Begin,
-    Complaint,
-    Finished,
     Messenger,
     RankContext,
+    Status,
     Work,
 )
 from torch_symm.tools.ranks.supervisor import RankReport, Supervisor
@@ -65,7 +63,7 @@ class Gravity(IntEnum):
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a set of ranks was ended. ``what`` and ``tag`` are the rank's latest Begin."""
+    """Why a set of ranks was ended. ``what`` and ``tag`` are the rank's status."""
 
     rank: int
     gravity: Gravity
@@ -81,7 +79,7 @@ class Job(Protocol):
     """What the leader asks and tells. All calls come from the thread of supervise()."""
 
     def assignment(self) -> Any | None:
-        """Return what the next set of ranks does, ready for JSON; None: nothing is left."""
+        """Return what the next set of ranks does; None: nothing is left."""
 
     def received(self, content: Any) -> None:
         """Take what rank 0 sent."""
@@ -96,39 +94,33 @@ class _Watched:
 
     report: RankReport
     deadline: float
-    latest: Begin = field(default_factory=lambda: Begin("starting", _START_S))
-    complaint: str | None = None
+    status: Status = field(default_factory=lambda: Status("starting", _START_S))
     # The set is broken, so a complaint is no longer the ranks' own matter.
     blamed: bool = False
-    finished: bool = False
 
     def take(self, message: Any) -> bool:
         """Note what the rank says of itself; tell whether ``message`` is that."""
-        if isinstance(message, Begin):
-            self.latest = message
-            self.complaint = None
-            self.deadline = time.monotonic() + message.limit_s
-        elif isinstance(message, Complaint):
-            self.complaint = message.reason
-        elif isinstance(message, Finished):
-            self.finished = True
-            self.deadline = time.monotonic() + _LEAVE_S
-        else:
+        if not isinstance(message, Status):
             return False
+        self.status = message
+        if message.finished:
+            self.deadline = time.monotonic() + _LEAVE_S
+        elif message.complaint is None:
+            self.deadline = time.monotonic() + message.limit_s
         return True
 
     def trouble(self) -> Trouble | None:
         """Return what is wrong with the rank, None while it works and after it has finished."""
-        if self.finished:
+        if self.status.finished:
             return None
         if self.report.error is not None:
             return self._trouble(Gravity.RAISED, self.report.reason)
-        if self.complaint is not None and self.blamed:
-            return self._trouble(Gravity.RAISED, self.complaint)
+        if self.status.complaint is not None and self.blamed:
+            return self._trouble(Gravity.RAISED, self.status.complaint)
         if self.report.exit_code is not None:
             return self._trouble(Gravity.DIED, _exit_text(self.report.exit_code))
         if self.late():
-            return self._trouble(Gravity.LATE, f"did not finish within {self.latest.limit_s:.0f} s")
+            return self._trouble(Gravity.LATE, f"did not finish within {self.status.limit_s:.0f} s")
         return None
 
     def late(self) -> bool:
@@ -140,12 +132,12 @@ class _Watched:
         code = self.report.exit_code
         if self.report.error is not None:
             print(self.report.error, file=sys.stderr)
-        if self.finished and code not in (0, -signal.SIGKILL):
+        if self.status.finished and code not in (0, -signal.SIGKILL):
             how = f"{_exit_text(code)} after its work, on leaving its groups"
             print(f"rank {self.report.rank} {how}", file=sys.stderr)
 
     def _trouble(self, gravity: Gravity, reason: str) -> Trouble:
-        return Trouble(self.report.rank, gravity, reason, self.latest.what, self.latest.tag)
+        return Trouble(self.report.rank, gravity, reason, self.status.what, self.status.tag)
 
 
 def _exit_text(code: int) -> str:
@@ -158,37 +150,38 @@ def _exit_text(code: int) -> str:
 
 
 def _do_work(
-    rank: int, messenger: Messenger, work: Work, contexts: dict[int, RankContext], assignment: Any
+    rank: int, messenger: Messenger, work: Work, place: tuple[int, str, int, str], assignment: Any
 ) -> None:
-    os.environ.update(contexts[rank].environment)
-    work(contexts[rank], assignment, messenger)
+    # A launcher has set LOCAL_RANK for its ranks already.
+    if launched_world_size() is None:
+        os.environ["LOCAL_RANK"] = str(rank)
+    work(RankContext(rank, *place), assignment, messenger)
 
 
+def _await_count(store: dist.Store, key: str, arrived: int, total: int) -> None:
+    """Add ``arrived`` to the count at ``key`` and wait until it is ``total``."""
+    count = store.add(key, arrived)
+    while count < total:
+        time.sleep(_POLL_S)
+        count = store.add(key, 0)
+
+
+@dataclass
 class _JobRunner:
     """Runs a job's assignments as sets of ranks.
 
-    ``work`` is a function of a module, called in every rank. ``store`` is at ``host``:``port`` and
-    reaches all watchers; ``prefix`` keeps this run apart from others on it. Not thread safe.
+    ``work`` is a function of a module, called in every rank. ``store`` is at ``address``, host and
+    port, and reaches all watchers; ``prefix`` keeps this run apart from others on it. Not thread
+    safe.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        job: Job,
-        world_size: int,
-        local_ranks: Sequence[int],
-        store: dist.Store,
-        address: tuple[str, int],
-        prefix: str = "symm_ranks",
-    ) -> None:
-        self._work = work
-        self._job = job
-        self._world_size = world_size
-        self._local_ranks = local_ranks
-        self._leads = 0 in local_ranks
-        self._store = store
-        self._address = address
-        self._prefix = prefix
+    work: Work
+    job: Job
+    world_size: int
+    local_ranks: Sequence[int]
+    store: dist.Store
+    address: tuple[str, int]
+    prefix: str = "symm_ranks"
 
     def run(self) -> None:
         """Run sets of ranks until the job has nothing left. Collective over the watchers."""
@@ -197,78 +190,65 @@ class _JobRunner:
             if assignment is None:
                 return
             trouble = self._run_set(number, assignment)
-            if self._leads:
-                self._job.ended(trouble)
+            if 0 in self.local_ranks:
+                self.job.ended(trouble)
 
     def _key(self, number: int, name: str) -> str:
-        return f"{self._prefix}/{number}/{name}"
+        return f"{self.prefix}/{number}/{name}"
 
     def _agree(self, number: int) -> Any | None:
         key = self._key(number, "assignment")
-        if self._leads:
-            assignment = self._job.assignment()
-            self._store.set(key, json.dumps(assignment))
+        if 0 in self.local_ranks:
+            assignment = self.job.assignment()
+            self.store.set(key, pickle.dumps(assignment))
             return assignment
-        self._store.wait([key], _LEADER_TIMEOUT)
-        return json.loads(self._store.get(key))
-
-    def _start(self, number: int, assignment: Any) -> Supervisor:
-        # A launcher has set LOCAL_RANK for its ranks already.
-        alone = len(self._local_ranks) == self._world_size
-        prefix, contexts = self._key(number, "ranks"), {}
-        for rank in self._local_ranks:
-            environment = {"LOCAL_RANK": str(rank)} if alone else {}
-            contexts[rank] = RankContext(
-                rank, self._world_size, *self._address, prefix, environment
-            )
-        # Not forks of this process: the store has a thread here.
-        return Supervisor(
-            _do_work, self._local_ranks, (self._work, contexts, assignment), method="forkserver"
-        )
+        self.store.wait([key], _LEADER_TIMEOUT)
+        return pickle.loads(self.store.get(key))
 
     def _run_set(self, number: int, assignment: Any) -> Trouble | None:
         """Run one set to its end; return the gravest trouble of all ranks, on the leader."""
-        supervisor = self._start(number, assignment)
+        place = (self.world_size, *self.address, self._key(number, "ranks"))
+        work = (self.work, place, assignment)
+        # Not forks of this process: the store has a thread here.
+        supervisor = Supervisor(_do_work, self.local_ranks, work, method="forkserver")
         limit = time.monotonic() + _START_S
-        ranks = {rank: _Watched(supervisor.report(rank), limit) for rank in self._local_ranks}
+        ranks = {rank: _Watched(supervisor.report(rank), limit) for rank in self.local_ranks}
         broken = self._key(number, "broken")
         try:
             while not self._all_left(supervisor, ranks):
                 self._listen(supervisor, ranks)
-                if self._publish(number, ranks) or self._store.check([broken]):
+                if self._publish(number, ranks) or self.store.check([broken]):
                     self._linger(number, supervisor, ranks)
                     break
         finally:
             supervisor.kill()
         for rank in ranks.values():
             rank.show_end()
-        self._await_all_ended(number)
-        return self._gravest(number) if self._leads else None
+        _await_count(self.store, self._key(number, "ended"), len(self.local_ranks), self.world_size)
+        return self._gravest(number) if 0 in self.local_ranks else None
 
     def _all_left(self, supervisor: Supervisor, ranks: dict[int, _Watched]) -> bool:
         """Tell whether all ranks have done their work and ended; kill those that do not leave."""
         running = supervisor.running()
         for rank in running:
-            if ranks[rank].finished and ranks[rank].late():
+            if ranks[rank].status.finished and ranks[rank].late():
                 print(f"rank {rank} was ended: it did not leave its groups", file=sys.stderr)
                 supervisor.kill([rank])
-        return not running and all(rank.finished for rank in ranks.values())
+        return not running and all(rank.status.finished for rank in ranks.values())
 
     def _listen(self, supervisor: Supervisor, ranks: dict[int, _Watched]) -> None:
         """Wait for news of the ranks, at most one poll interval, and take it."""
         for rank, message in supervisor.listen(_POLL_S):
             if not ranks[rank].take(message) and rank == 0:
-                self._job.received(message)
+                self.job.received(message)
 
     def _publish(self, number: int, ranks: dict[int, _Watched]) -> bool:
         """Publish the troubles of the local ranks; tell whether there are any."""
         found = [trouble for rank in ranks.values() if (trouble := rank.trouble()) is not None]
         for trouble in found:
-            self._store.set(
-                self._key(number, f"trouble/{trouble.rank}"), json.dumps(asdict(trouble))
-            )
+            self.store.set(self._key(number, f"trouble/{trouble.rank}"), pickle.dumps(trouble))
         if found:
-            self._store.set(self._key(number, "broken"), "1")
+            self.store.set(self._key(number, "broken"), "1")
         return bool(found)
 
     def _linger(self, number: int, supervisor: Supervisor, ranks: dict[int, _Watched]) -> None:
@@ -279,19 +259,12 @@ class _JobRunner:
             rank.blamed = True
         self._publish(number, ranks)
 
-    def _await_all_ended(self, number: int) -> None:
-        key = self._key(number, "ended")
-        ended = self._store.add(key, len(self._local_ranks))
-        while ended < self._world_size:
-            time.sleep(_POLL_S)
-            ended = self._store.add(key, 0)
-
     def _gravest(self, number: int) -> Trouble | None:
         troubles = []
-        for rank in range(self._world_size):
+        for rank in range(self.world_size):
             key = self._key(number, f"trouble/{rank}")
-            if self._store.check([key]):
-                troubles.append(Trouble(**json.loads(self._store.get(key))))
+            if self.store.check([key]):
+                troubles.append(pickle.loads(self.store.get(key)))
         return min(troubles, key=lambda trouble: (trouble.gravity, trouble.rank), default=None)
 
 
@@ -313,7 +286,4 @@ def supervise(work: Work, job: Job, world_size: int) -> None:
     prefix = f"symm_ranks/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     _JobRunner(work, job, world_size, (rank,), store, address, prefix).run()
     # The process that keeps the store, if it is one of these, must not end before the others.
-    done = store.add(f"{prefix}/done", 1)
-    while rank == 0 and done < world_size:
-        time.sleep(_POLL_S)
-        done = store.add(f"{prefix}/done", 0)
+    _await_count(store, f"{prefix}/done", 1, world_size if rank == 0 else 1)

@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,27 +23,19 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Begin:
-    """The rank starts ``what`` and has ``limit_s`` from now on, until it says the next thing.
+class Status:
+    """The rank does ``what`` and has ``limit_s`` from its beginning until it says the next thing.
 
-    ``tag`` is the tool's own: it comes back with the trouble, if there is any.
+    ``tag`` is the tool's own: it comes back with the trouble, if there is any. ``complaint`` says
+    what went wrong in it; the rank goes on, and the others may not know yet. Where it has
+    ``finished`` its work, what is left is to leave the groups and end.
     """
 
     what: str
     limit_s: float
     tag: Any = None
-
-
-@dataclass(frozen=True)
-class Complaint:
-    """What the rank has begun went wrong; it goes on, and the others may not know yet."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The rank's work is done; what is left is to leave the groups and end."""
+    complaint: str | None = None
+    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,18 +64,22 @@ class Messenger:
 
     def begin(self, what: str, limit_s: float, tag: Any = None) -> None:
         """Say what the rank does next and how long that may take."""
-        self.send(Begin(what, limit_s, tag))
+        self._say(Status(what, limit_s, tag))
 
     def complain(self, reason: str) -> None:
         """Say that what was begun went wrong here, before asking the others how they fared.
 
         If they hang in it, this is what counts, and not that they hang.
         """
-        self.send(Complaint(reason))
+        self._say(replace(self._status, complaint=reason))
 
     def finish(self) -> None:
         """Say that the work is done, before leaving the groups."""
-        self.send(Finished())
+        self._say(replace(self._status, finished=True))
+
+    def _say(self, status: Status) -> None:
+        self._status = status
+        self.send(status)
 
     def send(self, content: Any) -> None:
         """Hand ``content`` to the supervisor; the tool's own of rank 0 reaches its job."""
@@ -103,7 +99,6 @@ class RankContext:
     host: str
     port: int
     prefix: str
-    environment: dict[str, str]
 
     def connect(self, timeout_s: float) -> dist.Store:
         """Return the store that all ranks of this set share and no other set does."""

@@ -1,16 +1,62 @@
-"""The description of the machine that stands at the head of every result."""
+"""What the tools tell about this machine: its processor and its GPUs."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torch_symm._registration import load
-from torch_symm.tools.gpus import driver_version, nccl_version, visible_gpus
+
+_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+_VERSION_BYTES = 80
+
+
+def driver_version() -> str | None:
+    """Return the version of the NVIDIA driver, None where there is none to be found."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        library = None
+    if library is not None and library.nvmlInit_v2() == 0:
+        text = ctypes.create_string_buffer(_VERSION_BYTES)
+        failed = library.nvmlSystemGetDriverVersion(text, _VERSION_BYTES)
+        library.nvmlShutdown()
+        if not failed:
+            return text.value.decode()
+    if _KERNEL_MODULE.exists():
+        if match := re.search(r"Module\D*([\d.]+)", _KERNEL_MODULE.read_text()):
+            return match[1]
+    return None
+
+
+def visible_gpus() -> list[dict[str, Any]]:
+    """Return name, memory and compute capability of every GPU that torch can use, in its order."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [
+        {
+            "name": gpu.name,
+            "memory_bytes": gpu.total_memory,
+            "capability": f"{gpu.major}.{gpu.minor}",
+        }
+        for gpu in map(torch.cuda.get_device_properties, range(count))
+    ]
+
+
+def nccl_version() -> str | None:
+    """Return the version of the NCCL that torch uses, None where it has none."""
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return ".".join(str(part) for part in torch.cuda.nccl.version())
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def _cpu_model() -> str:
