@@ -38,7 +38,8 @@ format() {
 # what includes a GPU vendor's headers, which need not be installed.
 tidy() {
   cmake -S . -B build/tidy -G Ninja -DSYMM_BUILD_TORCH=OFF -DSYMM_BUILD_TESTS=OFF \
-    -DSYMM_BUILD_CUDA=OFF -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE="$python" \
+    -DSYMM_BUILD_CUDA=OFF -DSYMM_UNITY_BUILD=OFF -DCMAKE_BUILD_TYPE=Release \
+    -DPython3_EXECUTABLE="$python" \
     >build/tidy.log 2>&1 ||
     { cat build/tidy.log; return 1; }
   find kernels symm_mem backend/engine -name '*.cpp' -not -path 'symm_mem/c10d/*' \

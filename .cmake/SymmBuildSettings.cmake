@@ -44,3 +44,20 @@ if(SYMM_SANITIZE)
     add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize=vptr>")
   endif()
 endif()
+
+# Headers are most of what a compiler reads here, torch's above all, so that several sources share
+# one translation unit. Names of unnamed namespaces are therefore unique in a folder.
+option(SYMM_UNITY_BUILD "Compile several sources of a folder as one; OFF for static analysis" ON)
+
+# The sources of each folder that bring no compile options of their own become one unit.
+function(symm_unite_folders target)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    get_filename_component(folder "${source}" DIRECTORY)
+    file(RELATIVE_PATH folder "${PROJECT_SOURCE_DIR}" "${folder}")
+    string(MAKE_C_IDENTIFIER "${folder}" group)
+    set_source_files_properties("${source}" TARGET_DIRECTORY ${target}
+                                PROPERTIES UNITY_GROUP "${group}")
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SYMM_UNITY_BUILD} UNITY_BUILD_MODE GROUP)
+endfunction()

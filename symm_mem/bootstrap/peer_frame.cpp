@@ -12,7 +12,7 @@ constexpr std::uint32_t kHasDescriptor = 1;
 constexpr std::uint32_t kIsPost = 2;
 
 template <typename Codec, typename Hello>
-void code_fields(Codec& codec, Hello& hello) {
+void code_hello(Codec& codec, Hello& hello) {
   codec.constant(kHelloMagic);
   codec.constant(kHelloVersion);
   codec.field(hello.rank);
@@ -24,14 +24,14 @@ void code_fields(Codec& codec, Hello& hello) {
 
 std::vector<std::uint8_t> encode_hello(const HelloFrame& hello) {
   ByteWriter writer;
-  code_fields(writer, hello);
+  code_hello(writer, hello);
   return writer.take();
 }
 
 std::optional<HelloFrame> parse_hello(std::span<const std::uint8_t> bytes) {
   ByteReader reader(bytes);
   HelloFrame hello;
-  code_fields(reader, hello);
+  code_hello(reader, hello);
   return reader.finished() ? std::optional(hello) : std::nullopt;
 }
 

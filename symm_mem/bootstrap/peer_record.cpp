@@ -28,7 +28,7 @@ bool is_plain_boot_id(const std::string& id) {
 
 // What follows magic and version.
 template <typename Codec, typename Record>
-void code_fields(Codec& codec, Record& record) {
+void code_record(Codec& codec, Record& record) {
   codec.field(record.rank);
   codec.field(record.world_size);
   codec.field(record.pid);
@@ -46,7 +46,7 @@ std::vector<std::uint8_t> encode_peer_record(const PeerRecord& record) {
   ByteWriter writer;
   writer.integer(PeerRecord::kMagic);
   writer.integer(PeerRecord::kVersion);
-  code_fields(writer, record);
+  code_record(writer, record);
   return writer.take();
 }
 
@@ -61,7 +61,7 @@ PeerRecord parse_peer_record(std::span<const std::uint8_t> bytes, int rank, int 
            version, "; every rank must run the same version of symm");
   }
   PeerRecord record;
-  code_fields(reader, record);
+  code_record(reader, record);
   if (!reader.finished()) {
     refuse(ErrorCode::kSecurity, rank, "its ", bytes.size(), " bytes are not one whole record");
   }

@@ -21,7 +21,15 @@ namespace symm {
 namespace {
 
 // What a rank says of its tensor, in the words of a round.
-enum Word : std::size_t { kProblem, kId, kOffset, kDtype, kDims, kShapeHash, kFirstSize };
+enum ViewWord : std::size_t {
+  kProblem,
+  kAllocationId,
+  kOffset,
+  kDtype,
+  kDims,
+  kShapeHash,
+  kFirstSize
+};
 constexpr std::size_t kNamedSizes = 6;
 using Words = std::vector<std::uint64_t>;
 
@@ -85,7 +93,7 @@ std::uint64_t hash_of(at::IntArrayRef sizes) {
 Words words_of(const at::Tensor& tensor, const Input& input, std::uint64_t id) {
   Words words(kFirstSize + kNamedSizes);
   words[kProblem] = static_cast<std::uint64_t>(input.problem);
-  words[kId] = id;
+  words[kAllocationId] = id;
   words[kOffset] = input.offset;
   words[kDtype] = static_cast<std::uint64_t>(tensor.scalar_type());
   words[kDims] = static_cast<std::uint64_t>(tensor.dim());
@@ -150,8 +158,9 @@ std::shared_ptr<SharedAllocation> agree(const at::Tensor& tensor, const Input& i
   }
   check_agreement(peers, everybody);
   const bool all_know =
-      known && std::all_of(everybody.begin(), everybody.end(),
-                           [&](const auto& theirs) { return theirs[kId] == words[kId]; });
+      known && std::all_of(everybody.begin(), everybody.end(), [&](const auto& theirs) {
+        return theirs[kAllocationId] == words[kAllocationId];
+      });
   return all_know ? known : input.allocation->share(group_name);
 }
 

@@ -36,7 +36,8 @@ void check_claims(const SegmentDescriptor& descriptor, std::size_t rank) {
 
 // `code` is that of the error, kNoError where there is none.
 template <typename Codec, typename Descriptor, typename Code, typename Text>
-void code_fields(Codec& codec, Descriptor& descriptor, Text& device_name, Code& code, Text& text) {
+void code_descriptor(Codec& codec, Descriptor& descriptor, Text& device_name, Code& code,
+                     Text& text) {
   codec.constant(kDescriptorMagic);
   codec.field(descriptor.protocol);
   codec.field(descriptor.device);
@@ -61,7 +62,7 @@ std::vector<std::uint8_t> SegmentDescriptor::encode() const {
   const std::string_view name = std::string_view(device_name).substr(0, kMaxDeviceName);
   const std::string_view text =
       std::string_view(error ? error->what() : "").substr(0, kMaxErrorText);
-  code_fields(writer, *this, name, code, text);
+  code_descriptor(writer, *this, name, code, text);
   return writer.take();
 }
 
@@ -70,7 +71,7 @@ SegmentDescriptor SegmentDescriptor::decode(std::span<const std::uint8_t> bytes,
   SegmentDescriptor descriptor;
   std::uint32_t code = kNoError;
   std::string text;
-  code_fields(reader, descriptor, descriptor.device_name, code, text);
+  code_descriptor(reader, descriptor, descriptor.device_name, code, text);
   if (!reader.finished()) {
     throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " sent a malformed descriptor");
   }
