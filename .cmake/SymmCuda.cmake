@@ -1,9 +1,11 @@
 # The CUDA device library libsymm_cuda.so: torch-free, with the CUDA runtime linked in, opened by
 # libsymm at run time. It needs a CUDA toolkit to build and neither a GPU nor a driver.
 #
-#   SYMM_BUILD_CUDA           AUTO: built when nvcc is found and nothing is sanitized; ON; OFF
-#   CMAKE_CUDA_ARCHITECTURES  as CMake takes them, e.g. "90"; where unset, machine code for three
-#                             and PTX of the last for newer ones
+#   SYMM_BUILD_CUDA           AUTO: built when nvcc is found, there is code to make for it (a GPU,
+#                             or architectures that are named) and nothing is sanitized; ON; OFF
+#   CMAKE_CUDA_ARCHITECTURES  as CMake takes them, e.g. "90"; where unset, machine code for the GPUs
+#                             of this machine; with ON and no GPU, "80-real;90-real;100": machine
+#                             code for three and PTX of the last for newer ones
 #   SYMM_CUDA_LIBRARY         a libsymm_cuda.so of another build, taken as it is; no toolkit needed
 #
 # Defines the target symm_cuda where it is built, and SYMM_CUDA_DIRECTORY, the folder of the build
@@ -42,6 +44,24 @@ if(NOT SYMM_BUILD_CUDA)
   return()
 endif()
 
+# The GPUs of this machine, e.g. "90-real".
+set(_cuda_present "")
+execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+                OUTPUT_VARIABLE _cuda_capabilities RESULT_VARIABLE _cuda_status ERROR_QUIET)
+if(_cuda_status EQUAL 0)
+  string(REGEX MATCHALL "[0-9]+\\.[0-9]" _cuda_capabilities "${_cuda_capabilities}")
+  list(REMOVE_DUPLICATES _cuda_capabilities)
+  foreach(capability IN LISTS _cuda_capabilities)
+    string(REPLACE "." "" capability "${capability}")
+    list(APPEND _cuda_present "${capability}-real")
+  endforeach()
+endif()
+if(SYMM_BUILD_CUDA STREQUAL "AUTO" AND NOT _cuda_present AND NOT CMAKE_CUDA_ARCHITECTURES)
+  message(STATUS "libsymm_cuda: left out, as this machine has no NVIDIA GPU and "
+                 "CMAKE_CUDA_ARCHITECTURES names none (SYMM_BUILD_CUDA=AUTO)")
+  return()
+endif()
+
 if(CMAKE_CUDA_COMPILER OR DEFINED ENV{CUDACXX})
   set(_cuda_found TRUE)
 else()
@@ -63,6 +83,9 @@ endif()
 
 # Empty, as a wheel's build may hand it on, means the default.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES ${_cuda_present})
+endif()
+if(NOT CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
 endif()
 if(SYMM_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
@@ -78,6 +101,11 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit REQUIRED)
 list(LENGTH CMAKE_CUDA_ARCHITECTURES _cuda_threads)
+# A sixth of the size, for milliseconds when a kernel is first loaded.
+set(_cuda_compress "")
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+  set(_cuda_compress "--compress-mode=size")
+endif()
 
 # The kernels and what launches them; the tests on a GPU link them directly.
 add_library(symm_cuda_kernels OBJECT ${SYMM_DEVICE_KERNELS} ${SYMM_DEVICE_LAUNCH})
@@ -89,7 +117,7 @@ foreach(target IN ITEMS symm_cuda_kernels symm_cuda)
   target_compile_options(
     ${target}
     PRIVATE
-      "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;--expt-relaxed-constexpr;--threads=${_cuda_threads}>"
+      "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;--expt-relaxed-constexpr;--threads=${_cuda_threads};${_cuda_compress}>"
       "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings -Xcompiler=-Wall,-Wextra,-Werror>")
   target_link_libraries(${target} PRIVATE CUDA::cudart_static Threads::Threads ${CMAKE_DL_LIBS})
   set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden
