@@ -1,14 +1,22 @@
 #!/usr/bin/env bash
 # Finds or makes the Python environment in which symm is built and tested, and writes its
 # interpreter's path to .cache/python. Does nothing, quickly, when all is there.
-#   PYTHON=...   the interpreter to start from (default: python3)
+#   .ci/setup.sh [run|test|lint]   what the environment must serve (default: lint, which is all)
+#   PYTHON=...                     the interpreter to start from (default: python3)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+readonly level=${1:-lint}
 readonly torch_requirement="torch==2.13.0"
-readonly tools=(pip numpy pytest pytest-timeout hypothesis expecttest "scikit-build-core>=0.11"
-  ninja nlohmann-json rich typer matplotlib scikit-learn ruff==0.17.5 clang-format==14.0.6
-  clang-tidy==14.0.6)
+tools=(pip numpy "scikit-build-core>=0.11" ninja nlohmann-json rich typer matplotlib scikit-learn)
+[ "$level" = run ] || tools+=(pytest pytest-timeout hypothesis expecttest)
+[ "$level" != lint ] || tools+=(ruff==0.17.5 clang-format==14.0.6 clang-tidy==14.0.6)
+
+export PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+export DEBIAN_FRONTEND=noninteractive
+# pip unpacks beside where it installs: /tmp may be too small for torch.
+mkdir -p .cache/tmp
+export TMPDIR=$PWD/.cache/tmp
 
 fail() {
   echo "setup: $*" >&2
@@ -19,15 +27,17 @@ system_packages() {
   local missing=()
   command -v g++ >/dev/null || missing+=(g++)
   cmake_is_new_enough || missing+=(cmake)
-  command -v ninja >/dev/null || missing+=(ninja-build)
-  [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] ||
-    missing+=(libgtest-dev)
+  if [ "$level" != run ]; then
+    command -v ninja >/dev/null || missing+=(ninja-build)
+    [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] ||
+      missing+=(libgtest-dev)
+  fi
   command -v "${PYTHON:-python3}" >/dev/null || missing+=(python3 python3-venv)
   has_python_headers || missing+=(python3-dev)
   [ ${#missing[@]} -eq 0 ] && return
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null
+    .ci/step "list of system packages" apt-get update
+    .ci/step "system packages (${missing[*]})" apt-get install -y "${missing[@]}"
     cmake_is_new_enough || fail "cmake 3.25 or newer is needed, the system has $(cmake_version)"
   else
     fail "install these system packages first: ${missing[*]} (cmake 3.25 or newer)"
@@ -36,12 +46,11 @@ system_packages() {
 
 # The model check of the signal protocols is skipped where there is none: nothing here may fail.
 model_checker() {
-  if command -v spin >/dev/null || [ -e .cache/no_spin ] || [ "$(id -u)" -ne 0 ] ||
-    ! command -v apt-get >/dev/null; then
+  if [ "$level" = run ] || command -v spin >/dev/null || [ -e .cache/no_spin ] ||
+    [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
     return 0
   fi
-  if ! { apt-get update -qq &&
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq spin >/dev/null; }; then
+  if ! { apt-get update -qq && apt-get install -y -qq spin; } >/dev/null 2>&1; then
     echo "setup: spin cannot be installed; the models of test/model will be skipped" >&2
     touch .cache/no_spin
   fi
@@ -84,6 +93,21 @@ pip_may_write() {
     sys.exit(managed or not os.access(sysconfig.get_path("purelib"), os.W_OK))' 2>/dev/null
 }
 
+# Makes .venv. Debian splits venv off Python; without it, pip fetches what does the same.
+virtual_environment() {
+  local start="${PYTHON:-python3}"
+  if "$start" -c 'import ensurepip, venv' 2>/dev/null; then
+    .ci/step "virtual environment" "$start" -m venv "$@" .venv
+  elif "$start" -c 'import pip' 2>/dev/null; then
+    .ci/step "virtualenv, as $start has no venv" \
+      "$start" -m pip install --progress-bar off --target .cache/virtualenv virtualenv
+    PYTHONPATH=.cache/virtualenv .ci/step "virtual environment" \
+      "$start" -m virtualenv --no-periodic-update "$@" .venv
+  else
+    fail "install these system packages first: python3-venv (or pip for $start)"
+  fi
+}
+
 make_environment() {
   local start="${PYTHON:-python3}" torch_folder
   if torch_folder=$(folder_of_torch "$start"); then
@@ -91,15 +115,15 @@ make_environment() {
       "$start" -c 'import sys; print(sys.executable)' >.cache/python
       return
     fi
-    "$start" -m venv --system-site-packages .venv
+    virtual_environment --system-site-packages
     # A virtual environment made from another one does not see that one's packages by itself.
     local site
     site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     echo "$torch_folder" >"$site/torch_of_the_system.pth"
   else
-    echo "setup: $start has no torch 2.11 or newer; installing $torch_requirement into .venv" >&2
-    "$start" -m venv .venv
-    .venv/bin/python -m pip install --quiet "$torch_requirement"
+    virtual_environment
+    .ci/step "$torch_requirement, as $start has no torch 2.11 or newer" \
+      .venv/bin/python -m pip install --progress-bar off "$torch_requirement"
   fi
   echo "$PWD/.venv/bin/python" >.cache/python
 }
@@ -136,6 +160,5 @@ fi
 python=$(cat .cache/python)
 mapfile -t missing < <(missing_tools "$python" "${tools[@]}")
 if [ ${#missing[@]} -gt 0 ]; then
-  echo "setup: installing ${missing[*]}" >&2
-  "$python" -m pip install --quiet "${missing[@]}"
+  .ci/step "Python packages" "$python" -m pip install --progress-bar off "${missing[@]}"
 fi
