@@ -3,31 +3,50 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build test conformance asan tsan hip huge demo bench lint docs clean
+.PHONY: help setup build build-tests test test-long test-all test-gpu conformance asan tsan hip huge demo bench lint \
+  wheel docs clean
 
 PY = $(shell cat .cache/python)
 JOBS ?= $(shell nproc)
 REPORTS := build/reports
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup:
 	@.ci/setup.sh
 
-build: setup  ## compiles the library and its tests, installs the package into the environment
-	@SYMM_BUILD_TESTS=ON CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
-	  $(PY) -m pip install --quiet --no-build-isolation --no-deps .
+build:  ## compiles what has changed and installs the package into the environment
+	@.ci/setup.sh run
+	@.ci/build.sh
 
-test: build  ## C++ unit and multi-rank tests, then the Python, fault and model tests
+build-tests:
+	@.ci/setup.sh test
+	@.ci/build.sh --tests
+
+test: build-tests  ## every kind of test in minutes; what takes long is left to test-all
 	@mkdir -p $(REPORTS)
-	ctest --test-dir build/Release -j $(JOBS) --output-on-failure --no-tests=error \
-	  --progress --output-junit $(CURDIR)/$(REPORTS)/ctest.xml
-	$(PY) -m pytest -q test/python test/fault test/model --junitxml=$(REPORTS)/pytest.xml
+	ctest --test-dir build/Release -j $(JOBS) --output-on-failure --no-tests=error --progress \
+	  --output-junit $(CURDIR)/$(REPORTS)/ctest.xml
+	$(PY) test/run_tests.py --jobs $(JOBS) -m "not long"
 
-conformance: build  ## PyTorch's own distributed tests, run against symm
+test-long: build-tests
+	$(PY) test/run_tests.py --jobs $(JOBS) -m long --reports $(REPORTS)/long
+
+test-all: test test-long conformance  ## test, the tests that take long, and PyTorch's own
+
+GPU_JOBS ?= 6
+test-gpu: build-tests  ## test/python, test/gpu and the faults on the GPUs at hand
+	$(PY) test/run_tests.py --jobs $(GPU_JOBS) --device cuda --ctest build/Release \
+	  --reports $(REPORTS)/gpu
+
+conformance: build-tests  ## PyTorch's own distributed tests, run against symm
 	@mkdir -p $(REPORTS)
 	$(PY) -m pytest -q test/conformance --junitxml=$(REPORTS)/conformance.xml
+
+wheel: ## dist/*.whl for the torch at hand, whose version is the wheel's local one
+	@.ci/setup.sh run
+	@.ci/wheel.sh
 
 # The torch-free part and all of its C++ tests, compiled with sanitizers. A finding fails its test.
 # TSan follows accesses by address: it judges ranks that are threads on one mapping
@@ -54,13 +73,17 @@ tsan: setup  ## the C++ tests under ThreadSanitizer
 hip: setup  ## builds libsymm_hip for AMD GPUs and tests that it loads
 	@JOBS=$(JOBS) .ci/hip.sh
 
-huge: build  ## tensors beyond 2^31 elements and 4 GiB on two ranks; needs 16 GiB of memory
+huge: build-tests  ## tensors beyond 2^31 elements and 4 GiB on two ranks; needs 16 GiB of memory
 	@mkdir -p $(REPORTS)
 	$(PY) -m pytest -q -m huge test/python/collectives/test_beyond_4gib.py \
 	  --junitxml=$(REPORTS)/huge.xml
 
-demo: build  ## trains small models with symm and shows what it does
-	$(PY) docs/examples/demo.py
+demo:  ## trains small models with symm and shows what it does
+	@.ci/step --begin "make demo: environment, build, then a training over symm and over gloo;\
+	 on 2 cores about 4 minutes the first time, half a minute later"
+	@$(MAKE) --no-print-directory build
+	@$(PY) docs/examples/demo.py
+	@.ci/step --table
 
 bench: build  ## bandwidth and latency beside gloo, with checked results
 	$(PY) -m torch_symm.bench --against gloo
@@ -68,7 +91,7 @@ bench: build  ## bandwidth and latency beside gloo, with checked results
 lint: setup  ## formatting, static checks and the structure test
 	@.ci/lint.sh
 
-docs: build  ## checks the documentation: links, described variables, programs that run
+docs: build-tests  ## checks the documentation: links, described variables, programs that run
 	$(PY) -m pytest -q test/structure/test_docs.py test/python/tools/test_doc_snippets.py
 
 clean:  ## removes what the build made; the environment stays

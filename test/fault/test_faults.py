@@ -10,6 +10,7 @@ if ON_CUDA:  # there every rank of every trial makes a context first
     TRIALS = {"F1": 11, "F2": 9, "F3": 2, "F4": 2, "F8": 7, "F9": 3}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault(name):
     messages = []

@@ -14,8 +14,10 @@ from survey import survey
 if missing_tools():
     pytest.skip(f"model check: {', '.join(missing_tools())} not installed", allow_module_level=True)
 
+LONG = ["host channels", "device channels"]
 PROTOCOLS = [
-    *["host channels", "device channels", "blocks of threads", "LL calls"],
+    *LONG,
+    *["blocks of threads", "LL calls"],
     *["barriers by LL packets", "p2p channels", "signal pads", "mailboxes"],
     *["device call records", "reports", "sleep and wake"],
 ]
@@ -36,7 +38,9 @@ def test_the_protocols_are_all_there(by_name):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in PROTOCOLS]
+)
 def test_protocol_holds_and_no_order_can_be_removed(name, checker, by_name):
     found = survey(by_name[name], checker)
     assert not found.problems, "\n".join(found.problems)

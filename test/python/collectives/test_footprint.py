@@ -26,6 +26,7 @@ from calls import (
 from harness import IS_SYMM, expect_no_mismatch, run_ranks
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.skipif(not IS_SYMM, reason="about this backend's own costs"),
     pytest.mark.cpu("what a GPU holds is in test_cuda_footprint.py; the rest has no device"),
 ]

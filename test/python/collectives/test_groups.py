@@ -265,6 +265,7 @@ def test_distributed_debug_detail():
     expect_no_mismatch(run_ranks(body, 3, env=env, before_init=dist.set_debug_level_from_env))
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not IS_SYMM, reason="gloo does not say who is missing")
 def test_ranks_that_never_join():
     """Two of four: the others raise when the time-out of set-up has passed, and not much later

@@ -343,7 +343,9 @@ def test_functional_collectives():
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
+)
 def test_functional_collectives_compiled(compiler):
     """The whole function is one graph, with the collectives in it."""
 

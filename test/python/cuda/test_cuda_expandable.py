@@ -181,6 +181,7 @@ def given_back(rank):
     return [] if lost < size // 2 else [f"{lost} bytes less are free after four more turns"]
 
 
+@pytest.mark.alone
 def test_memory_is_given_back():
     expect_no_mismatch(run_ranks(given_back, WORLD_SIZE, env=ENVIRONMENT))
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import model
 from harness import GPUS, WORLD_SIZE, crowded, expect_no_mismatch, resources, run_ranks
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.alone]
 
 MIB = 1 << 20
 CYCLES = 20 if crowded(WORLD_SIZE) else 100

@@ -274,6 +274,7 @@ def many_cycles(rank, early, late):
     return footprints
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_ten_thousand_cycles_leave_nothing():
     early, late = (50, 500) if crowded(2) else (1_000, 10_000)

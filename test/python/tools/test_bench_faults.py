@@ -144,8 +144,16 @@ def watch_wounded(wound: str, rows: mp.SimpleQueue) -> None:
             "abort",
             r"rank 1: was ended by SIGABRT \(gloo all_reduce 128 eager in_place, first call\)",
         ),
-        ("hang", r"rank [01]: did not finish within 10 s \(gloo all_reduce 128 eager in_place"),
-        ("raise", r"rank 1: the link is gone \(gloo all_reduce 128 eager in_place, first call\)"),
+        pytest.param(
+            "hang",
+            r"rank [01]: did not finish within 10 s \(gloo all_reduce 128 eager in_place",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "raise",
+            r"rank 1: the link is gone \(gloo all_reduce 128 eager in_place, first call\)",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_run_goes_on_without_a_backend_that_fails(wound: str, reason: str) -> None:

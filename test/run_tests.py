@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""Runs the Python tests, several files at once, and prints one table.
+
+    python test/run_tests.py                          # all of them on the CPU
+    python test/run_tests.py -m "not long"            # what `make test` runs
+    python test/run_tests.py --device cuda --jobs 6 --ctest build/Release  # what a GPU machine runs
+
+This process imports torch once and never uses it: each file is run by pytest in a fork of it, so
+that a file costs no import of torch, no library's threads exist where ranks are forked, and no test
+starts in a process in which another has initialised CUDA. Tests marked ``alone`` (they measure
+time, or count what a whole machine or GPU has) run afterwards, one file at a time.
+
+Writes the output of every file to REPORTS/logs and the results to REPORTS/pytest.xml (JUnit). The
+exit code is 1 if a test failed, if a file could not be collected, or if nothing ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("test/python", "test/fault", "test/model")
+NOTHING_COLLECTED = 5  # pytest's exit code
+
+
+@dataclass
+class Job:
+    """One file of tests, or the C++ tests of a label, and how it went."""
+
+    name: str
+    marker: str = ""  # pytest's -m
+    command: list[str] | None = None  # instead of pytest
+    started: float = 0.0
+    seconds: float = 0.0
+    status: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    suite: ElementTree.Element | None = None
+
+    def path(self, reports: Path, ending: str) -> Path:
+        stem = self.name.removeprefix("test/").replace("/", ".").replace(" ", "_")
+        return reports / "logs" / f"{stem}{ending}"
+
+    @property
+    def failed(self) -> bool:
+        return self.status not in (0, NOTHING_COLLECTED) or self.counts.get("failed", 0) > 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("paths", nargs="*", default=FOLDERS, help="files and folders of tests")
+    parser.add_argument("-m", "--marker", default="", help="pytest's marker expression")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files at once")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="sets SYMM_TEST_DEVICE")
+    parser.add_argument("--ctest", type=Path, help="a build whose C++ tests of the GPU run too")
+    parser.add_argument("--reports", type=Path, default=ROOT / "build/reports")
+    return parser.parse_args()
+
+
+def test_files(paths: list[str]) -> list[Path]:
+    files: list[Path] = []
+    for path in map(Path, paths):
+        files += sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+    return [file.resolve().relative_to(ROOT) for file in files]
+
+
+def both(*markers: str) -> str:
+    return " and ".join(f"({marker})" for marker in markers if marker)
+
+
+def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job]]:
+    """What may run beside others, longest first, and what runs alone."""
+    together, alone = [], []
+    files = sorted(test_files(arguments.paths), key=lambda file: -expected_seconds(file, arguments))
+    for file in files:
+        if "mark.alone" in (ROOT / file).read_text():
+            alone.append(Job(f"{file} alone", both("alone", arguments.marker)))
+        together.append(Job(str(file), both("not alone", arguments.marker)))
+    if arguments.ctest:
+        command = ["ctest", "--test-dir", str(arguments.ctest), "-L", "gpu", "--output-on-failure"]
+        alone.append(Job("C++ on a GPU", command=command))
+    return together, alone
+
+
+def expected_seconds(file: Path, arguments: argparse.Namespace) -> float:
+    """What the file took last time; without one, longer files first."""
+    report = Job(str(file)).path(arguments.reports, ".xml")
+    if report.exists():
+        return float(ElementTree.parse(report).getroot().find("testsuite").get("time", 0))
+    return (ROOT / file).stat().st_size / 1e4
+
+
+def run_file(job: Job, reports: Path) -> int:
+    """The life of a fork: pytest on one file, its output in the job's log."""
+    log = os.open(job.path(reports, ".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    xml = job.path(reports, ".xml")
+    xml.unlink(missing_ok=True)
+    if job.command:
+        return subprocess.run([*job.command, "--output-junit", str(xml)]).returncode
+    import pytest
+
+    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={xml}"]
+    options += ["-m", job.marker] if job.marker else []
+    return pytest.main([*options, job.name.removesuffix(" alone")])
+
+
+def read_report(job: Job, reports: Path) -> None:
+    xml = job.path(reports, ".xml")
+    job.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
+    if not xml.exists():
+        return
+    root = ElementTree.parse(xml).getroot()
+    job.suite = root if root.tag == "testsuite" else root.find("testsuite")
+    for case in job.suite.iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            job.counts["failed"] += 1
+        elif case.find("skipped") is not None:
+            job.counts["skipped"] += 1
+        else:
+            job.counts["passed"] += 1
+
+
+def show(job: Job, done: int, of: int, reports: Path) -> None:
+    counts = ", ".join(f"{number} {what}" for what, number in job.counts.items() if number)
+    print(
+        f"[{done}/{of}] {job.seconds:5.1f} s  {job.name}: {counts or 'nothing to run'}", flush=True
+    )
+    if job.failed:
+        print(job.path(reports, ".log").read_text(errors="replace"), flush=True)
+
+
+def run_all(jobs: list[Job], at_once: int, done: int, of: int, reports: Path) -> None:
+    waiting, running = collections.deque(jobs), {}
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            job = waiting.popleft()
+            job.started = time.monotonic()
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(run_file(job, reports))
+            running[pid] = job
+        pid, status = os.wait()
+        if job := running.pop(pid, None):
+            job.seconds = time.monotonic() - job.started
+            job.status = os.waitstatus_to_exitcode(status)
+            read_report(job, reports)
+            done += 1
+            show(job, done, of, reports)
+
+
+def write_report(jobs: list[Job], path: Path) -> None:
+    whole = ElementTree.Element("testsuites")
+    whole.extend(job.suite for job in jobs if job.suite is not None)
+    ElementTree.ElementTree(whole).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def reasons_of_skips(jobs: list[Job]) -> collections.Counter:
+    return collections.Counter(
+        skipped.get("message", "")
+        for job in jobs
+        if job.suite is not None
+        for skipped in job.suite.iter("skipped")
+    )
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    os.chdir(ROOT)
+    if arguments.device:
+        os.environ["SYMM_TEST_DEVICE"] = arguments.device
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    (arguments.reports / "logs").mkdir(parents=True, exist_ok=True)
+    together, alone = plan(arguments)
+    jobs, started = together + alone, time.monotonic()
+    importlib.import_module("torch.distributed")  # once, for every file
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    run_all(together, arguments.jobs, 0, len(jobs), arguments.reports)
+    run_all(alone, 1, len(together), len(jobs), arguments.reports)
+
+    write_report(jobs, arguments.reports / "pytest.xml")
+    for reason, number in reasons_of_skips(jobs).most_common():
+        print(f"skipped {number}: {reason}")
+    total = collections.Counter()
+    for job in jobs:
+        total.update(job.counts)
+    failed = [job.name for job in jobs if job.failed]
+    for name in failed:
+        print(f"FAILED {name}")
+    print(
+        f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped in "
+        f"{time.monotonic() - started:.0f} s, {arguments.jobs} files at once"
+    )
+    return 1 if failed or not total["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
