@@ -247,7 +247,7 @@ def replacing(pattern: str, text: str):
 
 
 # Sources with every kind of kernel, which are broken.
-BROKEN_SOURCES = {"signal", "move", "transfer", "reduce_bfloat16"}
+BROKEN_SOURCES = {"signal", "move", "transfer", "reduce_float16"}
 # Ways to break code, the GPUs whose code has what is broken, and by what it must be found.
 BREAKS = [
     ("no wait behind buffer_wbl2", "gfx90a gfx942", without_waits, "no release"),

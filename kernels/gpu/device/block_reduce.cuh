@@ -5,14 +5,22 @@
 // reals, PRODUCT ignores an integer's sign, MAX of bool is its OR. reduction_rule() maps each pair
 // to the compiled one. SUM, AVG and PREMUL_SUM are one rule: a factor of each source and a divisor
 // are facts of the call (multiplying by 1 and not dividing change no bit).
+//
+// A kernel is compiled for one rule (ElementRule), or for all rules of some dtypes (SharedRules),
+// where dtype and operator are facts of the call too. Rules that are seldom used share kernels:
+// what surrounds a reduction is three quarters of a kernel's machine code and of its time to
+// compile.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/core/numeric.hpp"
 #include "kernels/gpu/device/block_memory.cuh"
+#include "kernels/gpu/interface/call_params.hpp"
+#include "kernels/gpu/interface/kernel_table.hpp"
 
 namespace symm {
 
@@ -24,17 +32,79 @@ struct ReduceFacts {
   int world_size;
 };
 
+// The elements of a unit; widen and round convert one of them.
+template <class Storage, class Accumulate>
+struct UnitElements {
+  Storage value[kUnitBytes / sizeof(Storage)];
+
+  __device__ static UnitElements of(const Unit& unit) {
+    return __builtin_bit_cast(UnitElements, unit);
+  }
+  __device__ static Unit unit(const UnitElements& elements) {
+    return __builtin_bit_cast(Unit, elements);
+  }
+  __device__ static Accumulate widen(Storage element) {
+    return ElementTraits<Storage, Accumulate>::widen(element);
+  }
+  __device__ static Storage round(Accumulate element) {
+    return ElementTraits<Storage, Accumulate>::round(element);
+  }
+};
+
+// Sixteen 8-bit floats, which take some twenty instructions each to convert: a kernel has one copy.
+template <class Storage>
+requires(kGpuSharesReduceKernels && sizeof(Storage) == 1) struct UnitElements<Storage, float> {
+  float value[kUnitBytes];
+
+  __device__ SYMM_OUTLINED static UnitElements of(Unit unit) {
+    const auto narrow = __builtin_bit_cast(Narrow, unit);
+    UnitElements elements;
+#pragma unroll
+    for (std::size_t i = 0; i < kUnitBytes; ++i) {
+      elements.value[i] = Storage::to_float32(narrow.value[i]);
+    }
+    return elements;
+  }
+  __device__ SYMM_OUTLINED static Unit unit(UnitElements elements) {
+    Narrow narrow;
+#pragma unroll
+    for (std::size_t i = 0; i < kUnitBytes; ++i) {
+      narrow.value[i] = Storage::from_float32(elements.value[i]);
+    }
+    return __builtin_bit_cast(Unit, narrow);
+  }
+  __device__ static float widen(float element) { return element; }
+  __device__ static float round(float element) { return element; }
+
+ private:
+  struct Narrow {
+    Storage value[kUnitBytes];
+  };
+};
+
 // One rule: `op` is kSum for SUM, AVG and PREMUL_SUM, else the operator itself.
 template <Dtype dtype, ReduceOp op>
 struct ElementRule {
+  static constexpr bool kIsShared = false;
+  using Facts = ReduceFacts;
   using Storage = typename DtypeTraits<dtype>::Storage;
   using Accumulate = Accumulator<dtype, op == ReduceOp::kSum ? ReduceOp::kAvg : op>;
   using Traits = ElementTraits<Storage, Accumulate>;
   using Real = typename RealOf<Accumulate>::Type;
-  static constexpr int kPerUnit = static_cast<int>(kUnitBytes / sizeof(Storage));
+  static constexpr std::size_t kElementBytes = sizeof(Storage);
+  static constexpr int kPerUnit = static_cast<int>(kUnitBytes / kElementBytes);
 
-  __device__ static Accumulate prepare(Storage value, const ReduceFacts& facts, int rank) {
-    const Accumulate wide = Traits::widen(value);
+  __device__ static Facts facts_of(const double* factors, const CollectiveParams& call,
+                                   const GroupParams& group) {
+    return {factors, call.premultiplies, call.divisor, group.world_size};
+  }
+  // Calls `body` with the call's rule.
+  template <class Body>
+  __device__ static void visit(const Facts&, const Body& body) {
+    body(ElementRule{});
+  }
+
+  __device__ static Accumulate prepare(Accumulate wide, const ReduceFacts& facts, int rank) {
     if constexpr (op == ReduceOp::kSum && std::is_floating_point_v<Accumulate>) {
       if (facts.premultiplies) {
         return Arithmetic<Accumulate>::scale(wide,
@@ -43,16 +113,80 @@ struct ElementRule {
     }
     return wide;
   }
-  __device__ static Accumulate combine(Accumulate a, Accumulate b) {
+  __device__ static Accumulate combine(Accumulate a, Accumulate b, const Facts&) {
     return Reduction<op, Accumulate>::combine(a, b);
   }
-  __device__ static Storage finish(Accumulate value, const ReduceFacts& facts) {
+  __device__ static Accumulate finish(Accumulate value, const ReduceFacts& facts) {
     if constexpr (op == ReduceOp::kSum) {
       if (facts.divisor != 0) {
-        return Traits::round(Reduction<ReduceOp::kAvg, Accumulate>::finish(value, facts.divisor));
+        return Reduction<ReduceOp::kAvg, Accumulate>::finish(value, facts.divisor);
       }
     }
-    return Traits::round(Reduction<op, Accumulate>::finish(value, 0));
+    return Reduction<op, Accumulate>::finish(value, 0);
+  }
+};
+
+// Whether a rule has kernels of its own: sums and maxima that are common.
+constexpr bool has_own_kernels(Dtype dtype, ReduceOp op) {
+  if (!kGpuSharesReduceKernels) return true;
+  const bool has_common_max = dtype <= Dtype::kFloat32;
+  const bool has_common_sum =
+      dtype <= Dtype::kFloat64 || dtype == Dtype::kInt32 || dtype == Dtype::kInt64;
+  return (op == ReduceOp::kMax && has_common_max) || (op == ReduceOp::kSum && has_common_sum);
+}
+
+struct SharedFacts : ReduceFacts {
+  Dtype dtype;
+  ReduceOp op;
+};
+
+// The rules of a dtype that have no kernels of their own, in the accumulate type of its sum: order,
+// products and bit operations of integers give the same bits in a wider type.
+template <Dtype dtype>
+struct AnyOpRule : ElementRule<dtype, ReduceOp::kSum> {
+  using Facts = SharedFacts;
+  using Accumulate = typename ElementRule<dtype, ReduceOp::kSum>::Accumulate;
+
+  // By selection among all results, which is shorter than branches in every element of a unit.
+  __device__ static Accumulate combine(Accumulate a, Accumulate b, const Facts& facts) {
+    Accumulate result = a;
+    [&]<std::size_t... ops>(std::index_sequence<ops...>) {
+      (select<static_cast<ReduceOp>(ops)>(result, a, b, facts.op), ...);
+    }
+    (std::make_index_sequence<kReduceOpCount>{});
+    return result;
+  }
+
+ private:
+  template <ReduceOp op>
+  __device__ static void select(Accumulate& result, Accumulate a, Accumulate b, ReduceOp chosen) {
+    if constexpr (is_rule(dtype, op) && !has_own_kernels(dtype, op)) {
+      const Accumulate combined = Reduction<op, Accumulate>::combine(a, b);
+      result = chosen == op ? combined : result;
+    }
+  }
+};
+
+// The rules of these dtypes that have no kernels of their own.
+template <Dtype... dtypes>
+struct SharedRules {
+  static constexpr bool kIsShared = true;
+  using Facts = SharedFacts;
+  static constexpr std::size_t kElementBytes = 0;  // the call's
+
+  __device__ static Facts facts_of(const double* factors, const CollectiveParams& call,
+                                   const GroupParams& group) {
+    return {{factors, call.premultiplies, call.divisor, group.world_size}, call.dtype, call.op};
+  }
+  template <class Body>
+  __device__ static void visit(const Facts& facts, const Body& body) {
+    (visit_if<dtypes>(facts, body), ...);
+  }
+
+ private:
+  template <Dtype dtype, class Body>
+  __device__ static void visit_if(const Facts& facts, const Body& body) {
+    if (facts.dtype == dtype) body(AnyOpRule<dtype>{});
   }
 };
 
@@ -60,42 +194,40 @@ struct ElementRule {
 template <class Rule>
 class UnitSum {
  public:
-  using Storage = typename Rule::Storage;
-  struct Elements {
-    Storage value[Rule::kPerUnit];
-  };
+  using Facts = typename Rule::Facts;
+  using Elements = UnitElements<typename Rule::Storage, typename Rule::Accumulate>;
 
-  __device__ void add(const Unit& unit, const ReduceFacts& facts, int rank) {
-    const auto elements = __builtin_bit_cast(Elements, unit);
+  __device__ void add(const Unit& unit, const Facts& facts, int rank) {
+    const auto elements = Elements::of(unit);
 #pragma unroll
     for (int i = 0; i < Rule::kPerUnit; ++i) {
-      const auto value = Rule::prepare(elements.value[i], facts, rank);
-      sum_[i] = rank == 0 ? value : Rule::combine(sum_[i], value);
+      const auto value = Rule::prepare(Elements::widen(elements.value[i]), facts, rank);
+      sum_[i] = rank == 0 ? value : Rule::combine(sum_[i], value, facts);
     }
   }
-  __device__ Unit finish(const ReduceFacts& facts) const {
+  __device__ Unit finish(const Facts& facts) const {
     Elements elements;
 #pragma unroll
-    for (int i = 0; i < Rule::kPerUnit; ++i) elements.value[i] = Rule::finish(sum_[i], facts);
-    return __builtin_bit_cast(Unit, elements);
+    for (int i = 0; i < Rule::kPerUnit; ++i) {
+      elements.value[i] = Elements::round(Rule::finish(sum_[i], facts));
+    }
+    return Elements::unit(elements);
   }
 
  private:
   typename Rule::Accumulate sum_[Rule::kPerUnit];
 };
 
+// The reductions of one rule.
 template <class Rule>
-struct BlockReducer {
+struct RuleReducer {
+  using Facts = typename Rule::Facts;
   using Storage = typename Rule::Storage;
   using Accumulate = typename Rule::Accumulate;
-  static constexpr std::size_t kElementBytes = sizeof(Storage);
-  static constexpr std::size_t kAccumulateBytes = sizeof(Accumulate);
+  using Traits = typename Rule::Traits;
 
-  // destination[i] = the combination of sources[0..world)[i]. No barrier. These three are not
-  // inlined: algorithms call them in several places.
-  __device__ SYMM_OUTLINED_METHOD static void reduce(std::byte* destination,
-                                                     const void* const* sources, std::size_t count,
-                                                     ReduceFacts facts) {
+  __device__ static void reduce(std::byte* destination, const void* const* sources,
+                                std::size_t count, const Facts& facts) {
     bool aligned = is_aligned(destination, 16);
     for (int r = 0; r < facts.world_size; ++r) {
       aligned = aligned && is_aligned(load_shared(&sources[r]), 16);
@@ -106,29 +238,19 @@ struct BlockReducer {
       store_data(reinterpret_cast<Unit*>(destination) + u, combined);
     }
     for (std::size_t i = units * Rule::kPerUnit + threadIdx.x; i < count; i += blockDim.x) {
-      Accumulate sum = Rule::prepare(load_element<Storage>(load_shared(sources), i), facts, 0);
+      Accumulate sum = load(load_shared(sources), i, facts, 0);
       for (int r = 1; r < facts.world_size; ++r) {
-        const auto value = load_element<Storage>(load_shared(&sources[r]), i);
-        sum = Rule::combine(sum, Rule::prepare(value, facts, r));
+        sum = Rule::combine(sum, load(load_shared(&sources[r]), i, facts, r), facts);
       }
-      store_element(destination, i, Rule::finish(sum, facts));
+      store_element(destination, i, Traits::round(Rule::finish(sum, facts)));
     }
   }
 
-  // The ring's steps: out[i] = in[i] combined with this rank's source[i]; `in` null on rank 0.
-  __device__ SYMM_OUTLINED static void accumulate(std::byte* out, const std::byte* in,
-                                                  const std::byte* source, std::size_t count,
-                                                  ReduceFacts facts, int rank) {
-    for (std::size_t i = threadIdx.x; i < count; i += blockDim.x) {
-      store_element(out, i, partial(in, source, i, facts, rank));
-    }
-  }
-  __device__ SYMM_OUTLINED static void finish(std::byte* destination, const std::byte* in,
-                                              const std::byte* source, std::size_t count,
-                                              ReduceFacts facts, int rank) {
-    for (std::size_t i = threadIdx.x; i < count; i += blockDim.x) {
-      store_element(destination, i, Rule::finish(partial(in, source, i, facts, rank), facts));
-    }
+  // `in` combined with this rank's source[i]; `in` null on rank 0.
+  __device__ static Accumulate partial(const std::byte* in, const std::byte* source, std::size_t i,
+                                       const Facts& facts, int rank) {
+    const Accumulate own = load(source, i, facts, rank);
+    return in == nullptr ? own : Rule::combine(load_element<Accumulate>(in, i), own, facts);
   }
 
  private:
@@ -136,7 +258,7 @@ struct BlockReducer {
   static constexpr int kBatch = 4;
 
   __device__ static Unit reduce_unit(const void* const* sources, std::size_t u,
-                                     const ReduceFacts& facts) {
+                                     const Facts& facts) {
     UnitSum<Rule> sum;
     for (int base = 0; base < facts.world_size; base += kBatch) {
       Unit units[kBatch];
@@ -154,17 +276,60 @@ struct BlockReducer {
     return sum.finish(facts);
   }
 
-  __device__ static Accumulate partial(const std::byte* in, const std::byte* source, std::size_t i,
-                                       const ReduceFacts& facts, int rank) {
-    const Accumulate own = Rule::prepare(load_element<Storage>(source, i), facts, rank);
-    return in == nullptr ? own : Rule::combine(load_element<Accumulate>(in, i), own);
+  __device__ static Accumulate load(const void* source, std::size_t i, const Facts& facts,
+                                    int rank) {
+    return Rule::prepare(Traits::widen(load_element<Storage>(source, i)), facts, rank);
+  }
+};
+
+// By the call's rule. Not inlined: algorithms call these in several places.
+template <class R>
+struct BlockReducer {
+  using Rules = R;
+  using Facts = typename Rules::Facts;
+  static constexpr std::size_t kElementBytes = Rules::kElementBytes;
+
+  __device__ static std::size_t accumulate_bytes(const Facts& facts) {
+    std::size_t bytes = 0;
+    Rules::visit(facts, [&](auto rule) { bytes = sizeof(typename decltype(rule)::Accumulate); });
+    return bytes;
+  }
+
+  // destination[i] = the combination of sources[0..world)[i]. No barrier.
+  __device__ SYMM_OUTLINED_METHOD static void reduce(std::byte* destination,
+                                                     const void* const* sources, std::size_t count,
+                                                     Facts facts) {
+    Rules::visit(facts, [&](auto rule) {
+      RuleReducer<decltype(rule)>::reduce(destination, sources, count, facts);
+    });
+  }
+
+  // The ring's steps: out[i] = in[i] combined with this rank's source[i]; `in` null on rank 0.
+  __device__ SYMM_OUTLINED static void accumulate(std::byte* out, const std::byte* in,
+                                                  const std::byte* source, std::size_t count,
+                                                  Facts facts, int rank) {
+    Rules::visit(facts, [&](auto rule) {
+      for (std::size_t i = threadIdx.x; i < count; i += blockDim.x) {
+        store_element(out, i, RuleReducer<decltype(rule)>::partial(in, source, i, facts, rank));
+      }
+    });
+  }
+  __device__ SYMM_OUTLINED static void finish(std::byte* destination, const std::byte* in,
+                                              const std::byte* source, std::size_t count,
+                                              Facts facts, int rank) {
+    Rules::visit(facts, [&](auto rule) {
+      using Rule = decltype(rule);
+      for (std::size_t i = threadIdx.x; i < count; i += blockDim.x) {
+        const auto sum = RuleReducer<Rule>::partial(in, source, i, facts, rank);
+        store_element(destination, i, Rule::Traits::round(Rule::finish(sum, facts)));
+      }
+    });
   }
 };
 
 // For kernels that only move data.
 struct NoReducer {
   static constexpr std::size_t kElementBytes = 0;  // any
-  static constexpr std::size_t kAccumulateBytes = 1;
   __device__ static void reduce(std::byte*, const void* const*, std::size_t, const ReduceFacts&) {}
   __device__ static void accumulate(std::byte*, const std::byte*, const std::byte*, std::size_t,
                                     const ReduceFacts&, int) {}

@@ -1,4 +1,4 @@
-// The kernels of the collectives. A reducing kernel is instantiated for each rule.
+// The kernels of the collectives. `Rules` of a reducing kernel: see NOTE [Reduction rules].
 #pragma once
 
 #include "kernels/algorithms/all_gather.hpp"
@@ -45,12 +45,12 @@ __device__ inline void run_ll(const GroupParams& group, const CollectiveParams& 
   if (block_all(body(ll))) ll.end();
 }
 
-template <class Rule>
+template <class Rules>
 __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
     reduce_pipeline_kernel(const SYMM_GRID_CONSTANT GroupParams group,
                            const SYMM_GRID_CONSTANT CollectiveParams call,
                            const SYMM_GRID_CONSTANT WaitParams wait) {
-  run_channel<BlockReducer<Rule>>(group, call, wait, [&](auto& x) {
+  run_channel<BlockReducer<Rules>>(group, call, wait, [&](auto& x) {
     const std::size_t bytes = call.count * call.element_bytes;
     if (call.kind == CollectiveKind::kReduceScatter) {
       return reduce_scatter(x, call.parts, call.output);
@@ -71,7 +71,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
   });
 }
 
-template <class Rule>
+template <class Rules>
 __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, 1)
     reduce_ll_kernel(const SYMM_GRID_CONSTANT GroupParams group,
                      const SYMM_GRID_CONSTANT CollectiveParams call,
@@ -79,12 +79,12 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, 1)
   run_ll(group, call, wait, [&](LLCall& x) {
     switch (call.kind) {
       case CollectiveKind::kReduce:
-        return ll_reduce<Rule>(x, call);
+        return ll_reduce<Rules>(x, call);
       case CollectiveKind::kReduceScatter:
-        return ll_reduce_scatter<Rule>(x, call);
+        return ll_reduce_scatter<Rules>(x, call);
       default:
-        return call.algorithm == Algorithm::kLLTwoShot ? ll_all_reduce_two_shot<Rule>(x, call)
-                                                       : ll_all_reduce<Rule>(x, call);
+        return call.algorithm == Algorithm::kLLTwoShot ? ll_all_reduce_two_shot<Rules>(x, call)
+                                                       : ll_all_reduce<Rules>(x, call);
     }
   });
 }

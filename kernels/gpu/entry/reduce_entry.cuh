@@ -1,7 +1,8 @@
-// Instantiates the reducing kernels of a dtype.
+// Enters the reducing kernels of some dtypes.
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/gpu/entry/kernels.cuh"
@@ -9,23 +10,26 @@
 
 namespace symm {
 
-template <Dtype dtype, ReduceOp op>
-ReduceKernelPair reduce_kernel_pair() {
-  if constexpr (op_supports(op, dtype) &&
-                reduction_rule(dtype, op) == ReductionRule{dtype, op, 1}) {
-    using Rule = ElementRule<dtype, op>;
-    return {reinterpret_cast<const void*>(&reduce_ll_kernel<Rule>),
-            reinterpret_cast<const void*>(&reduce_pipeline_kernel<Rule>)};
+template <Dtype dtype, ReduceOp op, class Shared>
+void enter_rule(ReduceKernelTable& table) {
+  if constexpr (is_rule(dtype, op)) {
+    using Rules = std::conditional_t<has_own_kernels(dtype, op), ElementRule<dtype, op>, Shared>;
+    table[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)] = {
+        reinterpret_cast<const void*>(&reduce_ll_kernel<Rules>),
+        reinterpret_cast<const void*>(&reduce_pipeline_kernel<Rules>)};
   }
-  return {};
 }
 
-template <Dtype dtype>
-ReduceKernelRow reduce_kernel_row() {
-  return []<std::size_t... ops>(std::index_sequence<ops...>) {
-    return ReduceKernelRow{reduce_kernel_pair<dtype, static_cast<ReduceOp>(ops)>()...};
-  }
-  (std::make_index_sequence<kReduceOpCount>{});
+template <Dtype dtype, class Shared, std::size_t... ops>
+void enter_rules_of(ReduceKernelTable& table, std::index_sequence<ops...>) {
+  (enter_rule<dtype, static_cast<ReduceOp>(ops), Shared>(table), ...);
+}
+
+// Rules without kernels of their own share kernels with those of the other dtypes.
+template <Dtype... dtypes>
+void enter_rules(ReduceKernelTable& table) {
+  constexpr auto kOps = std::make_index_sequence<kReduceOpCount>{};
+  (enter_rules_of<dtypes, SharedRules<dtypes...>>(table, kOps), ...);
 }
 
 }  // namespace symm

@@ -1,4 +1,5 @@
 #include "kernels/gpu/entry/reduce_entry.cuh"
 
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kFloat32>();
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kComplex64>();
+void symm::reduce_float32(ReduceKernelTable& table) {
+  enter_rules<Dtype::kFloat32, Dtype::kFloat64, Dtype::kComplex64, Dtype::kComplex128>(table);
+}

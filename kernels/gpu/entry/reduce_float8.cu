@@ -1,4 +1,6 @@
 #include "kernels/gpu/entry/reduce_entry.cuh"
 
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kFloat8E4M3Fn>();
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kFloat8E5M2>();
+void symm::reduce_float8(ReduceKernelTable& table) {
+  enter_rules<Dtype::kFloat8E4M3Fn, Dtype::kFloat8E5M2, Dtype::kFloat8E4M3FnUz,
+              Dtype::kFloat8E5M2FnUz>(table);
+}

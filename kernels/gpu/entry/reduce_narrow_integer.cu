@@ -1,5 +1,5 @@
 #include "kernels/gpu/entry/reduce_entry.cuh"
 
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kInt8>();
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kUInt8>();
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kBool>();
+void symm::reduce_narrow_integer(ReduceKernelTable& table) {
+  enter_rules<Dtype::kInt8, Dtype::kUInt8, Dtype::kBool>(table);
+}

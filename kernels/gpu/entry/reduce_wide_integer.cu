@@ -1,5 +1,5 @@
 #include "kernels/gpu/entry/reduce_entry.cuh"
 
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kInt16>();
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kInt32>();
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kInt64>();
+void symm::reduce_wide_integer(ReduceKernelTable& table) {
+  enter_rules<Dtype::kInt16, Dtype::kInt32, Dtype::kInt64>(table);
+}

@@ -36,6 +36,8 @@ struct CollectiveParams {
   std::int32_t divisor;  // AVG: world size; else 0
   std::uint32_t element_bytes;
   std::uint32_t slot_bytes;  // bytes that a step puts in a slot at most
+  Dtype dtype;               // this and op: the compiled rule (ReductionRule) of a reduction
+  ReduceOp op;
   const void* input;
   void* output;
   std::uint64_t count;  // elements, as in CollectiveArgs

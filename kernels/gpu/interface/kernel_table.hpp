@@ -33,16 +33,24 @@ constexpr ReductionRule reduction_rule(Dtype dtype, ReduceOp op) {
   return {dtype, op, 1};
 }
 
-// The kernels of a compiled rule; null for other pairs.
+// Whether the pair is a compiled rule itself.
+constexpr bool is_rule(Dtype dtype, ReduceOp op) {
+  return op_supports(op, dtype) && reduction_rule(dtype, op) == ReductionRule{dtype, op, 1};
+}
+
+// The kernels of a compiled rule, or of several; null for other pairs.
 struct ReduceKernelPair {
   const void* ll = nullptr;        // reduce_ll_kernel
   const void* pipeline = nullptr;  // reduce_pipeline_kernel
 };
-using ReduceKernelRow = std::array<ReduceKernelPair, kReduceOpCount>;  // by operator
+using ReduceKernelTable = std::array<std::array<ReduceKernelPair, kReduceOpCount>, kDtypeCount>;
 
-// Instantiated for every dtype, in the translation units reduce_*.cu.
-template <Dtype dtype>
-ReduceKernelRow reduce_kernel_row();
+// Each enters the kernels of its dtypes, in the translation unit of its name.
+void reduce_float16(ReduceKernelTable& table);  // float16, bfloat16
+void reduce_float32(ReduceKernelTable& table);  // float32, float64, complex
+void reduce_float8(ReduceKernelTable& table);
+void reduce_narrow_integer(ReduceKernelTable& table);  // int8, uint8, bool
+void reduce_wide_integer(ReduceKernelTable& table);    // int16, int32, int64
 
 // Kernels that move data; move.cu and transfer.cu.
 const void* move_ll_kernel_address();

@@ -27,13 +27,15 @@ static_assert(kMultimemThreads == kBlockThreads);
 
 constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
 
-using ReduceTable = std::array<ReduceKernelRow, kDtypeCount>;
-
-const ReduceTable& reduce_table() {
-  static const ReduceTable table = []<std::size_t... dtypes>(std::index_sequence<dtypes...>) {
-    return ReduceTable{reduce_kernel_row<static_cast<Dtype>(dtypes)>()...};
-  }
-  (std::make_index_sequence<kDtypeCount>{});
+const ReduceKernelTable& reduce_table() {
+  static const ReduceKernelTable table = [] {
+    ReduceKernelTable entries;
+    for (const auto enter : {reduce_float16, reduce_float32, reduce_float8, reduce_narrow_integer,
+                             reduce_wide_integer}) {
+      enter(entries);
+    }
+    return entries;
+  }();
   return table;
 }
 
@@ -174,6 +176,8 @@ CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Pl
   call.slot_bytes = static_cast<std::uint32_t>(
       plan.chunk_bytes == 0 ? config_.layout.slot_bytes
                             : std::min<std::uint64_t>(plan.chunk_bytes, config_.layout.slot_bytes));
+  call.dtype = rule.dtype;
+  call.op = rule.op;
   call.input = args.input;
   call.output = args.output;
   call.count = args.count * elements;

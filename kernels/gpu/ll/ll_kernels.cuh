@@ -137,18 +137,18 @@ __device__ inline bool ll_barrier(LLCall& x) {
 }
 
 // Combines each unit of all ranks, this rank's being that of `own`, into `output`.
-template <class Rule>
+template <class Rules>
 __device__ inline bool ll_reduce_into(LLCall& x, const LLMessage& output, const LLMessage& own) {
   if (!x.receive_factors()) return false;
   for (std::size_t u = x.first_unit(); u < own.units(); u += x.unit_stride()) {
     Unit result;
-    if (!x.reduce<Rule>(u, own.load(u), x.facts(), &result)) return false;
+    if (!x.reduce<Rules>(u, own.load(u), x.facts<Rules>(), &result)) return false;
     output.store(u, result);
   }
   return true;
 }
 
-template <class Rule>
+template <class Rules>
 __device__ inline bool ll_all_reduce(LLCall& x, const CollectiveParams& call) {
   const LLMessage input = ll_input(call);
   const LLMessage output = ll_output(call);
@@ -160,13 +160,13 @@ __device__ inline bool ll_all_reduce(LLCall& x, const CollectiveParams& call) {
     if (peer != x.rank()) x.send_factor(peer);
   }
   x.refresh(input.units());
-  return ll_reduce_into<Rule>(x, output, input);
+  return ll_reduce_into<Rules>(x, output, input);
 }
 
 // Two hops: units are sent to the rank that owns their share, which combines them and sends the
 // results to all. An LL buffer holds the share's inputs first, its results after them. In place is
 // safe: a result arrives only after this rank's input for it was read and sent.
-template <class Rule>
+template <class Rules>
 __device__ inline bool ll_all_reduce_two_shot(LLCall& x, const CollectiveParams& call) {
   const LLMessage input = ll_input(call);
   const LLMessage output = ll_output(call);
@@ -190,7 +190,7 @@ __device__ inline bool ll_all_reduce_two_shot(LLCall& x, const CollectiveParams&
   const std::size_t count = begin_of(x.rank() + 1) - mine;
   for (std::size_t u = x.first_unit(); u < count; u += x.unit_stride()) {
     Unit result;
-    if (!x.reduce<Rule>(u, input.load(mine + u), x.facts(), &result)) return false;
+    if (!x.reduce<Rules>(u, input.load(mine + u), x.facts<Rules>(), &result)) return false;
     output.store(mine + u, result);
     for (int i = 1; i < x.world_size(); ++i) {
       x.send(nth_peer(x.rank(), i, x.world_size()), share + u, result);
@@ -209,7 +209,7 @@ __device__ inline bool ll_all_reduce_two_shot(LLCall& x, const CollectiveParams&
   return true;
 }
 
-template <class Rule>
+template <class Rules>
 __device__ inline bool ll_reduce(LLCall& x, const CollectiveParams& call) {
   const LLMessage input = ll_input(call);
   x.refresh(input.units());
@@ -218,10 +218,10 @@ __device__ inline bool ll_reduce(LLCall& x, const CollectiveParams& call) {
     x.send_factor(call.root);
     return true;
   }
-  return ll_reduce_into<Rule>(x, ll_output(call), input);
+  return ll_reduce_into<Rules>(x, ll_output(call), input);
 }
 
-template <class Rule>
+template <class Rules>
 __device__ inline bool ll_reduce_scatter(LLCall& x, const CollectiveParams& call) {
   std::size_t used = 0;
   for (int i = 1; i < x.world_size(); ++i) {
@@ -232,8 +232,8 @@ __device__ inline bool ll_reduce_scatter(LLCall& x, const CollectiveParams& call
     x.send_factor(peer);
   }
   x.refresh(used);
-  return ll_reduce_into<Rule>(x, ll_message(call, call.output, call.parts[x.rank()].count),
-                              ll_part(call, x.rank()));
+  return ll_reduce_into<Rules>(x, ll_message(call, call.output, call.parts[x.rank()].count),
+                               ll_part(call, x.rank()));
 }
 
 }  // namespace symm

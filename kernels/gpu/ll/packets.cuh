@@ -128,9 +128,64 @@ class LLCall {
   }
 
   // Combines the unit of every rank, this one's being `own`, in rank order.
-  template <class Rule>
+  template <class Rules>
   __device__ SYMM_OUTLINED_METHOD bool reduce(std::size_t unit, const Unit& own,
-                                              const ReduceFacts& facts, Unit* result) {
+                                              const typename Rules::Facts& facts, Unit* result) {
+    if constexpr (!Rules::kIsShared) {
+      return reduce_by<Rules>(unit, own, facts, result);
+    } else {
+      bool ok = false;
+      Rules::visit(facts,
+                   [&](auto rule) { ok = reduce_by<decltype(rule)>(unit, own, facts, result); });
+      return ok;
+    }
+  }
+
+  // PREMUL_SUM: each sender's factor is in the last unit of its LL buffer.
+  __device__ void send_factor(int peer) const {
+    if (blockIdx.x != 0 || threadIdx.x != 0 || !call_.premultiplies) return;
+    const auto bits = __builtin_bit_cast(std::uint64_t, call_.factor);
+    send(peer, header_unit(),
+         Unit{{static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32), 0, 0}});
+  }
+  // By the whole block.
+  __device__ bool receive_factors() {
+    if (!call_.premultiplies) return true;
+    const int peer = static_cast<int>(threadIdx.x);
+    bool ok = true;
+    if (peer == rank()) {
+      state_.factor[peer] = call_.factor;
+    } else if (peer < world_size()) {
+      Unit unit;
+      ok = receive(peer, header_unit(), &unit);
+      const std::uint64_t bits = unit.words[0] | (static_cast<std::uint64_t>(unit.words[1]) << 32);
+      if (ok) state_.factor[peer] = __builtin_bit_cast(double, bits);
+    }
+    return block_all(ok);
+  }
+  template <class Rules>
+  __device__ typename Rules::Facts facts() const {
+    return Rules::facts_of(state_.factor, call_, group_);
+  }
+
+  // See NOTE [Stale packets]. `used`: units of a buffer that this call writes.
+  __device__ void refresh(std::size_t used) const {
+    if (epoch_ % kRefreshPeriod >= 2) return;
+    const std::size_t end = header_unit() + (call_.premultiplies ? 0 : 1);
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (peer == rank()) continue;
+      for (std::size_t unit = used + first_unit(); unit < end; unit += unit_stride()) {
+        send(peer, unit, Unit{});
+      }
+    }
+  }
+
+ private:
+  static constexpr int kBatch = 4;
+
+  template <class Rule>
+  __device__ __forceinline__ bool reduce_by(std::size_t unit, const Unit& own,
+                                            const typename Rule::Facts& facts, Unit* result) {
     UnitSum<Rule> sum;
     for (int base = 0; base < world_size(); base += kBatch) {
       Unit units[kBatch];
@@ -159,47 +214,6 @@ class LLCall {
     *result = sum.finish(facts);
     return true;
   }
-
-  // PREMUL_SUM: each sender's factor is in the last unit of its LL buffer.
-  __device__ void send_factor(int peer) const {
-    if (blockIdx.x != 0 || threadIdx.x != 0 || !call_.premultiplies) return;
-    const auto bits = __builtin_bit_cast(std::uint64_t, call_.factor);
-    send(peer, header_unit(),
-         Unit{{static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32), 0, 0}});
-  }
-  // By the whole block.
-  __device__ bool receive_factors() {
-    if (!call_.premultiplies) return true;
-    const int peer = static_cast<int>(threadIdx.x);
-    bool ok = true;
-    if (peer == rank()) {
-      state_.factor[peer] = call_.factor;
-    } else if (peer < world_size()) {
-      Unit unit;
-      ok = receive(peer, header_unit(), &unit);
-      const std::uint64_t bits = unit.words[0] | (static_cast<std::uint64_t>(unit.words[1]) << 32);
-      if (ok) state_.factor[peer] = __builtin_bit_cast(double, bits);
-    }
-    return block_all(ok);
-  }
-  __device__ ReduceFacts facts() const {
-    return {state_.factor, call_.premultiplies, call_.divisor, world_size()};
-  }
-
-  // See NOTE [Stale packets]. `used`: units of a buffer that this call writes.
-  __device__ void refresh(std::size_t used) const {
-    if (epoch_ % kRefreshPeriod >= 2) return;
-    const std::size_t end = header_unit() + (call_.premultiplies ? 0 : 1);
-    for (int peer = 0; peer < world_size(); ++peer) {
-      if (peer == rank()) continue;
-      for (std::size_t unit = used + first_unit(); unit < end; unit += unit_stride()) {
-        send(peer, unit, Unit{});
-      }
-    }
-  }
-
- private:
-  static constexpr int kBatch = 4;
 
   __device__ std::uint64_t packed(std::uint32_t data) const {
     return (static_cast<std::uint64_t>(epoch_) << 32) | data;

@@ -73,7 +73,7 @@ class BlockExecutor {
   __device__ std::size_t element_bytes() const {
     return known_value<Reducer::kElementBytes>(call_.element_bytes);
   }
-  __device__ std::size_t accumulate_bytes() const { return Reducer::kAccumulateBytes; }
+  __device__ std::size_t accumulate_bytes() const { return Reducer::accumulate_bytes(facts()); }
   __device__ bool in_place() const { return call_.location != 0; }
 
   __device__ Slice slice(std::size_t bytes) const {
@@ -224,9 +224,7 @@ class BlockExecutor {
 
   __device__ void took(std::uint32_t step) { steps_ = step + 1 > steps_ ? step + 1 : steps_; }
 
-  __device__ ReduceFacts facts() const {
-    return {state_.factor, call_.premultiplies, call_.divisor, world_size()};
-  }
+  __device__ auto facts() const { return Reducer::Rules::facts_of(state_.factor, call_, group_); }
 
   const GroupParams& group_;
   const CollectiveParams& call_;

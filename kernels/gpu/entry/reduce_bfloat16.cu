@@ -1,3 +1,0 @@
-#include "kernels/gpu/entry/reduce_entry.cuh"
-
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kBFloat16>();

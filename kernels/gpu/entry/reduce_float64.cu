@@ -1,4 +1,0 @@
-#include "kernels/gpu/entry/reduce_entry.cuh"
-
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kFloat64>();
-template symm::ReduceKernelRow symm::reduce_kernel_row<symm::Dtype::kComplex128>();
