@@ -85,6 +85,7 @@ requires(kGpuSharesReduceKernels && sizeof(Storage) == 1) struct UnitElements<St
 // One rule: `op` is kSum for SUM, AVG and PREMUL_SUM, else the operator itself.
 template <Dtype dtype, ReduceOp op>
 struct ElementRule {
+  static constexpr bool kIsShared = false;
   using Facts = ReduceFacts;
   using Storage = typename DtypeTraits<dtype>::Storage;
   using Accumulate = Accumulator<dtype, op == ReduceOp::kSum ? ReduceOp::kAvg : op>;
@@ -169,6 +170,7 @@ struct AnyOpRule : ElementRule<dtype, ReduceOp::kSum> {
 // The rules of these dtypes that have no kernels of their own.
 template <Dtype... dtypes>
 struct SharedRules {
+  static constexpr bool kIsShared = true;
   using Facts = SharedFacts;
   static constexpr std::size_t kElementBytes = 0;  // the call's
 

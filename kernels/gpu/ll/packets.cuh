@@ -131,10 +131,14 @@ class LLCall {
   template <class Rules>
   __device__ SYMM_OUTLINED_METHOD bool reduce(std::size_t unit, const Unit& own,
                                               const typename Rules::Facts& facts, Unit* result) {
-    bool ok = false;
-    Rules::visit(facts,
-                 [&](auto rule) { ok = reduce_by<decltype(rule)>(unit, own, facts, result); });
-    return ok;
+    if constexpr (!Rules::kIsShared) {
+      return reduce_by<Rules>(unit, own, facts, result);
+    } else {
+      bool ok = false;
+      Rules::visit(facts,
+                   [&](auto rule) { ok = reduce_by<decltype(rule)>(unit, own, facts, result); });
+      return ok;
+    }
   }
 
   // PREMUL_SUM: each sender's factor is in the last unit of its LL buffer.
@@ -180,8 +184,8 @@ class LLCall {
   static constexpr int kBatch = 4;
 
   template <class Rule>
-  __device__ bool reduce_by(std::size_t unit, const Unit& own, const typename Rule::Facts& facts,
-                            Unit* result) {
+  __device__ __forceinline__ bool reduce_by(std::size_t unit, const Unit& own,
+                                            const typename Rule::Facts& facts, Unit* result) {
     UnitSum<Rule> sum;
     for (int base = 0; base < world_size(); base += kBatch) {
       Unit units[kBatch];
