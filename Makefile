@@ -35,9 +35,9 @@ test-long: build-tests
 
 test-all: test test-long conformance  ## test, the tests that take long, and PyTorch's own
 
-GPU_JOBS ?= 6
+GPU_JOBS ?= 8
 test-gpu: build-tests  ## test/python, test/gpu and the faults on the GPUs at hand
-	$(PY) test/run_tests.py --jobs $(GPU_JOBS) --device cuda --ctest build/Release \
+	$(PY) test/run_tests.py --jobs $(GPU_JOBS) --device cuda --gpu-tests build/Release/test/symm_gpu_tests \
 	  --reports $(REPORTS)/gpu
 
 conformance: build-tests  ## PyTorch's own distributed tests, run against symm

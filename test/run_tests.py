@@ -3,12 +3,13 @@
 
     python test/run_tests.py                          # all of them on the CPU
     python test/run_tests.py -m "not long"            # what `make test` runs
-    python test/run_tests.py --device cuda --jobs 6 --ctest build/Release  # what a GPU machine runs
+    python test/run_tests.py --device cuda --jobs 6 --gpu-tests build/.../symm_gpu_tests
 
-This process imports torch once and never uses it: each file is run by pytest in a fork of it, so
-that a file costs no import of torch, no library's threads exist where ranks are forked, and no test
-starts in a process in which another has initialised CUDA. Tests marked ``alone`` (they measure
-time, or count what a whole machine or GPU has) run afterwards, one file at a time.
+This process imports torch and never uses it: each file is run by pytest in a fork of it, so that
+neither a file nor a rank spends time on imports, no library's threads exist where ranks are
+forked, and no test starts in a process in which another has initialised CUDA. Tests marked
+``alone`` (they measure time, or count what a machine or a GPU has) run afterwards, one file at a
+time.
 
 Writes the output of every file to REPORTS/logs and the results to REPORTS/pytest.xml (JUnit). The
 exit code is 1 if a test failed, if a file could not be collected, or if nothing ran.
@@ -30,12 +31,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("test/python", "test/fault", "test/model")
+# What tests and ranks would import again and again; none of it starts a thread or touches a GPU.
+IMPORTED_ONCE = (
+    *("pytest", "hypothesis", "numpy", "torch.distributed.tensor.parallel", "torch._dynamo"),
+    *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining"),
+    *("torch.distributed._symmetric_memory", "torch_symm", "torch_symm._C"),
+)
+# Started first where no earlier run says how long each takes.
+LONG_FILES = {
+    *("test_collectives.py", "test_ccl.py", "test_memory_providers.py", "test_models.py"),
+    *("test_symmetric_groups.py", "test_all_gather_matmul.py", "test_ranks.py", "test_exit.py"),
+}
+GPU_TESTS = "test/gpu"  # the name of its job
 NOTHING_COLLECTED = 5  # pytest's exit code
 
 
 @dataclass
 class Job:
-    """One file of tests, or the C++ tests of a label, and how it went."""
+    """One file of tests, or the C++ tests, and how it went."""
 
     name: str
     marker: str = ""  # pytest's -m
@@ -61,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("-m", "--marker", default="", help="pytest's marker expression")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files at once")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="sets SYMM_TEST_DEVICE")
-    parser.add_argument("--ctest", type=Path, help="a build whose C++ tests of the GPU run too")
+    parser.add_argument("--gpu-tests", type=Path, help="the C++ tests on a GPU, which run too")
     parser.add_argument("--reports", type=Path, default=ROOT / "build/reports")
     return parser.parse_args()
 
@@ -82,12 +95,16 @@ def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job]]:
     together, alone = [], []
     files = sorted(test_files(arguments.paths), key=lambda file: -expected_seconds(file, arguments))
     for file in files:
-        if "mark.alone" in (ROOT / file).read_text():
+        text = (ROOT / file).read_text()
+        if arguments.marker == "long" and "mark.long" not in text:
+            continue
+        if "mark.alone" in text:
             alone.append(Job(f"{file} alone", both("alone", arguments.marker)))
         together.append(Job(str(file), both("not alone", arguments.marker)))
-    if arguments.ctest:
-        command = ["ctest", "--test-dir", str(arguments.ctest), "-L", "gpu", "--output-on-failure"]
-        alone.append(Job("C++ on a GPU", command=command))
+    if arguments.gpu_tests:
+        report = Job(GPU_TESTS).path(arguments.reports, ".xml")
+        command = [str(arguments.gpu_tests.resolve()), "--gtest_brief=1"]
+        alone.append(Job(GPU_TESTS, command=[*command, f"--gtest_output=xml:{report}"]))
     return together, alone
 
 
@@ -96,7 +113,7 @@ def expected_seconds(file: Path, arguments: argparse.Namespace) -> float:
     report = Job(str(file)).path(arguments.reports, ".xml")
     if report.exists():
         return float(ElementTree.parse(report).getroot().find("testsuite").get("time", 0))
-    return (ROOT / file).stat().st_size / 1e4
+    return (ROOT / file).stat().st_size / 1e4 + 100 * (file.name in LONG_FILES)
 
 
 def run_file(job: Job, reports: Path) -> int:
@@ -107,9 +124,8 @@ def run_file(job: Job, reports: Path) -> int:
     xml = job.path(reports, ".xml")
     xml.unlink(missing_ok=True)
     if job.command:
-        return subprocess.run([*job.command, "--output-junit", str(xml)]).returncode
-    import pytest
-
+        return subprocess.run(job.command).returncode
+    pytest = importlib.import_module("pytest")
     options = ["-q", "-p", "no:cacheprovider", f"--junitxml={xml}"]
     options += ["-m", job.marker] if job.marker else []
     return pytest.main([*options, job.name.removesuffix(" alone")])
@@ -121,7 +137,7 @@ def read_report(job: Job, reports: Path) -> None:
     if not xml.exists():
         return
     root = ElementTree.parse(xml).getroot()
-    job.suite = root if root.tag == "testsuite" else root.find("testsuite")
+    job.suite = root if root.tag == "testsuite" or job.command else root.find("testsuite")
     for case in job.suite.iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
             job.counts["failed"] += 1
@@ -185,7 +201,8 @@ def main() -> int:
     (arguments.reports / "logs").mkdir(parents=True, exist_ok=True)
     together, alone = plan(arguments)
     jobs, started = together + alone, time.monotonic()
-    importlib.import_module("torch.distributed")  # once, for every file
+    for module in IMPORTED_ONCE:
+        importlib.import_module(module)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     run_all(together, arguments.jobs, 0, len(jobs), arguments.reports)
