@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .PHONY: help setup build build-tests test test-long test-all test-gpu conformance asan tsan hip huge demo bench lint \
   wheel docs clean
 
-PY = $(shell cat .cache/python)
+PY = "$$(cat .cache/python)"
 JOBS ?= $(shell nproc)
 REPORTS := build/reports
 
