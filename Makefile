@@ -3,8 +3,8 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests test test-long test-all test-gpu conformance asan tsan hip huge demo bench lint \
-  wheel docs clean
+.PHONY: help setup build build-tests test test-long test-all test-gpu conformance asan tsan hip \
+  huge demo bench lint wheel docs clean
 
 PY = "$$(cat .cache/python)"
 JOBS ?= $(shell nproc)
