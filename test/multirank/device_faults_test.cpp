@@ -118,6 +118,30 @@ TEST_F(DeviceFaultsTest, ATimeOutNamesWhoDidNotArrive) {
   });
 }
 
+// A barrier of the host where the others have a call on their devices.
+TEST_F(DeviceFaultsTest, ATimeOutNamesWhatALateRankDoesOnTheHost) {
+  run_group(2, [](DeviceRank& rank) {
+    std::vector<float> data(4);
+    rank.launch(CollectiveArgs{});
+    rank.gpu.hold_kernels = true;
+    if (rank.number() == 0) rank.launch(sum_args(data));
+    rank.meet();
+    if (rank.number() == 1) {
+      expect_error(error_of([&] { rank.communicator.run(CollectiveArgs{}); }), ErrorCode::kTimeout,
+                   {"rank 0 gave up"});
+    } else {
+      const DeviceTrace& trace = rank.engine().trace();
+      while (trace.arrival_report(2).find("on the host") == std::string::npos) {
+        std::this_thread::yield();
+      }
+      rank.kernels().give_up(DeviceFault::kTimeout, 1, 2);
+      expect_error(rank.failure(), ErrorCode::kTimeout,
+                   {"not arrived: rank 1", "in barrier seq 1 on the host"});
+    }
+    rank.meet();
+  });
+}
+
 TEST_F(DeviceFaultsTest, EveryReportOfAKernelBecomesAnError) {
   struct Case {
     DeviceFault fault;

@@ -123,6 +123,9 @@ class DeviceGroup {
   // Replays of graphs that were begun before are waited for as well.
   void drain();
 
+  // What the ranks have called, for reports.
+  const DeviceTrace& trace() const { return trace_; }
+
   // Removes the watchdog's task. Idempotent.
   void stop() { watchdog_->stop(); }
 

@@ -21,7 +21,7 @@ const std::uint64_t* words_of(const CallRecord& record) {
 }  // namespace
 
 DeviceTrace::DeviceTrace(const LocalGroup& group, GroupMemory* memory)
-    : group_(group), verified_(static_cast<std::size_t>(group.world_size())) {
+    : group_(group), memory_(memory), verified_(static_cast<std::size_t>(group.world_size())) {
   if (memory == nullptr) {
     alone_ = std::make_unique<Alone>();
     pages_ = {&alone_->page};
@@ -105,14 +105,24 @@ std::optional<std::chrono::milliseconds> DeviceTrace::timeout_of(std::uint64_t s
       timeouts_[sequence % kDeviceCallRing].load(std::memory_order_relaxed));
 }
 
+std::string DeviceTrace::call_on_host(int peer) const {
+  if (memory_ == nullptr) return "";
+  const ControlRegion& control = memory_->control(peer);
+  const std::uint64_t entered = load_acquire(&control.progress.entered);
+  if (entered == load_acquire(&control.progress.completed)) return "";
+  return text_of("in ", describe_call(control.calls[entered % kCallRing]), " seq ", entered,
+                 " on the host; ");
+}
+
 std::string DeviceTrace::arrival_report(std::uint64_t sequence) const {
   return symm::arrival_report(group_, [&](int peer) -> std::optional<std::string> {
     const std::uint64_t begun = load_acquire(&page(peer).entered);
     if (begun >= sequence) return std::nullopt;
     const std::uint64_t posted = load_acquire(&calls(peer).entered);
     const auto last = record(peer, posted);
-    if (posted == 0 || !last) return "no call yet";
-    return "last put on a stream: " + describe_call(*last) + " device seq " +
+    const std::string on_host = call_on_host(peer);
+    if (posted == 0 || !last) return on_host + "no call yet";
+    return on_host + "last put on a stream: " + describe_call(*last) + " device seq " +
            std::to_string(posted) + "; its device has begun " + std::to_string(begun) +
            " and ended " + std::to_string(load_acquire(&page(peer).completed));
   });

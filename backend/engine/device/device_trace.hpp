@@ -76,8 +76,11 @@ class DeviceTrace {
 
   const DeviceCalls& calls(int rank) const { return *calls_[static_cast<std::size_t>(rank)]; }
   std::optional<CallRecord> record(int rank, std::uint64_t sequence) const;
+  // "in barrier seq 3 on the host; " where `peer` is in a call there, else "".
+  std::string call_on_host(int peer) const;
 
   const LocalGroup& group_;
+  GroupMemory* memory_;  // null in a group of one
   std::unique_ptr<Alone> alone_;
   std::vector<DevicePage*> pages_;                                     // by rank
   std::vector<DeviceCalls*> calls_;                                    // by rank

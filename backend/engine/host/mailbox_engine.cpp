@@ -196,7 +196,7 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
     throw Error(ErrorCode::kTimeout, group_.prefix() + "a transfer is not done after " +
                                          std::to_string(limit.count()) + " ms");
   }
-  if (const std::optional<Error> error = transfer.error()) throw *error;
+  if (transfer.error()) throw *transfer.error();
 }
 
 void MailboxEngine::background() {

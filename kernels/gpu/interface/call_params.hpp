@@ -64,7 +64,8 @@ struct TransferGroup {
   std::uint16_t first;
   std::uint16_t count;
 
-  auto operator<=>(const TransferGroup&) const = default;
+  // clang-tidy 14 takes the comparison with 0 that the compiler writes for a null pointer.
+  auto operator<=>(const TransferGroup&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 struct TransferItem {
