@@ -44,10 +44,10 @@ using gpuFuncAttributes = SYMM_GPU_NAME(FuncAttributes);
 inline constexpr gpuError_t gpuSuccess = SYMM_GPU_NAME(Success);
 
 // gpuName(...) is the call of that name of the vendor's runtime.
-#define SYMM_GPU_CALL(name)                              \
-  template <class... Arguments>                          \
-  inline auto gpu##name(const Arguments&... arguments) { \
-    return SYMM_GPU_NAME(name)(arguments...);            \
+#define SYMM_GPU_CALL(name)                         \
+  template <class... Arguments>                     \
+  inline auto gpu##name(Arguments&&... arguments) { \
+    return SYMM_GPU_NAME(name)(arguments...);       \
   }
 SYMM_GPU_CALL(GetErrorString)
 SYMM_GPU_CALL(GetLastError)
