@@ -142,6 +142,23 @@ TEST_F(DeviceFaultsTest, ATimeOutNamesWhatALateRankDoesOnTheHost) {
   });
 }
 
+TEST_F(DeviceFaultsTest, ATimeOutOnTheHostNamesWhatALateRankDoesOnItsDevice) {
+  run_group(2, [](DeviceRank& rank) {
+    std::vector<float> data(4);
+    rank.launch(CollectiveArgs{});
+    rank.gpu.hold_kernels = true;
+    if (rank.number() == 0) rank.launch(sum_args(data));
+    rank.meet();
+    if (rank.number() == 1) {
+      expect_error(error_of([&] { rank.communicator.run(CollectiveArgs{}, milliseconds(50)); }),
+                   ErrorCode::kTimeout,
+                   {"barrier seq 1", "not arrived: rank 0", "in all_reduce(float32, SUM, count 4",
+                    "device seq 2 on its device", "no call yet"});
+    }
+    rank.meet();
+  });
+}
+
 TEST_F(DeviceFaultsTest, EveryReportOfAKernelBecomesAnError) {
   struct Case {
     DeviceFault fault;

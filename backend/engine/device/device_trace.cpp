@@ -14,9 +14,6 @@ constexpr std::size_t kRecordWords = sizeof(CallRecord) / sizeof(std::uint64_t);
 static_assert(offsetof(CallRecord, sequence) == 0);
 
 std::uint64_t* words_of(CallRecord& record) { return reinterpret_cast<std::uint64_t*>(&record); }
-const std::uint64_t* words_of(const CallRecord& record) {
-  return reinterpret_cast<const std::uint64_t*>(&record);
-}
 
 }  // namespace
 
@@ -50,14 +47,7 @@ void DeviceTrace::post(const CallRecord& record, std::chrono::milliseconds timeo
 }
 
 std::optional<CallRecord> DeviceTrace::record(int rank, std::uint64_t sequence) const {
-  const CallRecord& place = calls(rank).calls[sequence % kDeviceCallRing];
-  if (load_acquire(&place.sequence) != sequence) return std::nullopt;
-  std::uint64_t words[kRecordWords];
-  for (std::size_t i = 0; i < kRecordWords; ++i) words[i] = load_acquire(words_of(place) + i);
-  if (load_acquire(&place.sequence) != sequence) return std::nullopt;
-  CallRecord copy;
-  std::memcpy(&copy, words, sizeof(copy));
-  return copy;
+  return read_device_call(calls(rank), sequence);
 }
 
 std::optional<Error> DeviceTrace::difference(bool wait) {

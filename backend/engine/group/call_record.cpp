@@ -1,8 +1,11 @@
 #include "backend/engine/group/call_record.hpp"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <numeric>
 
+#include "kernels/core/atomics.hpp"
 #include "kernels/cpu/host_collectives.hpp"
 #include "kernels/plan/placement.hpp"
 #include "kernels/plan/plan.hpp"
@@ -162,6 +165,17 @@ Error different_calls(const LocalGroup& group, const std::string& counter, int p
                    std::to_string(mine.sequence) + ": " + group.rank_name(group.rank()) +
                    " called " + describe_call(mine) + ", " + group.rank_name(peer) + " called " +
                    describe_call(theirs) + difference(mine, theirs));
+}
+
+std::optional<CallRecord> read_device_call(const DeviceCalls& calls, std::uint64_t sequence) {
+  constexpr std::size_t kWords = sizeof(CallRecord) / sizeof(std::uint64_t);
+  const CallRecord& place = calls.calls[sequence % kDeviceCallRing];
+  if (load_acquire(&place.sequence) != sequence) return std::nullopt;
+  std::array<std::uint64_t, kWords> words{};
+  const auto* const from = reinterpret_cast<const std::uint64_t*>(&place);
+  for (std::size_t i = 0; i < kWords; ++i) words[i] = load_acquire(from + i);
+  if (load_acquire(&place.sequence) != sequence) return std::nullopt;
+  return std::bit_cast<CallRecord>(words);
 }
 
 std::string arrival_report(const LocalGroup& group,

@@ -51,6 +51,10 @@ std::string describe_call(const CallRecord& record);
 Error different_calls(const LocalGroup& group, const std::string& counter, int peer,
                       const CallRecord& mine, const CallRecord& theirs);
 
+// Call `sequence` of those that a rank has put on its device; nullopt where it is not, or no
+// longer, in the ring. Any thread, also while the rank posts.
+std::optional<CallRecord> read_device_call(const DeviceCalls& calls, std::uint64_t sequence);
+
 // The arrival report of a time-out: "arrived: rank 1; not arrived: rank 2 (no call yet)".
 // `last_call` returns what a peer did last, nullopt for one that has arrived.
 std::string arrival_report(const LocalGroup& group,

@@ -112,14 +112,24 @@ bool HostTrace::check_peers() {
   return true;
 }
 
+std::string HostTrace::call_on_device(int peer) const {
+  const ControlRegion& control = memory_->control(peer);
+  const std::uint64_t posted = load_acquire(&control.device_calls.entered);
+  if (posted <= load_acquire(&control.device.completed)) return "";
+  const auto call = read_device_call(control.device_calls, posted);
+  return text_of("in ", call ? describe_call(*call) : "a call", " device seq ", posted,
+                 " on its device; ");
+}
+
 std::string HostTrace::arrival_report() const {
   return symm::arrival_report(group_, [this](int peer) -> std::optional<std::string> {
     const std::uint64_t entered = load_acquire(&progress(peer).entered);
     if (entered >= sequence()) return std::nullopt;
-    if (entered == 0) return "no call yet";
+    const std::string on_device = call_on_device(peer);
+    if (entered == 0) return on_device + "no call yet";
     const bool complete = load_acquire(&progress(peer).completed) >= entered;
-    return "last: " + describe_call(record(peer, entered)) + " seq " + std::to_string(entered) +
-           (complete ? ", completed" : ", not completed");
+    return on_device + "last: " + describe_call(record(peer, entered)) + " seq " +
+           std::to_string(entered) + (complete ? ", completed" : ", not completed");
   });
 }
 

@@ -50,6 +50,10 @@ class HostTrace final : public CallObserver {
   void fail(ErrorCode code, const std::string& text);
 
  private:
+  // "in all_reduce(...) device seq 3 on its device; " where `peer` has one under way there, else
+  // "".
+  std::string call_on_device(int peer) const;
+
   using Clock = std::chrono::steady_clock;
 
   // "all_reduce(float32, SUM, count 4, one_shot) seq 3": the last call that was entered.
