@@ -25,6 +25,7 @@ TRANSFER = "kernels/gpu/entry/transfer.cu"
 PAD = "kernels/protocol/signal_pad.hpp"
 MAILBOX = "backend/engine/host/mailbox_progress.cpp"
 CALLS = "backend/engine/device/device_trace.cpp"
+RECORDS = "backend/engine/group/call_record.cpp"
 GIVE_UP = "kernels/gpu/device/wait.cuh"
 SIGNAL = "kernels/gpu/device/signal.cuh"
 END = "kernels/gpu/device/call_end.cuh"
@@ -117,10 +118,10 @@ SITES: dict[str, list[Site]] = {
     "record clear": [Site(CALLS, "DeviceTrace::post", "place.sequence, std::uint64_t{0}")],
     "record words": [Site(CALLS, "DeviceTrace::post", "store_release(words_of(place) + i")],
     "record post": [Site(CALLS, "DeviceTrace::post", "place.sequence, record.sequence")],
-    "record first look": [Site(CALLS, "DeviceTrace::record", "load_acquire(&place.sequence)")],
-    "record copy": [Site(CALLS, "DeviceTrace::record", "load_acquire(words_of(place) + i)")],
+    "record first look": [Site(RECORDS, "> read_device_call", "load_acquire(&place.sequence)")],
+    "record copy": [Site(RECORDS, "> read_device_call", "load_acquire(from + i)")],
     "record second look": [
-        Site(CALLS, "words[i] = load_acquire", "load_acquire(&place.sequence) != sequence")
+        Site(RECORDS, "words[i] = load_acquire", "load_acquire(&place.sequence) != sequence")
     ],
     "report fault": [
         Site(GIVE_UP, "void fail_group(", "store_release(&report.fault"),
