@@ -80,7 +80,7 @@ huge: build-tests  ## tensors beyond 2^31 elements and 4 GiB on two ranks; needs
 
 demo:  ## trains small models with symm and shows what it does
 	@.ci/step --begin "make demo: environment, build, then a training over symm and over gloo;\
-	 on 2 cores about 4 minutes the first time, half a minute later"
+	 on 2 cores about 3 minutes the first time, under one later"
 	@$(MAKE) --no-print-directory build
 	@$(PY) docs/examples/demo.py
 	@.ci/step --table
