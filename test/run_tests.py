@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import importlib
 import os
 import signal
@@ -203,6 +204,7 @@ def main() -> int:
     jobs, started = together + alone, time.monotonic()
     for module in IMPORTED_ONCE:
         importlib.import_module(module)
+    gc.freeze()  # or each fork would look through, and copy, what is imported here
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     run_all(together, arguments.jobs, 0, len(jobs), arguments.reports)

@@ -14,10 +14,9 @@ from survey import survey
 if missing_tools():
     pytest.skip(f"model check: {', '.join(missing_tools())} not installed", allow_module_level=True)
 
-LONG = ["host channels", "device channels"]
+LONG = {"host channels", "device channels", "LL calls", "signal pads"}
 PROTOCOLS = [
-    *LONG,
-    *["blocks of threads", "LL calls"],
+    *["host channels", "device channels", "blocks of threads", "LL calls"],
     *["barriers by LL packets", "p2p channels", "signal pads", "mailboxes"],
     *["device call records", "reports", "sleep and wake"],
 ]

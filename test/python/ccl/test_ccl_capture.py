@@ -37,7 +37,7 @@ def nobody_leaves_early(rank):
 
 
 def test_device_barrier():
-    expect_no_mismatch(run_ranks(nobody_leaves_early, WORLD_SIZE))
+    expect_no_mismatch(run_ranks(nobody_leaves_early, WORLD_SIZE, fresh=True))
 
 
 def captured(rank):
@@ -70,7 +70,7 @@ def captured(rank):
 
 @pytest.mark.cuda
 def test_device_barrier_is_captured():
-    expect_no_mismatch(run_ranks(captured, WORLD_SIZE))
+    expect_no_mismatch(run_ranks(captured, WORLD_SIZE, fresh=True))
 
 
 def captured_calls(rank, name, algorithm):

@@ -83,7 +83,7 @@ WRITTEN_PAIRS = [
 @pytest.mark.parametrize(("name", "algorithm"), WRITTEN_PAIRS)
 def test_outputs_that_peers_write(name, algorithm):
     # The group's own workspace and the told table stay with the ranks, so they are new ones.
-    expect_no_mismatch(run_ranks(written_remotely, 3, name, algorithm))
+    expect_no_mismatch(run_ranks(written_remotely, 3, name, algorithm, fresh=True))
 
 
 def without_multicast(rank, name):

@@ -50,7 +50,7 @@ PLANS = [
 @pytest.mark.parametrize(("name", "mine", "theirs", "parts"), PLANS)
 def test_a_config_is_the_plan_and_ranks_compare_it(name, mine, theirs, parts):
     """What ranks tell each other of a call is what they carry out."""
-    for text in run_ranks(different_plans, 2, name, mine, theirs):
+    for text in run_ranks(different_plans, 2, name, mine, theirs, fresh=True):
         assert "different calls at seq 1" in text
         for part in parts:
             assert part in text

@@ -38,7 +38,7 @@ def test_list_of_tensors_of_different_dtypes():
 
         return refused(rank, call, ["dtype|type"])
 
-    expect_no_mismatch(run_ranks(body, WORLD_SIZE))
+    expect_no_mismatch(run_ranks(body, WORLD_SIZE, fresh=True))
 
 
 def test_destroyed_group():
@@ -57,7 +57,7 @@ def test_destroyed_group():
         problems = refused(rank, through_torch, ["not initialized|[Ii]nvalid|destroyed"])
         return problems + refused(rank, below_torch, ["destroyed|shut"])
 
-    expect_no_mismatch(run_ranks(body, WORLD_SIZE))
+    expect_no_mismatch(run_ranks(body, WORLD_SIZE, fresh=True))
 
 
 def test_group_that_the_rank_is_not_in():
@@ -71,7 +71,7 @@ def test_group_that_the_rank_is_not_in():
         dist.all_reduce(tensor, group=group)
         return model.mismatch("member's tensor", tensor, torch.full((4,), 10.0))
 
-    expect_no_mismatch(run_ranks(body, WORLD_SIZE))
+    expect_no_mismatch(run_ranks(body, WORLD_SIZE, fresh=True))
 
 
 WRONG_ENVIRONMENT = {

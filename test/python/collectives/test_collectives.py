@@ -16,9 +16,9 @@ from harness import (
     WORLD_SIZE,
     crowded,
     expect_no_mismatch,
-    few,
     new_group_in_order,
     run_ranks,
+    spread,
     synchronize,
 )
 
@@ -87,8 +87,7 @@ def parameters_of(collective, shape):
             odd = index % 2 == 1
             parameters.append({**common, "count": count, "async_op": odd, "aligned": count == 64})
             parameters.append({**common, "count": count, "async_op": not odd})
-    # 101 is prime to the 4 variants of a pair, so what is left has all variants and many pairs.
-    return few(parameters, 101)
+    return parameters
 
 
 def skip_what_the_backend_lacks(collective):
@@ -98,19 +97,26 @@ def skip_what_the_backend_lacks(collective):
         pytest.skip("a GPU cannot receive from whoever comes first; it is refused")
 
 
-def compare_with_the_model(rank, collective, shape):
+# Prime to the 4 variants of a pair, so that a sample has all variants and many pairs.
+SAMPLE = 101
+
+
+def compare_with_the_model(rank, collective, shape, extent):
     parameters = parameters_of(collective, shape)
+    if extent == "sample" or crowded(WORLD_SIZE):
+        parameters = spread(parameters, SAMPLE)
     rounds = 1 if crowded(WORLD_SIZE) else 2
     return run_parameters(collective, make_groups(shape), parameters, rounds)
 
 
+@pytest.mark.parametrize("extent", ["sample", pytest.param("whole", marks=pytest.mark.long)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("collective", calls.EVERY_CALL, ids=lambda f: f.__name__)
-def test_matches_the_model(collective, shape):
+def test_matches_the_model(collective, shape, extent):
     skip_what_the_backend_lacks(collective)
     if collective in calls.NEEDS_A_PEER and shape == "singleton":
         pytest.skip("a group of one has nobody to send to")
-    results = run_ranks(compare_with_the_model, WORLD_SIZE, collective, shape, reuse=True)
+    results = run_ranks(compare_with_the_model, WORLD_SIZE, collective, shape, extent)
     expect_no_mismatch(results)
 
 
@@ -142,9 +148,7 @@ def test_larger_than_the_workspace(collective, shape):
         {"dtype": torch.float32, "count": count},
         {"dtype": torch.uint8, "count": 2 * count + 1, "async_op": True, "op": "MAX"},
     ]
-    results = run_ranks(
-        compare_large, WORLD_SIZE, collective, shape, parameters, time_limit=100, reuse=True
-    )
+    results = run_ranks(compare_large, WORLD_SIZE, collective, shape, parameters, time_limit=100)
     expect_no_mismatch(results)
 
 
@@ -167,7 +171,7 @@ def test_world_sizes(world_size):
             problems += run_parameters(collective, group, parameters, rounds)
         return problems
 
-    expect_no_mismatch(run_ranks(body, world_size))
+    expect_no_mismatch(run_ranks(body, world_size, fresh=True))
 
 
 @pytest.mark.parametrize("op", ["SUM", "MIN", "MAX", "PRODUCT"])
@@ -191,7 +195,7 @@ def test_special_values(op):
             problems += model.mismatch(f"{op} {dtype}", got, expected, exact=IS_SYMM)
         return problems
 
-    expect_no_mismatch(run_ranks(body, 3))
+    expect_no_mismatch(run_ranks(body, 3, fresh=True))
 
 
 def test_many_async_calls_in_flight():
@@ -215,7 +219,7 @@ def test_many_async_calls_in_flight():
             problems += model.mismatch("in flight", tensor, expected, exact=IS_SYMM)
         return problems
 
-    expect_no_mismatch(run_ranks(body, 4))
+    expect_no_mismatch(run_ranks(body, 4, fresh=True))
 
 
 def test_work_tells_its_state():
@@ -235,7 +239,7 @@ def test_work_tells_its_state():
         problems += model.mismatch("value()", work.get_future().value()[0], expected)
         return problems
 
-    expect_no_mismatch(run_ranks(body, 3))
+    expect_no_mismatch(run_ranks(body, 3, fresh=True))
 
 
 def test_completion_is_seen_without_wait():
@@ -258,4 +262,4 @@ def test_completion_is_seen_without_wait():
         problems += model.mismatch("sum", tensor, torch.full((5,), 3.0))
         return problems
 
-    expect_no_mismatch(run_ranks(body, 2))
+    expect_no_mismatch(run_ranks(body, 2, fresh=True))

@@ -76,7 +76,11 @@ def reduce_everything(counts, async_op=False):
 
 def run_set_up(world_size, async_op=False, counts=COUNTS, **set_up):
     results = run_ranks(
-        lambda rank: reduce_everything(counts, async_op), world_size, time_limit=100, **set_up
+        lambda rank: reduce_everything(counts, async_op),
+        world_size,
+        time_limit=100,
+        fresh=True,
+        **set_up,
     )
     problems = [line for _, rank_problems in results for line in rank_problems]
     assert not problems, "\n".join(problems[:20])
@@ -135,7 +139,9 @@ def test_async(reference):
     assert run_set_up(WORLD_SIZE, async_op=True) == reference
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5, 6, 7, 8])
+@pytest.mark.parametrize(
+    "world_size", [2, 3, 5, 8, *(pytest.param(n, marks=pytest.mark.long) for n in (6, 7))]
+)
 def test_world_sizes(world_size):
     """Each world against the model, by two algorithms that share no code path."""
     if world_size > 4 and crowded(world_size):
@@ -161,7 +167,7 @@ def test_a_prefix_has_the_bits_of_the_whole():
                 problems += model.mismatch(label, part, reduced[first : first + count])
         return problems
 
-    assert run_ranks(body, WORLD_SIZE) == [[]] * WORLD_SIZE
+    assert run_ranks(body, WORLD_SIZE, fresh=True) == [[]] * WORLD_SIZE
 
 
 def test_a_hundred_repeats():
@@ -174,5 +180,5 @@ def test_a_hundred_repeats():
             seen.add(model.digest(copy))
         return seen
 
-    results = run_ranks(body, WORLD_SIZE)
+    results = run_ranks(body, WORLD_SIZE, fresh=True)
     assert len(set.union(*results)) == 1

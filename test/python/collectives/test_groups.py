@@ -62,7 +62,7 @@ def test_new_group(lists):
             problems += check_sum(None, [0, 1, 2, 3], salt=repeat)
         return problems
 
-    expect_no_mismatch(run_ranks(body, 4))
+    expect_no_mismatch(run_ranks(body, 4, fresh=True))
 
 
 @pytest.mark.skipif(not IS_SYMM, reason="gloo cannot split a group")
@@ -85,7 +85,7 @@ def test_split_group(lists):
             problems += model.mismatch(name, tensor, model.reduced(every, "SUM"))
         return problems + check_sum(None, [0, 1, 2, 3])
 
-    expect_no_mismatch(run_ranks(body, 4))
+    expect_no_mismatch(run_ranks(body, 4, fresh=True))
 
 
 def test_device_mesh_of_one_dimension():
@@ -93,7 +93,7 @@ def test_device_mesh_of_one_dimension():
         mesh = init_device_mesh(DEVICE, (4,))
         return check_sum(mesh.get_group(), [0, 1, 2, 3])
 
-    expect_no_mismatch(run_ranks(body, 4))
+    expect_no_mismatch(run_ranks(body, 4, fresh=True))
 
 
 def test_device_mesh_of_two_dimensions():
@@ -106,7 +106,7 @@ def test_device_mesh_of_two_dimensions():
             problems += check_sum(mesh.get_group("outer"), column, salt=repeat)
         return problems + check_sum(mesh._flatten().get_group(), [0, 1, 2, 3])
 
-    expect_no_mismatch(run_ranks(body, 4))
+    expect_no_mismatch(run_ranks(body, 4, fresh=True))
 
 
 def test_new_group_and_destroy_fifty_times():
@@ -128,7 +128,7 @@ def test_new_group_and_destroy_fifty_times():
             dist.barrier()
         return problems, counts
 
-    results = run_ranks(body, 4)
+    results = run_ranks(body, 4, fresh=True)
     expect_no_mismatch([problems for problems, _ in results])
     for rank, (_, counts) in enumerate(results):
         for what in ("descriptors", "threads"):
@@ -152,7 +152,7 @@ def test_default_group_is_remade():
         return problems, resources()
 
     with tempfile.TemporaryDirectory() as folder:
-        results = run_ranks(body, 3, folder)
+        results = run_ranks(body, 3, folder, fresh=True)
     expect_no_mismatch([problems for problems, _ in results])
     if not ON_CUDA:
         assert all(r["descriptors"] < 64 for _, r in results), results
@@ -186,7 +186,7 @@ def test_two_groups_on_two_threads():
             thread.join()
         return problems[0] + problems[1]
 
-    expect_no_mismatch(run_ranks(body, 3))
+    expect_no_mismatch(run_ranks(body, 3, fresh=True))
 
 
 def wait_for(work, rank):
@@ -215,7 +215,7 @@ def test_calls_from_a_side_thread():
         waiter.join()
         return problems + model.mismatch("waited elsewhere", tensor, torch.full((9,), 3.0))
 
-    expect_no_mismatch(run_ranks(body, 3))
+    expect_no_mismatch(run_ranks(body, 3, fresh=True))
 
 
 def test_async_calls_of_several_groups_in_flight():
@@ -236,7 +236,7 @@ def test_async_calls_of_several_groups_in_flight():
             problems += model.mismatch(str(ranks), tensor, expected, exact=IS_SYMM)
         return problems
 
-    expect_no_mismatch(run_ranks(body, 4))
+    expect_no_mismatch(run_ranks(body, 4, fresh=True))
 
 
 def test_distributed_debug_detail():

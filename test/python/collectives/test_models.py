@@ -94,7 +94,7 @@ def reference(body, **set_up):
 
 def same_as_the_reference(body, tolerance=1e-5, **set_up):
     """Runs `body` over the backend under test and over another; its result is {name: tensor}."""
-    ours = run_ranks(body, WORLD_SIZE, time_limit=100, **set_up)
+    ours = run_ranks(body, WORLD_SIZE, time_limit=100, fresh=True, **set_up)
     for rank, result in enumerate(ours[1:], start=1):
         for name, tensor in result.items():
             assert torch.equal(tensor, ours[0][name]), f"rank {rank} differs from 0 in {name}"
@@ -339,7 +339,7 @@ def test_functional_collectives():
             for tensor, expected in zip(got, _functional_expected(rank), strict=True):
                 assert torch.equal((tensor + 0).cpu(), expected)
 
-    run_ranks(body, WORLD_SIZE)
+    run_ranks(body, WORLD_SIZE, fresh=True)
 
 
 @pytest.mark.timeout(300)
@@ -381,7 +381,7 @@ def test_gradients_through_collectives():
         sum((part * weight).sum() for part in nnf.all_gather(y * 1.0)).backward()
         assert torch.equal(y.grad.cpu(), torch.full((6,), total))
 
-    run_ranks(body, WORLD_SIZE)
+    run_ranks(body, WORLD_SIZE, fresh=True)
 
 
 def test_pipeline_parallel():
@@ -411,4 +411,4 @@ def test_pipeline_parallel():
             (F.mse_loss(out, target) / 4).backward()
         assert torch.allclose(got, layers[rank].weight.grad, rtol=1e-4, atol=SMALL)
 
-    run_ranks(body, WORLD_SIZE)
+    run_ranks(body, WORLD_SIZE, fresh=True)

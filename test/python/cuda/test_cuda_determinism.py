@@ -66,7 +66,7 @@ def on_both_devices(rank, op, dtype, counts):
 
 @pytest.mark.parametrize(("op", "dtype"), PAIRS, ids=PAIR_IDS)
 def test_same_bits_as_on_the_cpu(op, dtype):
-    results = run_ranks(on_both_devices, WORLD_SIZE, op, dtype, COUNTS, reuse=True)
+    results = run_ranks(on_both_devices, WORLD_SIZE, op, dtype, COUNTS)
     expect_no_mismatch(results)
 
 
@@ -123,7 +123,7 @@ def eager_and_replayed(rank, dtype, op):
     ids=str,
 )
 def test_eager_and_replayed_alike_on_every_rank(dtype, op):
-    results = run_ranks(eager_and_replayed, WORLD_SIZE, dtype, op, reuse=True)
+    results = run_ranks(eager_and_replayed, WORLD_SIZE, dtype, op)
     expect_no_mismatch([problems for _, problems in results])
     first = results[0][0]
     assert all(digests == first for digests, _ in results)
@@ -150,5 +150,5 @@ def alone_and_in_company(rank):
 
 
 def test_the_same_bits_beside_other_calls():
-    results = run_ranks(alone_and_in_company, WORLD_SIZE, reuse=True)
+    results = run_ranks(alone_and_in_company, WORLD_SIZE)
     assert len(set.union(*results)) == 1

@@ -2,17 +2,17 @@
 
 The pytest process is the zygote: it has imported torch, but never joins a group and never runs a
 tensor operation. A rank is therefore an os.fork() away (about 10 ms, where a fresh interpreter
-would spend 2 s on `import torch`), closures need no pickling, and every test starts from
-processes that no earlier test has touched.
+would spend 2 s on `import torch`).
+
+Tests are carried out one after another by the same ranks, in one default group; a failure ends
+those ranks, and the next test gets new ones. A test that needs ranks that nothing has touched, or
+that ends them, or whose function is a closure, says fresh=True; so does, in effect, each setting
+of its own (backend, time-out, environment, options).
 
 The backend is named by SYMM_TEST_BACKEND (default "symm") and is selected through
 torch.distributed alone. SYMM_TEST_DEVICE (default "cpu") says where tensors are made: DEVICE names
 it, and rank r's current device is GPU r modulo their number, so `device=DEVICE` is right on every
 rank. The pytest process never initialises CUDA; what a test expects is computed on the CPU.
-
-Making a context and a group on a GPU takes long beside a test's work. So on CUDA (elsewhere with
-SYMM_TEST_REUSE=1) tests that ask for it (reuse=True) are carried out one after another by the same
-ranks, in one default group; a failure ends those ranks, and the next test gets new ones.
 """
 
 import ctypes
@@ -38,7 +38,6 @@ BACKEND = os.environ.get("SYMM_TEST_BACKEND", "symm")
 IS_SYMM = BACKEND.split(":")[-1] == "symm"
 DEVICE = os.environ.get("SYMM_TEST_DEVICE", "cpu")
 ON_CUDA = DEVICE == "cuda"
-REUSES_RANKS = ON_CUDA or os.environ.get("SYMM_TEST_REUSE") == "1"
 
 # In a process of its own: the driver must not be initialised in one that forks.
 _COUNT_GPUS = """
@@ -56,6 +55,7 @@ def _count_gpus() -> int:
 
 
 GPUS = _count_gpus() if ON_CUDA else 0
+TIMEOUT = 30.0  # seconds; of the default group
 # Of tests that let the machine choose; 4 wherever every rank can have what it needs for itself.
 WORLD_SIZE = int(os.environ.get("SYMM_TEST_WORLD_SIZE", 2 if ON_CUDA and GPUS < 4 else 4))
 
@@ -69,7 +69,12 @@ def crowded(world_size: int) -> bool:
 def few(items, most: int, world_size: int = WORLD_SIZE) -> list:
     """All of `items`; where ranks take turns, at most `most` of them, evenly spread."""
     items = list(items)
-    if not crowded(world_size) or len(items) <= most:
+    return spread(items, most) if crowded(world_size) else items
+
+
+def spread(items: list, most: int) -> list:
+    """At most `most` of `items`, evenly spread."""
+    if len(items) <= most:
         return items
     return [items[i * len(items) // most] for i in range(most)]
 
@@ -98,7 +103,7 @@ class Setup:
     store_path: str
     world_size: int
     backend: str = BACKEND
-    timeout: float = 30.0
+    timeout: float = TIMEOUT
     env: tuple[tuple[str, str], ...] = ()
     options: object = None  # called in the rank; gives pg_options
     before_init: object = None  # called in the rank
@@ -154,24 +159,24 @@ def run_ranks(
     *args,
     time_limit=60.0,
     backend=None,
-    timeout=30.0,
+    timeout=None,
     env=None,
     options=None,
     before_init=None,
-    reuse=False,
+    fresh=False,
 ):
-    """Runs `function(rank, *args)` on `world_size` ranks inside a fresh default group and returns
-    the results by rank. Any failed or hung rank fails the test with every rank's traceback.
-    `reuse`: on CUDA the group may be one that earlier tests have used; `function` and `args` then
-    must be picklable, and the default group must be left as it was found. Its time-out is 30 s."""
-    if reuse and REUSES_RANKS and not (backend or env or options or before_init):
+    """Runs `function(rank, *args)` on `world_size` ranks inside a default group and returns the
+    results by rank. Any failed or hung rank fails the test with every rank's traceback. Unless
+    `fresh`, or a setting of the group or of its processes is given, earlier tests have used the
+    group: `function` and `args` then must be picklable, and leave the group as it was found."""
+    if not (fresh or backend or timeout or env or options or before_init):
         return RankPool.of(world_size, _join_to_stay).run(function, args, time_limit)
     with tempfile.TemporaryDirectory(prefix="symm_test_") as folder:
         setup = Setup(
             store_path=os.path.join(folder, "store"),
             world_size=world_size,
             backend=backend or BACKEND,
-            timeout=timeout,
+            timeout=timeout or TIMEOUT,
             env=tuple((env or {}).items()),
             options=options,
             before_init=before_init,
@@ -213,8 +218,8 @@ def expect_no_mismatch(results) -> None:
 
 
 def check(function, world_size, *args, **options) -> None:
-    """run_ranks() in ranks that may have been in use; each returns what it found wrong, a list."""
-    expect_no_mismatch(run_ranks(function, world_size, *args, reuse=True, **options))
+    """run_ranks() where each rank returns what it found wrong, a list."""
+    expect_no_mismatch(run_ranks(function, world_size, *args, **options))
 
 
 def resources():

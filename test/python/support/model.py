@@ -5,6 +5,7 @@ accumulate in float32 and are rounded once, AVG divides before that rounding. Re
 bit by bit, except that any NaN equals any NaN.
 """
 
+import functools
 import hashlib
 
 import torch
@@ -45,30 +46,21 @@ def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_PERIOD = 65521
+_PERIOD = 16381  # prime: no chunking falls in step with it
 
 
-def _mixed(count: int, rank: int, salt: int) -> torch.Tensor:
-    """Pseudo-random int64 in [0, 2^31) that depends on position, rank and salt."""
-    position = torch.arange(count, dtype=torch.int64)
-    mixed = position * 2654435761 + (rank + 1) * 40503 * 65537 + salt * 97003
+@functools.cache
+def _noise() -> torch.Tensor:
+    """Pseudo-random int64 in [0, 2^31) that depend on the position."""
+    mixed = torch.arange(_PERIOD, dtype=torch.int64) * 2654435761 + 40503 * 65537
     mixed = (mixed ^ (mixed >> 15)) * 2246822519
     mixed = mixed ^ (mixed >> 13)
     return mixed & 0x7FFFFFFF
 
 
-def make_input(dtype, count: int, rank: int, salt: int, op: str = "SUM") -> torch.Tensor:
-    """What `rank` contributes: distinct by rank and position, of a size that `op` does not
-    overflow, and with sums and products of floats that depend on the order of addition.
-    Beyond _PERIOD elements it repeats: the period is prime, so no chunking falls in step with it.
-    """
-    if count > _PERIOD:
-        piece = make_input(dtype, _PERIOD, rank, salt, op)
-        whole = torch.empty(count, dtype=dtype)
-        for start in range(0, count, _PERIOD):
-            whole[start : start + _PERIOD] = piece[: count - start]
-        return whole
-    bits = _mixed(count, rank, salt)
+def _values(dtype, op: str) -> torch.Tensor:
+    """One period of inputs of a size that `op` does not overflow."""
+    bits = _noise()
     if dtype == torch.bool:
         return bits % 7 < (1 if op in ("SUM", "MAX", "BOR") else 5)
     if dtype in INTS:
@@ -90,6 +82,23 @@ def make_input(dtype, count: int, rank: int, salt: int, op: str = "SUM") -> torc
     if op in ("SUM", "AVG", "PREMUL_SUM"):
         value = value * 10.0 ** (bits // 2039 % 4 - 1)
     return value.to(dtype)
+
+
+@functools.cache
+def _table(dtype, op: str) -> torch.Tensor:
+    """_values() twice: any _PERIOD elements of it in a row are one period."""
+    return _values(dtype, op).repeat(2)
+
+
+def make_input(dtype, count: int, rank: int, salt: int, op: str = "SUM") -> torch.Tensor:
+    """What `rank` contributes: distinct by rank and position, of a size that `op` does not
+    overflow, and with sums and products of floats that depend on the order of addition.
+    Repeats after _PERIOD elements."""
+    start = ((rank + 1) * 40503 + salt * 97003) % _PERIOD
+    period = _table(dtype, op)[start : start + min(count, _PERIOD)]
+    if count <= _PERIOD:
+        return period.clone()
+    return period.repeat(-(-count // _PERIOD))[:count]
 
 
 def premul_factor(rank: int) -> float:

@@ -6,6 +6,7 @@ that leaves the helper's loop and runs the program as its own last statement.
 """
 
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -126,6 +127,7 @@ def serve():
 if __name__ == "__main__":
     import torch.distributed  # noqa: F401
 
+    gc.freeze()  # or each rank would look through all of it when it ends
     work = serve()
     if work is not None:
         program, rank_text, run_folder = work[0], str(work[1]), work[2]

@@ -226,7 +226,7 @@ def outlives_everything(rank):
 
 
 def test_a_view_keeps_its_memory():
-    expect_no_mismatch(run_ranks(outlives_everything, 3))
+    expect_no_mismatch(run_ranks(outlives_everything, 3, fresh=True))
 
 
 def come_and_go(rank, cycles):
@@ -322,7 +322,7 @@ def ranks_differ(rank, what):
     ],
 )
 def test_what_differs_between_ranks_is_said_on_every_rank(what, words):
-    for rank, (text, problems) in enumerate(run_ranks(ranks_differ, 3, what, reuse=True)):
+    for rank, (text, problems) in enumerate(run_ranks(ranks_differ, 3, what)):
         assert not problems, problems
         assert all(word in text for word in ["contiguous_view", *words]), f"rank {rank}: {text}"
 

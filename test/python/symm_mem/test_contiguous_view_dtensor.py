@@ -57,7 +57,7 @@ def unsharded(rank):
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_a_dtensor_is_unsharded(world_size):
-    expect_no_mismatch(run_ranks(unsharded, world_size))
+    expect_no_mismatch(run_ranks(unsharded, world_size, fresh=True))
 
 
 def over_one_of_two_dimensions(rank):
@@ -83,7 +83,7 @@ def over_one_of_two_dimensions(rank):
 
 
 def test_a_dtensor_on_a_mesh_of_two_dimensions():
-    expect_no_mismatch(run_ranks(over_one_of_two_dimensions, 4))
+    expect_no_mismatch(run_ranks(over_one_of_two_dimensions, 4, fresh=True))
 
 
 def bad_dtensors(rank):
@@ -114,7 +114,7 @@ def bad_dtensors(rank):
 
 
 def test_dtensors_that_cannot_be_viewed():
-    expect_no_mismatch(run_ranks(bad_dtensors, 4))
+    expect_no_mismatch(run_ranks(bad_dtensors, 4, fresh=True))
 
 
 def test_rows_without_a_gap_are_joined():

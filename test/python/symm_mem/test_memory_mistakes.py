@@ -50,4 +50,4 @@ def mistakes(rank):
 @pytest.mark.cpu("the table is that of a torch without CUDA")
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch has CUDA")
 def test_mistakes_raise_what_they_raise_in_cpp():
-    assert run_ranks(mistakes, 1)[0] == EXPECTED
+    assert run_ranks(mistakes, 1, fresh=True)[0] == EXPECTED

@@ -23,7 +23,7 @@ def absent(name):
     """Why the machine cannot run the suite over `name`, "" where it can; asked in a rank."""
     if name != "native" and not ON_CUDA:
         return f"{name} has no memory on the CPU: run with SYMM_TEST_DEVICE=cuda"
-    return run_ranks(reason_of, 1, name)[0]
+    return run_ranks(reason_of, 1, name, fresh=True)[0]
 
 
 def reason_of(rank, name):

@@ -218,7 +218,7 @@ def copied(rank):
 
 
 def test_other_tensors_are_copied():
-    expect_no_mismatch(run_ranks(copied, 3))
+    expect_no_mismatch(run_ranks(copied, 3, fresh=True))
 
 
 def symmetric_on_some_ranks(rank, what):
@@ -242,7 +242,7 @@ def symmetric_on_some_ranks(rank, what):
 
 @pytest.mark.parametrize("what", ["memory", "offset", "size"])
 def test_all_ranks_decide_alike(what):
-    expect_no_mismatch(run_ranks(symmetric_on_some_ranks, 3, what))
+    expect_no_mismatch(run_ranks(symmetric_on_some_ranks, 3, what, fresh=True))
 
 
 def placed_in_groups(rank, backend):
@@ -258,7 +258,7 @@ def placed_in_groups(rank, backend):
 
 @pytest.mark.parametrize("backend", ["gloo", None], ids=["gloo", "the backend under test"])
 def test_as_symmetric_in_strided_groups(backend):
-    expect_no_mismatch(run_ranks(placed_in_groups, 4, backend))
+    expect_no_mismatch(run_ranks(placed_in_groups, 4, backend, fresh=True))
 
 
 def ranks_differ(rank, what):
@@ -277,7 +277,7 @@ def ranks_differ(rank, what):
 @pytest.mark.parametrize("what", ["shape", "dtype"])
 def test_what_differs_between_ranks_is_said_on_every_rank(what):
     words = {"shape": ["[20] on ranks 0, 2", "[21] on rank 1"], "dtype": ["float64 on rank 1"]}
-    for rank, (text, problems) in enumerate(run_ranks(ranks_differ, 3, what)):
+    for rank, (text, problems) in enumerate(run_ranks(ranks_differ, 3, what, fresh=True)):
         assert not problems, problems
         assert all(word in text for word in [what, *words[what]]), f"rank {rank}: {text}"
 
@@ -299,7 +299,7 @@ def wrong_groups(rank):
 
 
 def test_wrong_groups_are_refused():
-    expect_no_mismatch(run_ranks(wrong_groups, 3))
+    expect_no_mismatch(run_ranks(wrong_groups, 3, fresh=True))
 
 
 # -- Pools ---------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def in_a_pool(rank):
 
 @pytest.mark.cuda
 def test_a_pool_on_a_gpu():
-    expect_no_mismatch(run_ranks(in_a_pool, 2))
+    expect_no_mismatch(run_ranks(in_a_pool, 2, fresh=True))
 
 
 # -- The package ---------------------------------------------------------------------------------

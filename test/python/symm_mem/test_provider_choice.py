@@ -89,7 +89,9 @@ def unknown_names(rank):
 
 
 def test_unknown_names_raise_and_list_the_known_ones():
-    for name, text in zip(("", "NCCL", "x"), run_ranks(unknown_names, 1)[0], strict=True):
+    for name, text in zip(
+        ("", "NCCL", "x"), run_ranks(unknown_names, 1, fresh=True)[0], strict=True
+    ):
         assert repr(name) in text
         assert all(known in text for known in NAMES), text
 
@@ -106,7 +108,7 @@ def not_built_in(rank):
 
 @pytest.mark.cpu("a torch with CUDA has some of them")
 def test_what_is_not_built_in_raises_and_names_what_is():
-    before, after, texts = run_ranks(not_built_in, 1)[0]
+    before, after, texts = run_ranks(not_built_in, 1, fresh=True)[0]
     assert before == after == "native"
     for name, text in zip(NAMES[1:], texts, strict=True):
         assert f"{name!r} cannot be used here" in text, text

@@ -371,7 +371,7 @@ SAYS = {
 
 
 def test_refusals():
-    for messages in run_ranks(refusals, 2):
+    for messages in run_ranks(refusals, 2, fresh=True):
         if ON_CUDA:
             continue  # PyTorch's own words
         assert set(messages) == set(SAYS)

@@ -129,7 +129,7 @@ SAYS = {
 
 @pytest.mark.cpu("PyTorch's CUDA operators do not check all of it, which costs the context")
 def test_refusals():
-    for messages, wrong in run_ranks(refusals, 2):
+    for messages, wrong in run_ranks(refusals, 2, fresh=True):
         assert not wrong
         assert set(messages) == set(SAYS)
         for key, parts in SAYS.items():
@@ -151,7 +151,7 @@ def overlaps(rank):
 
 @pytest.mark.cpu("PyTorch's CUDA kernels take it, and the ranks overwrite what others read")
 def test_overlapping_output():
-    for messages in run_ranks(overlaps, 2):
+    for messages in run_ranks(overlaps, 2, fresh=True):
         assert all("must not overlap input" in message for message in messages), messages
 
 
@@ -175,6 +175,6 @@ def multicast(rank):
 
 @pytest.mark.cpu("what a GPU without multicast says is PyTorch's affair")
 def test_operators_that_need_multicast():
-    for messages in run_ranks(multicast, 2):
+    for messages in run_ranks(multicast, 2, fresh=True):
         for name, message in messages.items():
             assert f"symm_mem::{name}: CPU tensors have no multicast memory" in message

@@ -71,7 +71,7 @@ def what_is_symmetric(rank):
 @pytest.mark.skipif(not HAS_CHECK, reason="this torch has no is_symm_mem_tensor")
 def test_is_symm_mem_tensor():
     expected = {"plain": False, "whole": True, "view": True, "turned": True}
-    assert run_ranks(what_is_symmetric, 2, reuse=True) == [expected] * 2
+    assert run_ranks(what_is_symmetric, 2) == [expected] * 2
 
 
 def many_live_allocations(rank):
@@ -279,7 +279,7 @@ def many_cycles(rank, early, late):
 def test_ten_thousand_cycles_leave_nothing():
     early, late = (50, 500) if crowded(2) else (1_000, 10_000)
     kept = (late - early) * 2048  # KiB of a GPU, if it kept one granule of every cycle
-    for before, after in run_ranks(many_cycles, 2, early, late, time_limit=200):
+    for before, after in run_ranks(many_cycles, 2, early, late, time_limit=200, fresh=True):
         assert after[0] <= before[0], f"{before[0]} descriptors became {after[0]}"
         assert after[1] <= before[1] + 4, f"{before[1]} mapped areas became {after[1]}"
         assert after[2] <= before[2] + 1024, f"{before[2]} KiB of address space became {after[2]}"
@@ -301,7 +301,7 @@ def select(rank):
 
 
 def test_the_backend_that_was_set_is_in_use():
-    for before, after, texts in run_ranks(select, 2):
+    for before, after, texts in run_ranks(select, 2, fresh=True):
         assert before == after == "SYMM"
         assert all("NO SUCH BACKEND" in text for text in texts)
 
@@ -315,7 +315,7 @@ def select_another(rank):
 
 @pytest.mark.cuda
 def test_another_backend_after_first_use_raises():
-    for text, selected in run_ranks(select_another, 2):
+    for text, selected in run_ranks(select_another, 2, fresh=True):
         # torch keeps no record of the one that it started out with.
         assert "change" in text or "does not find" in text, text
         assert selected == "SYMM"

@@ -114,7 +114,7 @@ def of_a_mesh(rank):
 
 
 def test_groups_of_a_device_mesh():
-    expect_no_mismatch(run_ranks(of_a_mesh, 4))
+    expect_no_mismatch(run_ranks(of_a_mesh, 4, fresh=True))
 
 
 def of_another_backend(rank, lists, backend):
@@ -141,7 +141,7 @@ NCCL = pytest.param("nccl", marks=[pytest.mark.cuda, pytest.mark.gpus(2)])
 @pytest.mark.parametrize("backend", ["gloo", NCCL])
 @pytest.mark.parametrize("lists", [[[0, 1, 2, 3]], [[0, 2], [1, 3]]], ids=str)
 def test_groups_of_another_backend(lists, backend):
-    expect_no_mismatch(run_ranks(of_another_backend, 4, lists, backend))
+    expect_no_mismatch(run_ranks(of_another_backend, 4, lists, backend, fresh=True))
 
 
 def world_of_another_backend(rank):
@@ -206,7 +206,7 @@ def after_the_group_has_gone(rank, backend):
     ],
 )
 def test_handles_of_a_destroyed_group_raise(backend):
-    expect_no_mismatch(run_ranks(after_the_group_has_gone, 4, backend))
+    expect_no_mismatch(run_ranks(after_the_group_has_gone, 4, backend, fresh=True))
 
 
 def remade_under_the_same_name(rank):
@@ -247,7 +247,7 @@ def different_sizes(rank):
 
 @pytest.mark.cpu("on a GPU, torch's pool rounds sizes")
 def test_different_sizes_are_refused_on_every_rank():
-    expect_no_mismatch(run_ranks(different_sizes, 3))
+    expect_no_mismatch(run_ranks(different_sizes, 3, fresh=True))
 
 
 def many_groups(rank):
@@ -266,9 +266,9 @@ def many_groups(rank):
 
 
 def test_groups_come_and_go():
-    results = run_ranks(many_groups, 3)
+    results = run_ranks(many_groups, 3, fresh=True)
     expect_no_mismatch([problems for problems, _, _ in results])
-    first, second = run_ranks(one_group_only, 3)[0], results[0][1:]
+    first, second = run_ranks(one_group_only, 3, fresh=True)[0], results[0][1:]
     if not ON_CUDA:
         assert second[0] <= first[0] + 2, f"{first[0]} descriptors became {second[0]}"
         assert second[1] <= first[1], f"{first[1]} threads became {second[1]}"

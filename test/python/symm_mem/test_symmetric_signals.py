@@ -190,7 +190,7 @@ def puts_in_vain(handle):
 
 @pytest.mark.parametrize("call", ["barrier", "put_signal", "wait_signal"])
 def test_time_outs(call):
-    text, seconds = run_ranks(nobody_comes, 2, call)[0]
+    text, seconds = run_ranks(nobody_comes, 2, call, fresh=True)[0]
     assert "channel 4" in text, text
     assert "rank 1" in text, text
     assert "0.150 s" in text or "150 ms" in text, text
@@ -282,7 +282,7 @@ def two_threads(rank):
 
 @pytest.mark.cpu("two streams are the same for a GPU: test_two_streams")
 def test_two_threads():
-    expect_no_mismatch(run_ranks(two_threads, 3))
+    expect_no_mismatch(run_ranks(two_threads, 3, fresh=True))
 
 
 def dies_before_the_signal(rank, folder, call):
@@ -408,4 +408,4 @@ def time_out_on_a_gpu(rank):
 
 @pytest.mark.cuda
 def test_a_time_out_on_a_gpu():
-    expect_no_mismatch(run_ranks(time_out_on_a_gpu, 2))
+    expect_no_mismatch(run_ranks(time_out_on_a_gpu, 2, fresh=True))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from programs import run_module
 from torch_symm.tools.bench.collectives import CLASSES, CallContext, Collective
 from torch_symm.tools.bench.config import (
     COLLECTIVES,
@@ -257,14 +258,8 @@ def test_only_reductions_in_place_are_not_repeatable() -> None:
     assert set(map(tuple, repeatable.values())) == {(True, True)}
 
 
-def run_bench(*options: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *launcher, "-m", "torch_symm.bench", *options],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
+    return run_module("torch_symm.bench", *options)
 
 
 def test_two_ranks_measure_and_check_every_collective(tmp_path: Path) -> None:
@@ -336,11 +331,10 @@ def test_a_spent_budget_ends_the_run_and_the_results_are_written(tmp_path: Path)
 
 def test_ranks_of_torchrun_are_measured(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    done = run_bench(
-        *("--backend=gloo", "-c", "all_gather", "-b", "8", "-e", "8", "--iters=1", "--blocks=1"),
-        f"--json={out}",
-        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "torch_symm.bench", "--backend=gloo", "--iters=1", "--blocks=1"]
+    command += ["-c", "all_gather", "-b", "8", "-e", "8", f"--json={out}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(out.read_text())["rows"]
     assert row["results"][0]["in_place"]["wrong"] == 0

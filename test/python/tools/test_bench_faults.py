@@ -67,8 +67,8 @@ def rows_of(rank_main: Callable[[int, str, mp.SimpleQueue], None], path: Path) -
     The ranks meet in a file: a TCPStore here would start a thread in the process that other
     tests fork from.
     """
-    queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(rank_main, args=(str(path), queue), nprocs=2)
+    queue = mp.get_context("fork").SimpleQueue()
+    mp.start_processes(rank_main, args=(str(path), queue), nprocs=2, start_method="fork")
     while not queue.empty():
         yield queue.get()
 
@@ -157,7 +157,7 @@ def watch_wounded(wound: str, rows: mp.SimpleQueue) -> None:
     ],
 )
 def test_the_run_goes_on_without_a_backend_that_fails(wound: str, reason: str) -> None:
-    context = mp.get_context("spawn")
+    context = mp.get_context("fork")
     queue = context.Queue()
     # In a process of its own: the store's thread must not be in the one that other tests fork from.
     watcher = context.Process(target=watch_wounded, args=(wound, queue))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 
 import pytest
 import torch
+
+from programs import run_module
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -25,14 +26,7 @@ def run_info(*options: str, **variables: str) -> subprocess.CompletedProcess[str
 
 
 def _run(environment: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torch_symm.info", *options],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    return run_module("torch_symm.info", *options, env=environment, timeout=50)
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from programs import run_module
 from torch_symm.tools.bench.config import ConfigError
 from torch_symm.tools.bench.pattern import poison
 from torch_symm.tools.probe.config import ProbeConfig, is_symm
@@ -147,14 +147,7 @@ def test_wrong_options_are_named(options: dict, message: str) -> None:
 
 
 def run_probe(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torch_symm.probe", *options],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    return run_module("torch_symm.probe", *options, env=os.environ | variables)
 
 
 @pytest.mark.parametrize(

@@ -172,14 +172,12 @@ def examining_rank(
 
 def examined(path: Path, rank_main: Callable, *arguments: Any) -> list[Result]:
     """Run ``rank_main`` as all ranks; the results that rank 0 has put."""
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
-    results = context.SimpleQueue()
+    results = mp.get_context("fork").SimpleQueue()
     mp.start_processes(
         rank_main,
         args=(str(path / "store"), *arguments, results),
         nprocs=WORLD_SIZE,
-        start_method="forkserver",
+        start_method="fork",
     )
     kept = []
     while not results.empty():

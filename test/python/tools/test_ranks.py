@@ -70,7 +70,7 @@ def watch(assignments: list[dict], told: mp.SimpleQueue) -> None:
 
 def outcome(*assignments: dict[str, str]) -> list[Any]:
     """Run the assignments and return what the job was told."""
-    context = mp.get_context("spawn")
+    context = mp.get_context("fork")
     told = context.Queue()
     watcher = context.Process(target=watch, args=(list(assignments), told))
     watcher.start()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from programs import run_module
+
 SCRIPT = """
 import os, sys
 import torch, torch.distributed as dist
@@ -70,7 +72,7 @@ def test_the_variable_alone_replaces_too(script: str) -> None:
     ],
 )
 def test_wrong_options_are_named(arguments: list[str], words: list[str]) -> None:
-    result = run("-m", "torch_symm.run", *arguments)
+    result = run_module("torch_symm.run", *arguments)
     assert result.returncode == 2
     for word in words:
         assert word in result.stderr
