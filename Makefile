@@ -37,8 +37,8 @@ test-all: test test-long conformance  ## test, the tests that take long, and PyT
 
 GPU_JOBS ?= 8
 test-gpu: build-tests  ## test/python, test/gpu and the faults on the GPUs at hand
-	$(PY) test/run_tests.py --jobs $(GPU_JOBS) --device cuda --gpu-tests build/Release/test/symm_gpu_tests \
-	  --reports $(REPORTS)/gpu
+	$(PY) test/run_tests.py --jobs $(GPU_JOBS) --device cuda -m "not long" \
+	  --gpu-tests build/Release/test/symm_gpu_tests --reports $(REPORTS)/gpu
 
 conformance: build-tests  ## PyTorch's own distributed tests, run against symm
 	@mkdir -p $(REPORTS)
