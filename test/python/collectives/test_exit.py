@@ -53,13 +53,15 @@ def test_exit_code(run_script, ending, in_flight):
     operations = IN_FLIGHT[in_flight]
     if operations:
         operations += EVERYBODY_HAS_ISSUED
-    results = run_script(PROLOGUE + operations + code_text, world_size=4, limit=15)
+    at_its_end = "print(time.monotonic(), flush=True)\n"
+    program = PROLOGUE + operations + at_its_end + code_text
+    results = run_script(program, world_size=4, limit=40)
     for rank, result in enumerate(results):
         where = f"rank {rank}: {result}"
         assert result.exit_code == code, where
         assert "terminate called" not in result.stderr, where
         assert "Fatal Python error" not in result.stderr, where
-        assert result.seconds < 10, where
+        assert result.ended_at - float(result.stdout) < 10, where
         if ending == "exception":
             assert "KeyError: 'nobody catches this'" in result.stderr, where
 

@@ -20,7 +20,8 @@ def _main(run, options, env, output, errors):
             os.dup2(file.fileno(), number)
     sys.stdout = open(1, "w", closefd=False, buffering=1)
     sys.stderr = open(2, "w", closefd=False, buffering=1)
-    os.environ.clear()
+    for name in set(os.environ) - set(env):
+        del os.environ[name]
     os.environ.update(env)
     sys.argv[1:] = options
     try:
@@ -71,7 +72,7 @@ def run_module(
     def run():
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
-    return _run(run, list(options), [os.environ if env is None else env], timeout)[0]
+    return _run(run, list(options), [dict(os.environ if env is None else env)], timeout)[0]
 
 
 def _free_port() -> int:

@@ -39,7 +39,9 @@ def check_provider(body, world_size, name, *args):
     if name != "native" and crowded(world_size):
         pytest.skip(f"PyTorch's {name} wants a GPU for each of {world_size} ranks, here are {GPUS}")
     backend = "nccl" if name in ("nccl", "nvshmem") else None
-    expect_no_mismatch(run_ranks(chosen, world_size, body, name, *args, backend=backend))
+    expect_no_mismatch(
+        run_ranks(chosen, world_size, body, name, *args, backend=backend, fresh=True)
+    )
 
 
 def chosen(rank, body, name, *args):

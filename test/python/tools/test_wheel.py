@@ -14,7 +14,9 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.cpu("the wheel is built on the machine that `make` has set up"),
-    pytest.mark.skipif(not (ROOT / ".cache/python").exists(), reason="needs what `make build` made"),
+    pytest.mark.skipif(
+        not (ROOT / ".cache/python").exists(), reason="needs what `make build` made"
+    ),
 ]
 
 
