@@ -29,8 +29,9 @@ if(SYMM_SANITIZE)
     message(FATAL_ERROR "SYMM_SANITIZE must be address, undefined, address,undefined or thread, "
                         "but is \"${SYMM_SANITIZE}\".")
   endif()
+  # More optimisation or more of -g takes several times as long to compile and finds no more.
   add_compile_options(
-    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${SYMM_SANITIZE};-fno-omit-frame-pointer;-g>")
+    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${SYMM_SANITIZE};-fno-omit-frame-pointer;-O1;-g1>")
   add_link_options("-fsanitize=${SYMM_SANITIZE}")
   if(SYMM_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC says that it does not model fences; that stays visible without ending the build.
