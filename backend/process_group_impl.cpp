@@ -44,6 +44,8 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
   }
   options_->validate(size_);
   static_cast<void>(memory_provider());  // throws for a wrong SYMM_MEMORY_PROVIDER
+  // The ends of their ranks say nothing about this group.
+  drop_links_of_destroyed_groups();
   C10dStore adapter(store);
   engine_ = GroupEngine::create(adapter, config_of(*options_, rank_, size_));
 }

@@ -37,21 +37,21 @@ void check_same(const std::string& group_name, const char* name, Value Agreement
 Communicator::Communicator(KeyValueStore& store, CommunicatorConfig config)
     : config_(std::move(config)) {
   check_config(config_);
+  const std::vector<std::int64_t> global_ranks = config_.global_ranks;
   if (config_.global_ranks.empty()) {
     config_.global_ranks.resize(static_cast<std::size_t>(config_.world_size));
     std::iota(config_.global_ranks.begin(), config_.global_ranks.end(), 0);
   }
   agreement_ = std::make_unique<Agreement>(Agreement::proposed_by(config_));
   selected_isa();  // a wrong SYMM_ISA is an error of set-up
-  group_ = LocalGroup::connect(
-      store, {.group_name = config_.group_name,
-              .rank = config_.rank,
-              .world_size = config_.world_size,
-              .global_rank = config_.global_ranks[static_cast<std::size_t>(config_.rank)],
-              .timeout = config_.timeout,
-              .payload = agreement_->encode(),
-              .region_bytes = GroupMemory::region_bytes(config_.world_size),
-              .may_be_retried = false});
+  group_ =
+      LocalGroup::connect(store, {.group_name = config_.group_name,
+                                  .rank = config_.rank,
+                                  .world_size = config_.world_size,
+                                  .global_ranks = global_ranks,
+                                  .timeout = config_.timeout,
+                                  .payload = agreement_->encode(),
+                                  .region_bytes = GroupMemory::region_bytes(config_.world_size)});
   if (world_size() > 1) {
     adopt_agreement();
     memory_ = std::make_unique<GroupMemory>(

@@ -1,15 +1,14 @@
 #include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 
 #include <poll.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
 #include "symm_mem/bootstrap/frame_queues.hpp"
+#include "symm_mem/bootstrap/peer_board.hpp"
 #include "symm_mem/bootstrap/peer_connector.hpp"
 #include "symm_mem/bootstrap/peer_exchange.hpp"
 #include "symm_mem/bootstrap/private_directory.hpp"
@@ -18,13 +17,6 @@
 
 namespace symm {
 namespace {
-
-// After the deadline each further rank gets this long, so that the error names all that are
-// missing.
-constexpr std::chrono::milliseconds kLastLook{10};
-constexpr int kMaxLastLooks = 32;
-
-std::string store_key(int rank) { return "symm/peer/" + std::to_string(rank); }
 
 void check_config(const BootstrapMeshConfig& config) {
   const std::string prefix = mesh_prefix(config.group_name, config.rank);
@@ -39,85 +31,6 @@ void check_config(const BootstrapMeshConfig& config) {
   if (config.payload.size() > PeerRecord::kMaxPayload) {
     throw Error(ErrorCode::kInvalidArgument, prefix, "payload must have at most ",
                 PeerRecord::kMaxPayload, " bytes, got ", config.payload.size());
-  }
-}
-
-PeerRecord own_record(const BootstrapMeshConfig& config, const std::string& socket_path) {
-  return {.rank = static_cast<std::uint32_t>(config.rank),
-          .world_size = static_cast<std::uint32_t>(config.world_size),
-          .pid = ::getpid(),
-          .uid = ::geteuid(),
-          .mount_namespace = mount_namespace_id(),
-          .nonce = random_nonce(),
-          .boot_id = host_boot_id(),
-          .socket_path = socket_path,
-          .payload = config.payload};
-}
-
-// Empty when the rank has published nothing in time.
-std::optional<PeerRecord> read_record(KeyValueStore& store, const BootstrapMeshConfig& config,
-                                      int rank, std::chrono::milliseconds timeout) {
-  std::vector<std::uint8_t> bytes;
-  try {
-    bytes = store.get(store_key(rank), timeout);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kTimeout) throw;
-    return std::nullopt;
-  }
-  try {
-    return parse_peer_record(bytes, rank, config.world_size);
-  } catch (const Error& error) {
-    throw Error(error.code(), mesh_prefix(config.group_name, config.rank), error.what());
-  }
-}
-
-// Every rank reads every record, its own too, before it connects, so all throw the same.
-std::vector<PeerRecord> read_records(KeyValueStore& store, const BootstrapMeshConfig& config,
-                                     const PeerRecord& own, const Deadline& deadline) {
-  std::vector<PeerRecord> records;
-  std::vector<int> missing;
-  int last_looks = 0;
-  for (int rank = 0; rank < config.world_size && last_looks < kMaxLastLooks; ++rank) {
-    const bool late = deadline.passed();
-    if (late) ++last_looks;
-    const auto timeout = late ? kLastLook : std::max(deadline.remaining(), kLastLook);
-    std::optional<PeerRecord> record = read_record(store, config, rank, timeout);
-    if (!record) {
-      missing.push_back(rank);
-    } else {
-      records.push_back(std::move(*record));
-    }
-  }
-  const std::string prefix = mesh_prefix(config.group_name, config.rank);
-  if (!missing.empty()) {
-    throw Error(ErrorCode::kTimeout, prefix, rank_list(missing), " did not join the group of ",
-                config.world_size, " ranks within ", config.timeout.count(), " ms");
-  }
-  if (!same_nonce(records[own.rank].nonce, own.nonce)) {
-    throw Error(ErrorCode::kSecurity, prefix,
-                "the Store no longer holds this rank's record: another process joined as the same "
-                "rank, or the group's name is in use");
-  }
-  return records;
-}
-
-void check_one_host(const std::string& prefix, const std::vector<PeerRecord>& records) {
-  for (std::size_t rank = 1; rank < records.size(); ++rank) {
-    const std::string& first = records[0].boot_id;
-    const std::string& other = records[rank].boot_id;
-    // Where a boot id is unknown the connection itself is the proof.
-    if (first.empty() || other.empty() || first == other) continue;
-    throw Error(ErrorCode::kUnsupported, prefix, "rank ", rank,
-                " runs on another host than rank 0 (boot ids ", other, " and ", first,
-                "); groups that span hosts are not supported yet");
-  }
-}
-
-void check_one_user(const std::string& prefix, const std::vector<PeerRecord>& records) {
-  for (std::size_t rank = 1; rank < records.size(); ++rank) {
-    if (records[rank].uid == records[0].uid) continue;
-    throw Error(ErrorCode::kSecurity, prefix, "all ranks of a host must run as one user; rank ",
-                rank, " runs as user ", records[rank].uid, ", rank 0 as user ", records[0].uid);
   }
 }
 
@@ -140,33 +53,34 @@ std::unique_ptr<BootstrapMesh> BootstrapMesh::connect(KeyValueStore& store,
   std::unique_ptr<BootstrapMesh> mesh;
   if (config.world_size == 1) {
     PeerRecord alone;
-    alone.pid = ::getpid();
+    alone.process = own_process();
     alone.payload = config.payload;
     mesh.reset(new BootstrapMesh(config, {alone}, std::vector<GuardedDescriptor>(1)));
     return mesh;
   }
   const Deadline deadline(config.timeout);
   const std::string prefix = mesh_prefix(config.group_name, config.rank);
+  PeerBoard board(store, config);
   const PrivateDirectory directory;
-  GuardedDescriptor listener = listen_on(directory.socket_path(), kMaxRanks);
-  const PeerRecord own = own_record(config, directory.socket_path());
-  store.set(store_key(config.rank), encode_peer_record(own));
-  std::vector<PeerRecord> records = read_records(store, config, own, deadline);
-  check_one_host(prefix, records);
-  check_one_user(prefix, records);
-  PeerConnector::Reread reread;
-  if (config.may_be_retried) {
-    reread = [&](int rank) { return read_record(store, config, rank, kLastLook); };
-  }
-  PeerConnector connector(prefix, config.rank, records, std::move(listener), std::move(reread));
+  PeerConnector connector(prefix, config.rank, config.world_size, board,
+                          listen_on(directory.socket_path(), kMaxRanks));
   try {
-    connector.run(deadline);
+    board.publish(directory.socket_path());
+    std::vector<PeerRecord> records = board.collect(deadline);
+    connector.run(records, deadline);
+    // The Store may end with the first rank that returns.
+    board.joined(records);
     mesh.reset(new BootstrapMesh(config, std::move(records), std::move(connector.sockets())));
     // No rank returns before all ranks are connected.
     const std::vector<std::uint8_t> ready = {1};
-    mesh->exchange(kSetupSequence, ready, -1, deadline.remaining(), nullptr);
+    const std::function<bool()> look = [&board] {
+      board.look();
+      return false;
+    };
+    mesh->exchange(kSetupSequence, ready, -1, deadline.remaining(), look);
   } catch (const Error& error) {
     say_goodbye(prefix, mesh ? mesh->sockets_ : connector.sockets(), error);
+    board.failed(error);
     throw;
   }
   return mesh;

@@ -2,8 +2,9 @@
 //
 // NOTE [Bootstrap mesh]
 // Every rank listens on a unix stream socket inside a private directory (0700), publishes
-// {version, boot id, pid, uid, 128-bit nonce, socket path, payload} in the Store, connects to
-// every lower rank and accepts from every higher one. A connection counts only when the peer's uid
+// {version, boot id, process, uid, 128-bit nonce, socket path, payload} in the Store (NOTE [Tries
+// and their records] in peer_board.hpp), connects to every lower rank and accepts from every higher
+// one. A connection counts only when the peer's uid
 // (SO_PEERCRED) is ours and it has shown the nonce that the Store names. The directory is removed
 // as soon as all ranks are connected. The sockets then stay open for the life of the group: the
 // kernel closes them when a process ends, so a dead peer is an immediate hang-up, also across pid
@@ -47,10 +48,8 @@ struct BootstrapMeshConfig {
   std::chrono::milliseconds timeout{0};  // whole set-up
   // Opaque bytes that every rank learns of every other; at most PeerRecord::kMaxPayload.
   std::vector<std::uint8_t> payload;
-  // Whether ranks may have tried before under the same keys of the Store: what they left there is
-  // then passed over. The price is that a rank which ends during set-up is missed only when the
-  // time-out has passed (NOTE [Earlier tries] in peer_connector.hpp).
-  bool may_be_retried = false;
+  // Called every few milliseconds while the set-up waits; what it throws ends it. May be null.
+  std::function<void()> look;
 };
 
 class BootstrapMesh {

@@ -111,7 +111,7 @@ void FrameQueues::throw_if_over(std::size_t peer) const {
   const std::string name = text_of(prefix_, "rank ", peer);
   if (!from.offence.empty()) throw Error(ErrorCode::kSecurity, name, " sent ", from.offence);
   if (from.closed) {
-    throw Error(ErrorCode::kPeerLost, name, " (pid ", records_[peer].pid,
+    throw Error(ErrorCode::kPeerLost, name, " (pid ", records_[peer].process.pid,
                 ") ended or closed its group");
   }
 }

@@ -20,12 +20,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kProbePeriod{50};
 constexpr std::chrono::milliseconds kRetryPeriod{2};  // while a listener's queue is full
-constexpr std::chrono::milliseconds kRereadPeriod{20};
+constexpr std::chrono::milliseconds kTryPeriod{20};
 constexpr std::size_t kSpareStrangers = 32;
 constexpr int kMaxRefusalLines = 16;
 
 std::string peer_name(int peer, const PeerRecord& record) {
-  return text_of("rank ", peer, " (pid ", record.pid, ")");
+  return text_of("rank ", peer, " (pid ", record.process.pid, ")");
 }
 
 struct Greeting {
@@ -41,22 +41,22 @@ Greeting receive_greeting(const GuardedDescriptor& socket) {
 
 }  // namespace
 
-PeerConnector::PeerConnector(std::string prefix, int rank, std::vector<PeerRecord>& records,
-                             GuardedDescriptor listener, Reread reread)
+PeerConnector::PeerConnector(std::string prefix, int rank, int world_size, PeerBoard& board,
+                             GuardedDescriptor listener)
     : prefix_(std::move(prefix)),
       rank_(rank),
-      world_size_(static_cast<int>(records.size())),
-      records_(records),
+      world_size_(world_size),
+      board_(board),
       listener_(std::move(listener)),
-      reread_(std::move(reread)),
-      next_reread_(records.size()),
-      sockets_(records.size()),
-      stages_(records.size(), Stage::kWaiting),
+      next_try_(static_cast<std::size_t>(world_size)),
+      sockets_(static_cast<std::size_t>(world_size)),
+      stages_(static_cast<std::size_t>(world_size), Stage::kWaiting),
       next_probe_(Deadline::Clock::now() + kProbePeriod) {
   stage(rank) = Stage::kStanding;
 }
 
-void PeerConnector::run(const Deadline& deadline) {
+void PeerConnector::run(std::vector<PeerRecord>& records, const Deadline& deadline) {
+  records_ = &records;
   for (;;) {
     connect_lower();
     accept_strangers();
@@ -66,31 +66,29 @@ void PeerConnector::run(const Deadline& deadline) {
     if (missing_ranks.empty()) break;
     check_standing();
     probe_higher();
-    if (deadline.passed()) {
-      throw Error(ErrorCode::kTimeout, prefix_, rank_list(missing_ranks),
-                  " did not connect in time");
-    }
+    if (deadline.passed()) throw_late(missing_ranks);
+    board_.look();
     wait(deadline);
   }
   strangers_.clear();
-  listener_.reset();
 }
 
 void PeerConnector::connect_lower() {
   for (int peer = 0; peer < rank_; ++peer) {
     if (stage(peer) != Stage::kWaiting) continue;
+    if (Deadline::Clock::now() < next_try_[static_cast<std::size_t>(peer)]) continue;
     ConnectResult result = connect_to(record(peer).socket_path);
     if (result.error == EAGAIN) continue;
     if (result.error != 0) {
-      if (expect_again(peer)) continue;
-      throw_unreachable(peer, result.error);
+      look_again(peer, result.error);
+      continue;
     }
     if (peer_uid(result.socket.get()) != ::geteuid()) {
       throw Error(ErrorCode::kSecurity, prefix_, "the socket that the Store names for ",
                   peer_name(peer, record(peer)), " belongs to another user");
     }
-    send_frame(result.socket.get(),
-               encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce}));
+    send_frame(result.socket.get(), encode_hello({static_cast<std::uint32_t>(rank_),
+                                                  record(peer).nonce, board_.own_time()}));
     socket(peer) = std::move(result.socket);
     stage(peer) = Stage::kGreeted;
   }
@@ -105,7 +103,7 @@ void PeerConnector::accept_strangers() {
       continue;
     }
     // A rank says who it is at once, so the oldest of too many is not one.
-    if (strangers_.size() >= records_.size() + kSpareStrangers) {
+    if (strangers_.size() >= records_->size() + kSpareStrangers) {
       refuse_stranger("it does not say who it is");
       strangers_.erase(strangers_.begin());
     }
@@ -133,15 +131,16 @@ bool PeerConnector::hear_stranger(GuardedDescriptor& stranger) {
     return true;
   }
   const int peer = static_cast<int>(hello->rank);
-  if (reread_) {
-    if (stage(peer) == Stage::kStanding && is_hung_up(socket(peer).get())) expect_again(peer);
-    read_again(peer);
-  }
   if (stage(peer) != Stage::kWaiting) {
     refuse_stranger(text_of("rank ", peer, " is connected already"));
     return true;
   }
-  send_frame(stranger.get(), encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce}));
+  // It may have published anew since its record was read.
+  if (hello->published != record(peer).published) {
+    if (const std::optional<PeerRecord> found = board_.read(peer)) take_newer(*found);
+  }
+  send_frame(stranger.get(), encode_hello({static_cast<std::uint32_t>(rank_), record(peer).nonce,
+                                           board_.own_time()}));
   socket(peer) = std::move(stranger);
   stage(peer) = Stage::kStanding;
   return true;
@@ -153,12 +152,12 @@ void PeerConnector::hear_answers() {
     const auto [status, answer] = receive_greeting(socket(peer));
     if (status == SocketStatus::kWouldBlock) continue;
     if (status == SocketStatus::kClosed) {
-      if (expect_again(peer)) continue;
-      throw Error(ErrorCode::kPeerLost, prefix_, names_of_the_lost(peer),
-                  " ended during set-up, or refused this rank");
+      look_again(peer, 0);
+      continue;
     }
     if (!answer || answer->rank != static_cast<std::uint32_t>(peer) ||
         !same_nonce(answer->nonce, record(rank_).nonce)) {
+      board_.check_own();
       throw Error(ErrorCode::kSecurity, prefix_, "the process that listens for ",
                   peer_name(peer, record(peer)), " does not know this rank's nonce");
     }
@@ -169,7 +168,7 @@ void PeerConnector::hear_answers() {
 void PeerConnector::check_standing() {
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_ || stage(peer) != Stage::kStanding) continue;
-    if (!is_hung_up(socket(peer).get()) || expect_again(peer)) continue;
+    if (!is_hung_up(socket(peer).get())) continue;
     // A goodbye may come after the frame of the closing round.
     for (;;) {
       const ReceivedFrame received = receive_frame(socket(peer).get(), ExchangeFrame::kMaxBytes);
@@ -186,24 +185,28 @@ void PeerConnector::probe_higher() {
   next_probe_ = Deadline::Clock::now() + kProbePeriod;
   for (int peer = rank_ + 1; peer < world_size_; ++peer) {
     if (stage(peer) != Stage::kWaiting) continue;
-    const ConnectResult result = connect_to(record(peer).socket_path);
-    if (result.error == 0 || result.error == EAGAIN || expect_again(peer)) continue;
-    throw_unreachable(peer, result.error);
+    const int error = connect_to(record(peer).socket_path).error;
+    if (error != 0 && error != EAGAIN) look_again(peer, error);
   }
 }
 
-bool PeerConnector::expect_again(int peer) {
-  if (!reread_) return false;
+void PeerConnector::look_again(int peer, int error) {
   socket(peer).reset();
   stage(peer) = Stage::kWaiting;
-  if (Deadline::Clock::now() >= next_reread_[static_cast<std::size_t>(peer)]) read_again(peer);
-  return true;
+  next_try_[static_cast<std::size_t>(peer)] = Deadline::Clock::now() + kTryPeriod;
+  const std::optional<PeerRecord> found = board_.read(peer);
+  if (!found) return;
+  if (!same_nonce(found->nonce, record(peer).nonce)) {
+    take_newer(*found);
+  } else if (error != 0 && !(is_nobody_there(error) && board_.is_left_over(*found))) {
+    throw_unreachable(peer, error);
+  }
 }
 
-void PeerConnector::read_again(int peer) {
-  const auto index = static_cast<std::size_t>(peer);
-  if (std::optional<PeerRecord> found = reread_(peer)) records_[index] = std::move(*found);
-  next_reread_[index] = Deadline::Clock::now() + kRereadPeriod;
+void PeerConnector::take_newer(const PeerRecord& found) {
+  (*records_)[found.rank] = found;
+  next_try_[found.rank] = {};
+  board_.check_peers(*records_);
 }
 
 void PeerConnector::wait(const Deadline& deadline) {
@@ -243,32 +246,50 @@ std::string PeerConnector::names_of_the_lost(int seen) const {
     bool lost = peer == seen;
     if (!lost && connection.valid()) {
       lost = is_hung_up(connection.get());
-    } else if (!lost) {
-      const int error = connect_to(record(peer).socket_path).error;
-      lost = error == ENOENT || error == ECONNREFUSED || error == ECONNRESET;
+    } else if (!lost && !board_.is_left_over(record(peer))) {
+      lost = is_nobody_there(connect_to(record(peer).socket_path).error);
     }
     if (lost) names += (names.empty() ? "" : ", ") + peer_name(peer, record(peer));
   }
   return names;
 }
 
-void PeerConnector::throw_unreachable(int peer, int error) const {
+bool PeerConnector::is_elsewhere(int peer, int error) const {
   const PeerRecord& theirs = record(peer);
-  const std::string name = peer_name(peer, theirs);
   const bool same_files =
       theirs.mount_namespace != 0 && theirs.mount_namespace == record(rank_).mount_namespace;
-  if (error == ENOENT && !same_files) {
-    throw Error(ErrorCode::kUnsupported, prefix_, name, " listens on ", theirs.socket_path,
-                ", which does not exist here: the ranks do not share a directory for temporary "
-                "files (separate mount namespaces or containers); mount one directory into all of "
-                "them and name it in TMPDIR");
-  }
-  if (error == ENOENT || error == ECONNREFUSED || error == ECONNRESET) {
+  return error == ENOENT && !same_files;
+}
+
+std::string PeerConnector::elsewhere(int peer) const {
+  return text_of(peer_name(peer, record(peer)), " listens on ", record(peer).socket_path,
+                 ", which does not exist here: the ranks do not share a directory for temporary "
+                 "files (separate mount namespaces or containers); mount one directory into all of "
+                 "them and name it in TMPDIR");
+}
+
+void PeerConnector::throw_unreachable(int peer, int error) const {
+  if (is_elsewhere(peer, error)) throw Error(ErrorCode::kUnsupported, prefix_, elsewhere(peer));
+  if (is_nobody_there(error)) {
     throw Error(ErrorCode::kPeerLost, prefix_, names_of_the_lost(peer),
                 " ended or gave up during set-up");
   }
-  throw Error(ErrorCode::kSystem, prefix_, "connecting to ", name, " at ", theirs.socket_path,
-              " failed: ", describe_system_error(error));
+  throw Error(ErrorCode::kSystem, prefix_, "connecting to ", peer_name(peer, record(peer)), " at ",
+              record(peer).socket_path, " failed: ", describe_system_error(error));
+}
+
+void PeerConnector::throw_late(const std::vector<int>& peers) const {
+  std::string why;
+  for (const int peer : peers) {
+    const int error = connect_to(record(peer).socket_path).error;
+    if (is_elsewhere(peer, error)) {
+      why = "; " + elsewhere(peer);
+    } else if (why.empty() && is_nobody_there(error)) {
+      why = text_of("; the Store holds what ", peer_name(peer, record(peer)),
+                    " published in an earlier try");
+    }
+  }
+  throw Error(ErrorCode::kTimeout, prefix_, rank_list(peers), " did not connect in time", why);
 }
 
 void PeerConnector::refuse_stranger(const std::string& why) {

@@ -7,17 +7,15 @@
 // a hang-up of an established connection, and for a higher rank that has not connected yet a probe,
 // which is a connection to its listener that says nothing and is closed at once.
 //
-// NOTE [Earlier tries]
-// The Store may still hold what a rank published in an earlier try
-// (BootstrapMeshConfig::may_be_retried). Then a peer that cannot be reached, or that leaves, is no
-// failure: its record is read again until there is a new one, and only the deadline ends the wait.
+// A dead rank is lost only where its record is of this try (NOTE [Tries and their records] in
+// peer_board.hpp); else the record is read again until there is a new one or the deadline passes.
+// The hang-up of a connection that is established is final.
 #pragma once
 
-#include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "symm_mem/bootstrap/peer_board.hpp"
 #include "symm_mem/bootstrap/peer_record.hpp"
 #include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/guarded_descriptor.hpp"
@@ -26,20 +24,16 @@ namespace symm {
 
 class PeerConnector {
  public:
-  // What the Store holds for a rank now; nullopt where that cannot be read.
-  using Reread = std::function<std::optional<PeerRecord>(int rank)>;
+  // `board` must stay valid. `listener` is this rank's socket; it listens until this ends.
+  PeerConnector(std::string prefix, int rank, int world_size, PeerBoard& board,
+                GuardedDescriptor listener);
 
-  // `records` (by rank, this one included) must stay valid. `listener` is this rank's socket.
-  // `reread`: see NOTE [Earlier tries]; null where the records are final, else they are replaced by
-  // newer ones.
-  PeerConnector(std::string prefix, int rank, std::vector<PeerRecord>& records,
-                GuardedDescriptor listener, Reread reread = nullptr);
-
-  // Returns when every peer is connected; take sockets() then. Throws Error: kTimeout naming the
-  // ranks that did not come, kPeerLost naming the ranks, kSecurity when a listener cannot show our
-  // nonce, kUnsupported when a peer's socket is in another mount namespace. What a refused
-  // stranger did is one line on stderr. Not thread safe.
-  void run(const Deadline& deadline);
+  // Returns when every peer is connected; take sockets() then. `records` (by rank, this one
+  // included) are replaced where ranks publish newer ones. Throws Error: kTimeout naming the ranks
+  // that did not come, kPeerLost naming the ranks, kSecurity when a listener cannot show our nonce,
+  // kUnsupported when a peer's socket is in another mount namespace. What a refused stranger did is
+  // one line on stderr. Not thread safe.
+  void run(std::vector<PeerRecord>& records, const Deadline& deadline);
 
   // By rank; invalid for this one and for those that are not connected.
   std::vector<GuardedDescriptor>& sockets() { return sockets_; }
@@ -54,25 +48,28 @@ class PeerConnector {
   void check_standing();
   void probe_higher();
   void wait(const Deadline& deadline);
-  // False where records are final; else `peer` is waited for again.
-  bool expect_again(int peer);
-  void read_again(int peer);
+  // `peer` could not be reached, with that error, or (0) has not answered: throws where it is lost.
+  void look_again(int peer, int error);
+  void take_newer(const PeerRecord& found);
   std::vector<int> missing() const;
   // `seen` and every other peer that is gone as well.
   std::string names_of_the_lost(int seen) const;
   [[noreturn]] void throw_unreachable(int peer, int error) const;
+  [[noreturn]] void throw_late(const std::vector<int>& peers) const;
+  bool is_elsewhere(int peer, int error) const;
+  std::string elsewhere(int peer) const;
   void refuse_stranger(const std::string& why);
-  const PeerRecord& record(int peer) const { return records_[static_cast<std::size_t>(peer)]; }
+  const PeerRecord& record(int peer) const { return (*records_)[static_cast<std::size_t>(peer)]; }
   GuardedDescriptor& socket(int peer) { return sockets_[static_cast<std::size_t>(peer)]; }
   Stage& stage(int peer) { return stages_[static_cast<std::size_t>(peer)]; }
 
   std::string prefix_;
   int rank_;
   int world_size_;
-  std::vector<PeerRecord>& records_;
+  PeerBoard& board_;
+  std::vector<PeerRecord>* records_ = nullptr;
   GuardedDescriptor listener_;
-  Reread reread_;
-  std::vector<Deadline::Clock::time_point> next_reread_;  // by rank
+  std::vector<Deadline::Clock::time_point> next_try_;  // by rank
   std::vector<GuardedDescriptor> sockets_;
   std::vector<Stage> stages_;
   std::vector<GuardedDescriptor> strangers_;  // accepted, have not said who they are

@@ -6,7 +6,7 @@ namespace symm {
 namespace {
 
 constexpr std::uint32_t kHelloMagic = 0x6f6c6568;
-constexpr std::uint32_t kHelloVersion = 1;
+constexpr std::uint32_t kHelloVersion = 2;
 constexpr std::uint32_t kExchangeMagic = 0x68637865;
 constexpr std::uint32_t kHasDescriptor = 1;
 constexpr std::uint32_t kIsPost = 2;
@@ -18,6 +18,7 @@ void code_hello(Codec& codec, Hello& hello) {
   codec.field(hello.rank);
   codec.constant(0);
   codec.field(hello.nonce);
+  codec.field(hello.published);
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 // The messages on the sockets between ranks. One frame is one message (SOCK_SEQPACKET).
 //
 // NOTE [Peer frames]
-// Hello, 32 bytes: magic u32, version u32, rank u32, zero u32, nonce 16 bytes. The connector sends
-// its rank and the acceptor's nonce; the acceptor answers with its rank and the connector's nonce.
+// Hello, 40 bytes: magic u32, version u32, rank u32, zero u32, nonce 16 bytes, published u64. The
+// connector sends its rank, the acceptor's nonce and when it published its record, by which the
+// acceptor sees whether it has read that one; the acceptor answers with its rank, the connector's
+// nonce and when it published its own.
 // Exchange, 24 bytes and the message: magic u32, flags u32 (bit 0: a descriptor is attached; bit 1:
 // a post), number u64 (of an exchange: its sequence; of a post: its topic), length u32, stream u32.
 //
@@ -23,10 +25,11 @@
 namespace symm {
 
 struct HelloFrame {
-  static constexpr std::size_t kBytes = 32;
+  static constexpr std::size_t kBytes = 40;
 
   std::uint32_t rank = 0;
   Nonce nonce{};
+  std::uint64_t published = 0;  // the sender's PeerRecord::published
 };
 
 std::vector<std::uint8_t> encode_hello(const HelloFrame& hello);

@@ -31,9 +31,13 @@ template <typename Codec, typename Record>
 void code_record(Codec& codec, Record& record) {
   codec.field(record.rank);
   codec.field(record.world_size);
-  codec.field(record.pid);
+  codec.field(record.process.pid);
+  codec.field(record.process.start);
+  codec.field(record.process.pid_namespace);
   codec.field(record.uid);
   codec.field(record.mount_namespace);
+  codec.field(record.published);
+  codec.field(record.joining);
   codec.field(record.nonce);
   codec.field(record.boot_id, PeerRecord::kMaxBootId);
   codec.field(record.socket_path, PeerRecord::kMaxSocketPath);
@@ -50,7 +54,7 @@ std::vector<std::uint8_t> encode_peer_record(const PeerRecord& record) {
   return writer.take();
 }
 
-PeerRecord parse_peer_record(std::span<const std::uint8_t> bytes, int rank, int world_size) {
+PeerRecord parse_peer_record(std::span<const std::uint8_t> bytes, int rank) {
   ByteReader reader(bytes);
   if (reader.integer<std::uint32_t>() != PeerRecord::kMagic) {
     refuse(ErrorCode::kSecurity, rank, "it is not a peer record (", bytes.size(), " bytes)");
@@ -68,17 +72,20 @@ PeerRecord parse_peer_record(std::span<const std::uint8_t> bytes, int rank, int 
   if (record.rank != static_cast<std::uint32_t>(rank)) {
     refuse(ErrorCode::kSecurity, rank, "it names rank ", record.rank);
   }
-  if (record.world_size != static_cast<std::uint32_t>(world_size)) {
-    refuse(ErrorCode::kMismatch, rank, "its group has ", record.world_size, " ranks, this one ",
-           world_size);
-  }
-  if (record.pid <= 0) refuse(ErrorCode::kSecurity, rank, "its pid is not positive");
+  if (record.joining > 1) refuse(ErrorCode::kSecurity, rank, "its state is ", record.joining);
+  if (record.process.pid <= 0) refuse(ErrorCode::kSecurity, rank, "its pid is not positive");
   if (!is_plain_boot_id(record.boot_id))
     refuse(ErrorCode::kSecurity, rank, "its boot id is malformed");
   if (!is_plain_absolute_path(record.socket_path)) {
     refuse(ErrorCode::kSecurity, rank, "its socket path is not a plain absolute path");
   }
   return record;
+}
+
+void check_world_size(const PeerRecord& record, int world_size) {
+  if (record.world_size == static_cast<std::uint32_t>(world_size)) return;
+  refuse(ErrorCode::kMismatch, static_cast<int>(record.rank), "its group has ", record.world_size,
+         " ranks, this one ", world_size);
 }
 
 }  // namespace symm

@@ -4,8 +4,8 @@
 // has no authorisation, so whatever comes out of it is parsed as hostile input.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,10 +18,8 @@ class KeyValueStore {
   // Publishes `value` under `key`. Local.
   virtual void set(const std::string& key, const std::vector<std::uint8_t>& value) = 0;
 
-  // Waits until `key` exists and returns its value. Throws Error(kTimeout) naming the key when
-  // `timeout` passes first.
-  virtual std::vector<std::uint8_t> get(const std::string& key,
-                                        std::chrono::milliseconds timeout) = 0;
+  // What `key` holds now, nullopt where it has never been set. Local, waits for nobody.
+  virtual std::optional<std::vector<std::uint8_t>> get(const std::string& key) = 0;
 };
 
 }  // namespace symm

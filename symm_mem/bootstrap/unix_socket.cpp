@@ -87,6 +87,10 @@ ConnectResult connect_to(const std::string& path) {
   return result;
 }
 
+bool is_nobody_there(int error) {
+  return error == ENOENT || error == ECONNREFUSED || error == ECONNRESET;
+}
+
 std::optional<uid_t> peer_uid(int socket) {
   ucred credentials{};
   socklen_t bytes = sizeof(credentials);

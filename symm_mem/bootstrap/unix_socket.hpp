@@ -30,6 +30,8 @@ struct ConnectResult {
   int error = 0;
 };
 ConnectResult connect_to(const std::string& path);
+// Whether that error says that nobody listens at the path.
+bool is_nobody_there(int error);
 
 // The effective user that connected or that listened; empty when the kernel does not say.
 std::optional<uid_t> peer_uid(int socket);

@@ -3,8 +3,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +21,8 @@ class C10dStore final : public KeyValueStore {
 
   // Throws Error(kSystem) with the store's own words.
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
-  // Throws Error(kTimeout) when `timeout` has passed, else Error(kSystem).
-  std::vector<std::uint8_t> get(const std::string& key, std::chrono::milliseconds timeout) override;
+  // The same. No key is ever deleted, so that a store whose get() waits has nothing to wait for.
+  std::optional<std::vector<std::uint8_t>> get(const std::string& key) override;
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;

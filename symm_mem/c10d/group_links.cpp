@@ -69,12 +69,11 @@ milliseconds timeout_of(c10d::ProcessGroup& group, c10::DeviceType device) {
   return options && options->timeout.count() > 0 ? options->timeout : kBackendDefaultTimeout;
 }
 
-// The default group is given no list: its ranks are the global ones.
-std::int64_t global_rank_of(c10d::ProcessGroup& group) {
+// None for the default group, whose ranks are the global ones.
+std::vector<std::int64_t> global_ranks_of(c10d::ProcessGroup& group) {
   const auto options = options_of(group, c10::DeviceType::CPU);
-  const auto rank = static_cast<std::size_t>(group.getRank());
-  if (!options || rank >= options->global_ranks_in_group.size()) return group.getRank();
-  return static_cast<std::int64_t>(options->global_ranks_in_group[rank]);
+  if (!options) return {};
+  return {options->global_ranks_in_group.begin(), options->global_ranks_in_group.end()};
 }
 
 bool is_registered(const GroupLink& link) {
@@ -93,17 +92,6 @@ std::shared_ptr<GroupLink> find_link(const c10d::ProcessGroup* group) {
   return nullptr;
 }
 
-void drop_links_of_destroyed_groups() {
-  std::vector<std::shared_ptr<GroupLink>> gone;  // let go of outside the lock
-  const std::lock_guard lock(all_links().mutex);
-  std::erase_if(all_links().links, [&](std::shared_ptr<GroupLink>& link) {
-    if (is_registered(*link)) return false;
-    link->peers().leave();
-    gone.push_back(std::move(link));
-    return true;
-  });
-}
-
 std::shared_ptr<LocalGroup> local_group_of(const GroupPtr& group, const std::string& name) {
   for (const c10::Device& device : group->getDeviceTypes()) {
     if (SegmentUser* const user = user_of(*group, device.type())) return user->local_group();
@@ -112,7 +100,7 @@ std::shared_ptr<LocalGroup> local_group_of(const GroupPtr& group, const std::str
   return LocalGroup::connect(store, {.group_name = name,
                                      .rank = group->getRank(),
                                      .world_size = group->getSize(),
-                                     .global_rank = global_rank_of(*group),
+                                     .global_ranks = global_ranks_of(*group),
                                      .timeout = timeout_of(*group, c10::DeviceType::CPU),
                                      .payload = {}});
 }
@@ -211,6 +199,17 @@ std::shared_ptr<GroupLink> link_of_group(const std::string& name) {
   all.lock();
   all_links().links.push_back(link);
   return link;
+}
+
+void drop_links_of_destroyed_groups() {
+  std::vector<std::shared_ptr<GroupLink>> gone;  // let go of outside the lock
+  const std::lock_guard lock(all_links().mutex);
+  std::erase_if(all_links().links, [&](std::shared_ptr<GroupLink>& link) {
+    if (is_registered(*link)) return false;
+    link->peers().leave();
+    gone.push_back(std::move(link));
+    return true;
+  });
 }
 
 void forget_segment_user(const SegmentUser* user) noexcept {

@@ -5,8 +5,9 @@
 // again under the same name gets a new one. The group's first rendezvous makes it: with a backend
 // of this library over the LocalGroup of its collectives, else over one that is connected through
 // the group's Store. torch does not report that a group of another backend is destroyed: its link
-// is dropped when the next link is made, and its handles check the registry of groups each time
-// they are used. A backend of this library leaves its LocalGroup, so peers see its end at once.
+// is dropped when the next link or group of this library is made, and its handles check the
+// registry of groups each time they are used. A backend of this library leaves its LocalGroup, so
+// peers see its end at once.
 //
 // Thread safe. What is collective says so, blocks, and must be called without Python's interpreter
 // lock.
@@ -105,6 +106,9 @@ class GroupLink {
 // The link of the group of that name, made by the first call: collective then, else local. Throws
 // what c10d throws for an unknown name, and Error as LocalGroup::connect.
 std::shared_ptr<GroupLink> link_of_group(const std::string& name);
+
+// Leaves the local groups of links whose group torch has destroyed. Local.
+void drop_links_of_destroyed_groups();
 
 // Forgets `user`, which is about to go.
 void forget_segment_user(const SegmentUser* user) noexcept;

@@ -8,6 +8,7 @@
 
 #include "kernels/core/atomics.hpp"
 #include "symm_mem/bootstrap/peer_exchange.hpp"
+#include "symm_mem/group/live_groups.hpp"
 #include "symm_mem/process/byte_codec.hpp"
 #include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/fork_guard.hpp"
@@ -67,15 +68,18 @@ std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
                                                 const LocalGroupConfig& config) {
   const Deadline deadline(config.timeout);
   std::shared_ptr<LocalGroup> group(new LocalGroup(config));
+  const std::vector<std::int64_t>& global = config.global_ranks;
+  const auto index = static_cast<std::size_t>(config.rank);
   ByteWriter payload;
-  payload.field(config.global_rank);
+  payload.field(index < global.size() ? global[index] : std::int64_t{config.rank});
   payload.raw(config.payload);
+  const SetUpWatch watch(mesh_prefix(config.group_name, config.rank), config.rank, global);
   group->mesh_ = BootstrapMesh::connect(store, {.group_name = config.group_name,
                                                 .rank = config.rank,
                                                 .world_size = config.world_size,
                                                 .timeout = config.timeout,
                                                 .payload = payload.take(),
-                                                .may_be_retried = config.may_be_retried});
+                                                .look = [&watch] { watch.look(); }});
   group->learn_ranks();
   if (config.world_size == 1) {
     group->own_page_ = std::make_unique<GroupPage>();
@@ -87,6 +91,7 @@ std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
   }
   store_release(&group->page(config.rank).lifecycle,
                 static_cast<std::uint32_t>(Lifecycle::kMember));
+  if (config.world_size > 1) add_to_live_groups(group);
   return group;
 }
 
@@ -159,14 +164,23 @@ void LocalGroup::leave() {
   failed_.store(true, std::memory_order_release);
 }
 
+bool LocalGroup::has_left(int peer) const {
+  return load_acquire(&page(peer).lifecycle) == static_cast<std::uint32_t>(Lifecycle::kLeft);
+}
+
+// A peer leaves before it closes its connections, so the page is read after them.
+bool LocalGroup::has_ended(int peer) const {
+  return peer != rank_ && mesh_->hung_up(peer) && !has_left(peer) &&
+         !is_running(mesh_->peer(peer).process);
+}
+
 bool LocalGroup::is_gone(int peer, Error* reason) const {
   const bool hung_up = mesh_->hung_up(peer);
-  const bool left =
-      load_acquire(&page(peer).lifecycle) == static_cast<std::uint32_t>(Lifecycle::kLeft);
+  const bool left = has_left(peer);
   if (reason == nullptr || !(hung_up || left)) return hung_up || left;
   *reason = left ? Error(ErrorCode::kPeerLeft, rank_name(peer), " has left the group")
                  : Error(ErrorCode::kPeerLost, rank_name(peer), " died (its process, pid ",
-                         mesh_->peer(peer).pid, ", has ended or closed its connection)");
+                         mesh_->peer(peer).process.pid, ", has ended or closed its connection)");
   return true;
 }
 

@@ -55,13 +55,14 @@ struct LocalGroupConfig {
   std::string group_name;  // for messages
   int rank = 0;            // group rank
   int world_size = 1;
-  std::int64_t global_rank = 0;                // of this rank; for messages, known to all
+  // By group rank. Empty where they are unknown: then messages take the group rank, and what other
+  // groups know of its members is not used (NOTE [Ranks that never publish] in live_groups.hpp).
+  std::vector<std::int64_t> global_ranks;
   std::chrono::milliseconds timeout{300'000};  // of set-up
   std::vector<std::uint8_t> payload;           // opaque bytes that every rank learns
   // Shared host memory of a rank behind its page, zero at the start; the same on every rank. A
   // group of one has none.
   std::size_t region_bytes = 0;
-  bool may_be_retried = true;  // as in BootstrapMeshConfig
 };
 
 class LocalGroup {
@@ -107,6 +108,13 @@ class LocalGroup {
   // True when `peer` has left or its process has ended: what it has published remains valid, and
   // nothing more will come. `reason` (or null) says which it is. At most one system call.
   bool is_gone(int peer, Error* reason = nullptr) const;
+
+  // Whether this rank, or `peer`, has left in good order.
+  bool has_left() const { return has_left(rank_); }
+  bool has_left(int peer) const;
+  // True when the process of `peer` has ended without leaving. At most one system call while it
+  // runs.
+  bool has_ended(int peer) const;
 
   // Throws the failure, or Error(kAborted) in a forked child.
   void check_usable() const;

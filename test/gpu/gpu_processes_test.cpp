@@ -152,7 +152,7 @@ TEST_F(GpuProcessesDeathTest, MemoryStaysWhenItsOwnerHasEnded) {
           const auto mapping = self.runtime.map(memory);
           write_gpu(mapping->base(), gpu_words(1, bytes / 8));
           self.mesh.post(1, {}, self.runtime.export_descriptor(*memory).get());
-          self.store.get("mapped", kMeshTimeout);
+          test::wait_for_key(self.store, "mapped");
           return ::raise(SIGKILL);
         }
         BootstrapMesh::Received post = self.mesh.take(1, 1, kMeshTimeout, nullptr);

@@ -24,6 +24,7 @@
 #include "symm_mem/bootstrap/peer_frame.hpp"
 #include "symm_mem/bootstrap/peer_record.hpp"
 #include "symm_mem/bootstrap/unix_socket.hpp"
+#include "symm_mem/process/process_identity.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/file_store.hpp"
 #include "test/support/forked_child.hpp"
@@ -45,11 +46,10 @@ using Clock = std::chrono::steady_clock;
 std::string key_of(int rank) { return "symm/peer/" + std::to_string(rank); }
 
 // Changes what every rank reads of `rank`.
-MemoryStore::Tamper change_record(int rank, int world_size,
-                                  const std::function<void(PeerRecord&)>& change) {
+MemoryStore::Tamper change_record(int rank, const std::function<void(PeerRecord&)>& change) {
   return [=](const std::string& key, Bytes& value) {
     if (key != key_of(rank)) return;
-    PeerRecord record = parse_peer_record(value, rank, world_size);
+    PeerRecord record = parse_peer_record(value, rank);
     change(record);
     value = encode_peer_record(record);
   };
@@ -68,7 +68,8 @@ struct PlayedRank {
     listener = listen_on(path, 8);
     record.rank = static_cast<std::uint32_t>(rank);
     record.world_size = static_cast<std::uint32_t>(world_size);
-    record.pid = 4242;
+    record.process.pid = 4242;
+    record.published = static_cast<std::uint64_t>(host_clock().count());
     record.uid = ::geteuid();
     record.mount_namespace = mount_namespace_id();
     record.nonce = random_nonce();
@@ -85,8 +86,8 @@ struct PlayedRank {
   PeerRecord record;
 };
 
-PeerRecord record_of(KeyValueStore& store, int rank, int world_size) {
-  return parse_peer_record(store.get(key_of(rank), kMeshTimeout), rank, world_size);
+PeerRecord record_of(KeyValueStore& store, int rank) {
+  return parse_peer_record(test::wait_for_key(store, key_of(rank)), rank);
 }
 
 GuardedDescriptor connect_and_say(const PeerRecord& record, const Bytes& bytes) {
@@ -130,7 +131,7 @@ TEST(BootstrapMeshFaults, StrangersAreRefusedAndDisturbNobody) {
   };
   std::thread first([&] { join(0); });
   // Rank 1 comes after the strangers, so rank 0 has to deal with all of them before it.
-  const PeerRecord record = record_of(store, 0, kWorldSize);
+  const PeerRecord record = record_of(store, 0);
   Nonce wrong = record.nonce;
   wrong[15] ^= 1;
   std::vector<GuardedDescriptor> refused;
@@ -177,7 +178,7 @@ TEST(BootstrapMeshFaults, ManySilentStrangersDoNotKeepTheRanksOut) {
     errors[0] =
         test::error_of([&] { BootstrapMesh::connect(store, mesh_config(0, 2, kMeshTimeout)); });
   });
-  const PeerRecord record = record_of(store, 0, 2);
+  const PeerRecord record = record_of(store, 0);
   std::vector<GuardedDescriptor> silent(100);
   for (GuardedDescriptor& stranger : silent) stranger = connect_and_say(record, {});
   errors[1] =
@@ -194,7 +195,7 @@ TEST(BootstrapMeshFaults, SecondConnectionOfARankIsRefused) {
   std::optional<Error> zero;
   std::thread first(
       [&] { zero = test::error_of([&] { BootstrapMesh::connect(store, mesh_config(0, 2)); }); });
-  const PeerRecord record = record_of(store, 0, 2);
+  const PeerRecord record = record_of(store, 0);
   GuardedDescriptor impostor = connect_and_say(record, encode_hello({1, record.nonce}));
   const GuardedDescriptor duplicate = connect_and_say(record, encode_hello({1, record.nonce}));
   PlayedRank one(1, 2);
@@ -226,7 +227,7 @@ TEST(BootstrapMeshFaults, ListenerWithoutOurNonceIsRefused) {
   ASSERT_TRUE(hello.has_value());
   EXPECT_EQ(hello->rank, 1u);
   EXPECT_EQ(hello->nonce, zero.record.nonce);
-  Nonce wrong = record_of(store, 1, 2).nonce;
+  Nonce wrong = record_of(store, 1).nonce;
   wrong[0] ^= 0x80;
   send_frame(accepted.get(), encode_hello({0, wrong}));
   joining.join();
@@ -235,7 +236,7 @@ TEST(BootstrapMeshFaults, ListenerWithoutOurNonceIsRefused) {
 
 TEST(BootstrapMeshFaults, RankOnAnotherHostIsNamedByAll) {
   MemoryStore store(change_record(
-      1, 3, [](PeerRecord& record) { record.boot_id = "00000000-1111-2222-3333-444444444444"; }));
+      1, [](PeerRecord& record) { record.boot_id = "00000000-1111-2222-3333-444444444444"; }));
   for (const auto& error : connect_errors(store, 3, kMeshTimeout)) {
     expect_error(error, ErrorCode::kUnsupported,
                  {"rank 1 runs on another host", "span hosts", "not supported yet"});
@@ -243,19 +244,19 @@ TEST(BootstrapMeshFaults, RankOnAnotherHostIsNamedByAll) {
 }
 
 TEST(BootstrapMeshFaults, RankOfAnotherUserIsNamedByAll) {
-  MemoryStore store(change_record(2, 3, [](PeerRecord& record) { record.uid += 1; }));
+  MemoryStore store(change_record(2, [](PeerRecord& record) { record.uid += 1; }));
   for (const auto& error : connect_errors(store, 3, kMeshTimeout)) {
     expect_error(error, ErrorCode::kSecurity, {"rank 2 runs as user"});
   }
 }
 
 TEST(BootstrapMeshFaults, UnknownBootIdsLeaveTheProofToTheConnection) {
-  MemoryStore store(change_record(1, 3, [](PeerRecord& record) { record.boot_id.clear(); }));
+  MemoryStore store(change_record(1, [](PeerRecord& record) { record.boot_id.clear(); }));
   for (const auto& error : connect_errors(store, 3, kMeshTimeout)) EXPECT_FALSE(error.has_value());
 }
 
 TEST(BootstrapMeshFaults, SocketInAnotherMountNamespaceSaysWhatIsMissing) {
-  MemoryStore store(change_record(0, 2, [](PeerRecord& record) {
+  MemoryStore store(change_record(0, [](PeerRecord& record) {
     record.mount_namespace += 1;
     record.socket_path = "/tmp/symm-elsewhere/s";
   }));
@@ -275,7 +276,7 @@ TEST(BootstrapMeshFaults, GarbageInTheStoreIsRefused) {
 }
 
 TEST(BootstrapMeshFaults, OverwrittenRecordIsNoticedByItsOwner) {
-  MemoryStore store(change_record(1, 2, [](PeerRecord& record) { record.nonce[3] ^= 4; }));
+  MemoryStore store(change_record(1, [](PeerRecord& record) { record.nonce[3] ^= 4; }));
   const auto start = Clock::now();
   const auto errors = connect_errors(store, 2, kMeshTimeout);
   expect_error(errors[1], ErrorCode::kSecurity, {"rank 1", "no longer holds"});
@@ -306,7 +307,7 @@ TEST(BootstrapMeshFaults, RankThatDiesAfterConnectingIsLost) {
   std::optional<Error> zero;
   std::thread first(
       [&] { zero = test::error_of([&] { BootstrapMesh::connect(store, mesh_config(0, 3)); }); });
-  const PeerRecord record = record_of(store, 0, 3);
+  const PeerRecord record = record_of(store, 0);
   GuardedDescriptor link = connect_and_say(record, encode_hello({1, record.nonce}));
   EXPECT_TRUE(parse_hello(wait_for_frame(link.get()).bytes).has_value());
   const auto start = Clock::now();
@@ -325,7 +326,7 @@ TEST(BootstrapMeshFaults, RankThatConnectsAndStopsIsATimeoutThatNamesIt) {
   std::thread first([&] {
     zero = test::error_of([&] { BootstrapMesh::connect(store, mesh_config(0, 2, 300ms)); });
   });
-  const PeerRecord record = record_of(store, 0, 2);
+  const PeerRecord record = record_of(store, 0);
   const GuardedDescriptor link = connect_and_say(record, encode_hello({1, record.nonce}));
   first.join();
   EXPECT_GE(Clock::now() - start, 300ms);
@@ -354,8 +355,7 @@ TEST(BootstrapMeshFaults, ProcessKilledDuringSetUpIsLost) {
     return 1;
   });
   // Connected to as the higher rank, rank 1 has been through the Store and is setting up.
-  const PeerRecord record = record_of(store, 1, 3);
-  store.get(key_of(1), kMeshTimeout);
+  const PeerRecord record = record_of(store, 1);
   std::optional<Error> zero;
   std::thread first(
       [&] { zero = test::error_of([&] { BootstrapMesh::connect(store, mesh_config(0, 3)); }); });
@@ -381,8 +381,8 @@ TEST(BootstrapMeshFaults, DirectoryOfAKilledProcessIsRemovedByTheNextOne) {
   };
   test::ForkedChild live(wait_for_others(1));
   test::ForkedChild doomed(wait_for_others(2));
-  const PeerRecord live_record = record_of(store, 1, 3);
-  const PeerRecord doomed_record = record_of(store, 2, 3);
+  const PeerRecord live_record = record_of(store, 1);
+  const PeerRecord doomed_record = record_of(store, 2);
   doomed.kill();
   EXPECT_EQ(doomed.wait(), -SIGKILL);
   EXPECT_EQ(directory.entries(), 2);
@@ -403,7 +403,7 @@ TEST(BootstrapMeshFaults, MalformedAndSurplusFramesAreRefusedInExchanges) {
   one.publish(store);
   std::unique_ptr<BootstrapMesh> mesh;
   std::thread first([&] { mesh = BootstrapMesh::connect(store, mesh_config(0, 2)); });
-  const PeerRecord record = record_of(store, 0, 2);
+  const PeerRecord record = record_of(store, 0);
   const GuardedDescriptor link = connect_and_say(record, encode_hello({1, record.nonce}));
   send_frame(link.get(), encode_exchange(~std::uint64_t{0}, false, Bytes{1}));
   first.join();

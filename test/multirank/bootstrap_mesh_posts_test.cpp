@@ -231,7 +231,7 @@ TEST(BootstrapMeshPosts, APeerThatDiedAfterItsPostStillCounts) {
     return ::pause();
   });
   const auto mesh = BootstrapMesh::connect(store, test::mesh_config(0, 2));
-  store.get("posted", kMeshTimeout);
+  test::wait_for_key(store, "posted");
   peer.kill();
   EXPECT_EQ(peer.wait(), -SIGKILL);
   EXPECT_TRUE(mesh->hung_up(1));
@@ -312,7 +312,7 @@ class FrameQueuesTest : public ::testing::Test {
               0);
     far_.reset(pair[0]);
     sockets_[1] = GuardedDescriptor::open([&] { return pair[1]; });
-    records_[1].pid = 4242;
+    records_[1].process.pid = 4242;
     queues_.emplace("test: ", sockets_, records_);
   }
   void send(const Bytes& frame) { ASSERT_EQ(send_frame(far_.get(), frame), SocketStatus::kDone); }

@@ -80,7 +80,7 @@ TEST_P(BootstrapMeshWorlds, PeersKnowEachOther) {
     EXPECT_EQ(mesh->world_size(), world_size);
     for (int peer = 0; peer < world_size; ++peer) {
       EXPECT_EQ(mesh->peer(peer).payload, message_of(peer, 5));
-      EXPECT_EQ(mesh->peer(peer).pid, ::getpid());
+      EXPECT_EQ(mesh->peer(peer).process.pid, ::getpid());
     }
     expect_error(error_of([&] { mesh->peer(world_size); }), ErrorCode::kInvalidArgument, {"peer"});
     expect_error(error_of([&] { mesh->hung_up(-1); }), ErrorCode::kInvalidArgument, {"-1"});
@@ -151,9 +151,9 @@ TEST(BootstrapMesh, ConfigurationIsChecked) {
 TEST(BootstrapMesh, WorldOfOneTouchesNeitherStoreNorFiles) {
   struct NoStore final : KeyValueStore {
     void set(const std::string&, const Bytes&) override { ADD_FAILURE(); }
-    Bytes get(const std::string&, std::chrono::milliseconds) override {
+    std::optional<Bytes> get(const std::string&) override {
       ADD_FAILURE();
-      return {};
+      return std::nullopt;
     }
   } store;
   const auto before = entries_of("/proc/self/fd");
@@ -286,7 +286,7 @@ TEST(BootstrapMesh, KilledProcessHangsUpAtOnce) {
   const auto mesh = BootstrapMesh::connect(store, mesh_config(0, 3));
   // Set-up ends for one rank a little before it ends for another; a death in between is a failed
   // set-up, which is not what this test is about.
-  for (const int rank : {1, 2}) store.get("stands/" + std::to_string(rank), kMeshTimeout);
+  for (const int rank : {1, 2}) test::wait_for_key(store, "stands/" + std::to_string(rank));
   EXPECT_FALSE(mesh->hung_up(1));
   EXPECT_FALSE(mesh->hung_up(2));
   const auto start = Clock::now();

@@ -3,6 +3,7 @@
 #include "symm_mem/group/local_group.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -12,13 +13,18 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/group/host_signals.hpp"
 #include "test/support/expect_error.hpp"
+#include "test/support/file_store.hpp"
+#include "test/support/forked_child.hpp"
 #include "test/support/memory_store.hpp"
+#include "test/support/mesh_ranks.hpp"
 #include "test/support/rank_threads.hpp"
+#include "test/support/temporary_directory.hpp"
 
 namespace symm {
 namespace {
@@ -37,10 +43,12 @@ constexpr std::chrono::milliseconds kTimeout{20000};
 
 // Global ranks are 10, 11, ... so that the two kinds of rank differ.
 LocalGroupConfig config_of(int rank, int world_size, std::chrono::milliseconds timeout = kTimeout) {
+  std::vector<std::int64_t> global_ranks;
+  for (int member = 0; member < world_size; ++member) global_ranks.push_back(10 + member);
   return {.group_name = "test",
           .rank = rank,
           .world_size = world_size,
-          .global_rank = 10 + rank,
+          .global_ranks = std::move(global_ranks),
           .timeout = timeout,
           .payload = {}};
 }
@@ -301,6 +309,68 @@ TEST(LocalGroup, CanBeTriedAgainOverTheSameStore) {
       EXPECT_EQ(exchange(of(groups, rank), again).messages[2], message_of(2, again));
     });
   }
+}
+
+// A rank that ends before it publishes has no connection to the new group, but to the old one.
+TEST(LocalGroup, ARankThatEndsInSetUpIsKnownFromAnotherGroup) {
+  const test::TemporaryDirectory first;
+  const test::TemporaryDirectory second;
+  test::FileStore old_store(first.path());
+  test::FileStore new_store(second.path());
+  test::ForkedChild doomed([&] {
+    const auto group = LocalGroup::connect(old_store, config_of(1, 2));
+    ::pause();
+    return 0;
+  });
+  const auto group = LocalGroup::connect(old_store, config_of(0, 2));
+  std::optional<Error> error;
+  std::thread joining(
+      [&] { error = test::error_of([&] { LocalGroup::connect(new_store, config_of(0, 2)); }); });
+  test::wait_for_key(new_store, "symm/peer/0");
+  const auto start = Clock::now();
+  doomed.kill();
+  joining.join();
+  EXPECT_LT(Clock::now() - start, 1s);
+  expect_error(error, ErrorCode::kPeerLost, {"rank 1", "global rank 11", "pid", "has ended"});
+}
+
+// What is known from a group that this rank has left, or aborted, says nothing.
+TEST(LocalGroup, AGroupThatWasLeftDoesNotDisturbALaterOne) {
+  for (const bool aborted : {false, true}) {
+    const test::TemporaryDirectory first;
+    test::FileStore old_store(first.path());
+    std::shared_ptr<LocalGroup> group;
+    {
+      test::ForkedChild doomed([&] {
+        const auto mine = LocalGroup::connect(old_store, config_of(1, 2));
+        ::pause();
+        return 0;
+      });
+      group = LocalGroup::connect(old_store, config_of(0, 2));
+      if (aborted) {
+        group->fail(Error(ErrorCode::kAborted, "on purpose"));
+      } else {
+        group->leave();
+      }
+    }
+    MemoryStore new_store;
+    expect_error(test::error_of([&] { LocalGroup::connect(new_store, config_of(0, 2, 100ms)); }),
+                 ErrorCode::kTimeout, {"rank 1", "100 ms"});
+  }
+}
+
+TEST(LocalGroup, AnAbortOfTheGroupThatHasAllRanksEndsSetUp) {
+  const Groups groups = connect_all(2);
+  MemoryStore store;
+  std::optional<Error> error;
+  std::thread joining(
+      [&] { error = test::error_of([&] { LocalGroup::connect(store, config_of(0, 2)); }); });
+  test::wait_for_key(store, "symm/peer/0");
+  std::this_thread::sleep_for(20ms);
+  of(groups, 0).fail(Error(ErrorCode::kAborted, "on purpose"));
+  of(groups, 1).fail(Error(ErrorCode::kAborted, "on purpose"));
+  joining.join();
+  expect_error(error, ErrorCode::kAborted, {"aborted during set-up"});
 }
 
 class Signals : public ::testing::Test {

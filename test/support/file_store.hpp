@@ -3,19 +3,17 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/bootstrap/store.hpp"
-#include "symm_mem/process/deadline.hpp"
 
 namespace symm::test {
 
@@ -34,15 +32,11 @@ class FileStore final : public KeyValueStore {
     }
   }
 
-  std::vector<std::uint8_t> get(const std::string& key,
-                                std::chrono::milliseconds timeout) override {
-    const Deadline deadline(timeout);
-    for (;;) {
-      std::ifstream file(path_of(key), std::ios::binary);
-      if (file) return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-      if (deadline.passed()) throw Error(ErrorCode::kTimeout, "no key " + key);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+  std::optional<std::vector<std::uint8_t>> get(const std::string& key) override {
+    std::ifstream file(path_of(key), std::ios::binary);
+    if (!file) return std::nullopt;
+    return std::vector<std::uint8_t>{std::istreambuf_iterator<char>(file),
+                                     std::istreambuf_iterator<char>()};
   }
 
  private:

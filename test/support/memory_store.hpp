@@ -1,17 +1,15 @@
 // A Store in this process's memory, for ranks that are threads. Thread safe.
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "kernels/core/error.hpp"
 #include "symm_mem/bootstrap/store.hpp"
 
 namespace symm::test {
@@ -25,28 +23,21 @@ class MemoryStore final : public KeyValueStore {
   explicit MemoryStore(Tamper tamper) : tamper_(std::move(tamper)) {}
 
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      values_[key] = value;
-    }
-    changed_.notify_all();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    values_[key] = value;
   }
 
-  std::vector<std::uint8_t> get(const std::string& key,
-                                std::chrono::milliseconds timeout) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (!changed_.wait_until(lock, std::chrono::system_clock::now() + timeout,
-                             [&] { return values_.count(key) != 0; })) {
-      throw Error(ErrorCode::kTimeout, "no key " + key);
-    }
-    std::vector<std::uint8_t> value = values_.at(key);
+  std::optional<std::vector<std::uint8_t>> get(const std::string& key) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = values_.find(key);
+    if (found == values_.end()) return std::nullopt;
+    std::vector<std::uint8_t> value = found->second;
     if (tamper_) tamper_(key, value);
     return value;
   }
 
  private:
   std::mutex mutex_;
-  std::condition_variable changed_;
   std::map<std::string, std::vector<std::uint8_t>> values_;
   Tamper tamper_;
 };

@@ -5,10 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "kernels/core/error.hpp"
 #include "symm_mem/bootstrap/bootstrap_mesh.hpp"
+#include "symm_mem/process/deadline.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"
 
@@ -24,6 +28,15 @@ inline BootstrapMeshConfig mesh_config(int rank, int world_size,
   config.world_size = world_size;
   config.timeout = timeout;
   return config;
+}
+
+inline std::vector<std::uint8_t> wait_for_key(KeyValueStore& store, const std::string& key) {
+  const Deadline deadline(kMeshTimeout);
+  for (;;) {
+    if (auto value = store.get(key)) return std::move(*value);
+    if (deadline.passed()) throw Error(ErrorCode::kTimeout, "no key ", key);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 // By rank. Throws the first rank's error.

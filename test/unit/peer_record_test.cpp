@@ -26,9 +26,10 @@ PeerRecord sample() {
   PeerRecord record;
   record.rank = kRank;
   record.world_size = kWorldSize;
-  record.pid = 0x0123456789;
+  record.process = {0x0123456789, 0x1112131415, 0x2122232425};
   record.uid = 0xfedcba98;
   record.mount_namespace = 0x1122334455667788;
+  record.published = 0x3132333435363738;
   for (std::size_t i = 0; i < record.nonce.size(); ++i) {
     record.nonce[i] = static_cast<std::uint8_t>(200 + i);
   }
@@ -40,12 +41,14 @@ PeerRecord sample() {
 
 TEST(PeerRecord, RoundTrip) {
   const PeerRecord sent = sample();
-  const PeerRecord got = parse_peer_record(encode_peer_record(sent), kRank, kWorldSize);
+  const PeerRecord got = parse_peer_record(encode_peer_record(sent), kRank);
   EXPECT_EQ(got.rank, sent.rank);
   EXPECT_EQ(got.world_size, sent.world_size);
-  EXPECT_EQ(got.pid, sent.pid);
+  EXPECT_EQ(got.process, sent.process);
   EXPECT_EQ(got.uid, sent.uid);
   EXPECT_EQ(got.mount_namespace, sent.mount_namespace);
+  EXPECT_EQ(got.published, sent.published);
+  EXPECT_EQ(got.joining, sent.joining);
   EXPECT_EQ(got.nonce, sent.nonce);
   EXPECT_EQ(got.boot_id, sent.boot_id);
   EXPECT_EQ(got.socket_path, sent.socket_path);
@@ -54,45 +57,46 @@ TEST(PeerRecord, RoundTrip) {
 
 TEST(PeerRecord, LayoutIsTheDocumentedOne) {
   const Bytes bytes = encode_peer_record(sample());
-  const Bytes start = {0x73, 0x70, 0x64, 0x72, 1,    0,    0,    0,    3,    0,    0,   0,    5,
-                       0,    0,    0,    0x89, 0x67, 0x45, 0x23, 0x01, 0,    0,    0,   0x98, 0xba,
-                       0xdc, 0xfe, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 200, 201};
+  const Bytes start = {0x73, 0x70, 0x64, 0x72, 2,    0,    0,    0,    3,    0,    0,    0,    5,
+                       0,    0,    0,    0x89, 0x67, 0x45, 0x23, 0x01, 0,    0,    0,    0x15, 0x14,
+                       0x13, 0x12, 0x11, 0,    0,    0,    0x25, 0x24, 0x23, 0x22, 0x21, 0,    0,
+                       0,    0x98, 0xba, 0xdc, 0xfe, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,
+                       0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 1,    0,    0,    0,    200};
   ASSERT_GT(bytes.size(), start.size());
   EXPECT_EQ(Bytes(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(start.size())), start);
-  EXPECT_EQ(bytes.size(), 36u + 16 + (4 + 36) + (4 + 18) + (4 + 5));
+  EXPECT_EQ(bytes.size(), 64u + 16 + (4 + 36) + (4 + 18) + (4 + 5));
 }
 
 TEST(PeerRecord, EveryTruncationAndExtensionIsRefused) {
   const Bytes whole = encode_peer_record(sample());
   for (std::size_t size = 0; size < whole.size(); ++size) {
     const Bytes cut(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size));
-    expect_error(error_of([&] { parse_peer_record(cut, kRank, kWorldSize); }), ErrorCode::kSecurity,
+    expect_error(error_of([&] { parse_peer_record(cut, kRank); }), ErrorCode::kSecurity,
                  {"rank 3"});
   }
   Bytes longer = whole;
   longer.push_back(0);
-  expect_error(error_of([&] { parse_peer_record(longer, kRank, kWorldSize); }),
-               ErrorCode::kSecurity, {"rank 3"});
+  expect_error(error_of([&] { parse_peer_record(longer, kRank); }), ErrorCode::kSecurity,
+               {"rank 3"});
 }
 
 TEST(PeerRecord, HugeLengthsAreRefused) {
-  const std::size_t boot_id_length = 36 + 16;
+  const std::size_t boot_id_length = 64 + 16;
   for (const std::size_t at :
        {boot_id_length, boot_id_length + 4 + 36, boot_id_length + 4 + 36 + 4 + 18}) {
     Bytes bytes = encode_peer_record(sample());
     for (std::size_t i = 0; i < 4; ++i) bytes[at + i] = 0xff;
-    expect_error(error_of([&] { parse_peer_record(bytes, kRank, kWorldSize); }),
-                 ErrorCode::kSecurity, {"rank 3"});
+    expect_error(error_of([&] { parse_peer_record(bytes, kRank); }), ErrorCode::kSecurity,
+                 {"rank 3"});
   }
 }
 
 TEST(PeerRecord, PayloadBound) {
   PeerRecord record = sample();
   record.payload.assign(PeerRecord::kMaxPayload, 0xa5);
-  EXPECT_EQ(parse_peer_record(encode_peer_record(record), kRank, kWorldSize).payload,
-            record.payload);
+  EXPECT_EQ(parse_peer_record(encode_peer_record(record), kRank).payload, record.payload);
   record.payload.push_back(0xa5);
-  expect_error(error_of([&] { parse_peer_record(encode_peer_record(record), kRank, kWorldSize); }),
+  expect_error(error_of([&] { parse_peer_record(encode_peer_record(record), kRank); }),
                ErrorCode::kSecurity, {"rank 3"});
 }
 
@@ -101,12 +105,11 @@ TEST(PeerRecord, WrongContentsAreRefused) {
     PeerRecord record = sample();
     change(record);
     const Bytes bytes = encode_peer_record(record);
-    expect_error(error_of([&] { parse_peer_record(bytes, kRank, kWorldSize); }), code,
-                 {"rank 3", word});
+    expect_error(error_of([&] { parse_peer_record(bytes, kRank); }), code, {"rank 3", word});
   };
   refused(ErrorCode::kSecurity, "rank 2", [](PeerRecord& r) { r.rank = 2; });
-  refused(ErrorCode::kMismatch, "6 ranks", [](PeerRecord& r) { r.world_size = 6; });
-  refused(ErrorCode::kSecurity, "pid", [](PeerRecord& r) { r.pid = -1; });
+  refused(ErrorCode::kSecurity, "state", [](PeerRecord& r) { r.joining = 2; });
+  refused(ErrorCode::kSecurity, "pid", [](PeerRecord& r) { r.process.pid = -1; });
   refused(ErrorCode::kSecurity, "boot id", [](PeerRecord& r) { r.boot_id = "a b"; });
   refused(ErrorCode::kSecurity, "path", [](PeerRecord& r) { r.socket_path = "tmp/s"; });
   refused(ErrorCode::kSecurity, "path", [](PeerRecord& r) { r.socket_path = ""; });
@@ -114,9 +117,15 @@ TEST(PeerRecord, WrongContentsAreRefused) {
   refused(ErrorCode::kSecurity, "path",
           [](PeerRecord& r) { r.socket_path = std::string("/tmp/s\0x", 8); });
   Bytes other_version = encode_peer_record(sample());
-  other_version[4] = 2;
-  expect_error(error_of([&] { parse_peer_record(other_version, kRank, kWorldSize); }),
-               ErrorCode::kMismatch, {"version 1", "got 2"});
+  other_version[4] = 1;
+  expect_error(error_of([&] { parse_peer_record(other_version, kRank); }), ErrorCode::kMismatch,
+               {"version 2", "got 1"});
+}
+
+TEST(PeerRecord, AnotherWorldSizeIsAMismatch) {
+  check_world_size(sample(), kWorldSize);
+  expect_error(error_of([&] { check_world_size(sample(), kWorldSize + 1); }), ErrorCode::kMismatch,
+               {"rank 3", "5 ranks", "6"});
 }
 
 TEST(PeerRecord, ChangedAndRandomBytesNeverCrash) {
@@ -130,15 +139,15 @@ TEST(PeerRecord, ChangedAndRandomBytesNeverCrash) {
     } else {
       bytes.resize(random() % 256);
       for (std::uint8_t& b : bytes) b = static_cast<std::uint8_t>(random());
-      ASSERT_TRUE(error_of([&] { parse_peer_record(bytes, kRank, kWorldSize); }).has_value());
+      ASSERT_TRUE(error_of([&] { parse_peer_record(bytes, kRank); }).has_value());
     }
-    refused += error_of([&] { parse_peer_record(bytes, kRank, kWorldSize); }) ? 1 : 0;
+    refused += error_of([&] { parse_peer_record(bytes, kRank); }) ? 1 : 0;
   }
   EXPECT_GT(refused, 10000);
 }
 
 TEST(PeerFrame, HelloRoundTripAndRefusals) {
-  HelloFrame hello{7, {}};
+  HelloFrame hello{7, {}, 0x4142434445464748};
   for (std::size_t i = 0; i < hello.nonce.size(); ++i) {
     hello.nonce[i] = static_cast<std::uint8_t>(i + 1);
   }
@@ -148,6 +157,7 @@ TEST(PeerFrame, HelloRoundTripAndRefusals) {
   ASSERT_TRUE(got.has_value());
   EXPECT_EQ(got->rank, 7u);
   EXPECT_EQ(got->nonce, hello.nonce);
+  EXPECT_EQ(got->published, hello.published);
   for (std::size_t size = 0; size < whole.size(); ++size) {
     EXPECT_FALSE(parse_hello(std::span(whole).first(size)).has_value()) << size;
   }

@@ -1,0 +1,69 @@
+#include "symm_mem/process/process_identity.hpp"
+
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace symm {
+namespace {
+
+struct ProcessStatus {
+  char state = 0;  // 0: no such process is visible
+  std::uint64_t start = 0;
+};
+
+ProcessStatus status_of(const std::string& process) {
+  std::ifstream file("/proc/" + process + "/stat");
+  std::string line;
+  std::getline(file, line);
+  // The name, in parentheses, may hold anything.
+  const std::size_t end_of_name = line.rfind(')');
+  if (end_of_name == std::string::npos) return {};
+  std::istringstream fields(line.substr(end_of_name + 1));
+  constexpr int kState = 3;
+  constexpr int kStart = 22;
+  ProcessStatus status;
+  fields >> status.state;
+  std::string skipped;
+  for (int field = kState + 1; field < kStart; ++field) fields >> skipped;
+  fields >> status.start;
+  return fields ? status : ProcessStatus{};
+}
+
+std::uint64_t pid_namespace_id() {
+  struct stat status {};
+  return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+}  // namespace
+
+ProcessIdentity own_process() {
+  return {.pid = ::getpid(), .start = status_of("self").start, .pid_namespace = pid_namespace_id()};
+}
+
+bool is_running(const ProcessIdentity& process) {
+  if (process.start == 0 || process.pid_namespace == 0) return false;
+  if (process.pid_namespace != pid_namespace_id()) return false;
+  const ProcessStatus status = status_of(std::to_string(process.pid));
+  return status.start == process.start && status.state != 'Z' && status.state != 'X';
+}
+
+std::chrono::nanoseconds host_clock() {
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
+std::chrono::nanoseconds start_time(const ProcessIdentity& process) {
+  const long per_second = ::sysconf(_SC_CLK_TCK);
+  if (process.start == 0 || per_second <= 0) return std::chrono::nanoseconds(0);
+  // The kernel counts whole ticks.
+  return std::chrono::nanoseconds(std::chrono::seconds(1)) *
+         static_cast<std::int64_t>(process.start + 1) / per_second;
+}
+
+}  // namespace symm

@@ -1,0 +1,31 @@
+// Which process somebody is, in a way that another process can check, and the clock of the host.
+// All functions are local and thread safe.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace symm {
+
+// A pid is used again; together with the time of the start it is not.
+struct ProcessIdentity {
+  std::int64_t pid = 0;
+  std::uint64_t start = 0;          // clock ticks since the boot; 0: unknown
+  std::uint64_t pid_namespace = 0;  // 0: unknown
+
+  friend auto operator<=>(const ProcessIdentity&, const ProcessIdentity&) = default;
+};
+
+// Of this process, also in a forked child.
+ProcessIdentity own_process();
+
+// True only where it is certain: the process is visible here and has not ended.
+bool is_running(const ProcessIdentity& process);
+
+// The time since the host's boot, the same in all its processes.
+std::chrono::nanoseconds host_clock();
+
+// When `process`, of this host, had surely started, by host_clock(); 0 where that is unknown.
+std::chrono::nanoseconds start_time(const ProcessIdentity& process);
+
+}  // namespace symm

@@ -1,0 +1,250 @@
+"""Groups made again under their old names over a Store that still holds what earlier tries left:
+rounds in one program, runs after a killed one, restarts by torchrun, two jobs on one Store."""
+
+import datetime
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import BACKEND, DEVICE, IS_SYMM, use_device
+from rank_processes import RankFailure, describe, run_processes, start_ranks
+
+pytestmark = pytest.mark.skipif(not IS_SYMM, reason="what this backend leaves in a Store")
+
+WORLD = 3
+LIMIT = 20.0  # of a set-up that has to succeed
+ROUNDS = [10, pytest.param(100, marks=pytest.mark.long)]
+STORES = ["file", "tcp"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def open_store(where, rank, world=WORLD):
+    """`where`: the path of a FileStore or the port of a TCPStore."""
+    if isinstance(where, str):
+        return dist.FileStore(where, -1)
+    limit = datetime.timedelta(seconds=LIMIT)
+    return dist.TCPStore("127.0.0.1", where, world, rank == 0, limit, wait_for_workers=False)
+
+
+def join(store, rank, world=WORLD, timeout=LIMIT):
+    limit = datetime.timedelta(seconds=timeout)
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world, timeout=limit)
+
+
+def check_sum(group=None, world=WORLD):
+    tensor = torch.full((1000,), dist.get_rank() + 1.0, device=DEVICE)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [world * (world + 1) / 2] * 1000
+
+
+def abort_the_world():
+    dist.group.WORLD._get_backend(torch.device(DEVICE)).abort()
+
+
+def world_again(store, rank, index):
+    join(store, rank)
+    check_sum()
+    dist.destroy_process_group()
+
+
+def new_group_again(store, rank, index):
+    if index == 0:
+        join(store, rank)
+    group = dist.new_group([0, 1, 2], use_local_synchronization=True)
+    check_sum(group)
+    dist.destroy_process_group(group)
+
+
+def recovery_after_abort(store, rank, index):
+    join(store, rank)
+    check_sum()
+    if rank == index % WORLD:
+        abort_the_world()
+    with pytest.raises(RuntimeError, match="abort"):
+        check_sum()
+    dist.destroy_process_group()
+
+
+FORMS = [world_again, new_group_again, recovery_after_abort]
+
+
+def run_rounds(rank, where, form, rounds, jitter):
+    torch.set_num_threads(1)
+    use_device(rank)
+    store = open_store(where, rank)
+    delays = random.Random(rank)
+    for index in range(rounds):
+        if jitter:
+            time.sleep(delays.choice([0, 0, 0.001, 0.003, 0.02]))
+        form(store, rank, index)
+        if index == 0:
+            store.set(f"begun {rank}", "1")
+    if rank == 0:  # its process serves the store
+        store.wait([f"done {other}" for other in range(1, WORLD)])
+    else:
+        store.set(f"done {rank}", "1")
+    return rounds
+
+
+def place_of(kind, tmp_path):
+    return str(tmp_path / "store") if kind == "file" else free_port()
+
+
+def expect_returned(reports, value=None):
+    if not all(r.returned and (value is None or r.value == value) for r in reports):
+        raise RankFailure(describe(reports))
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("jitter", [False, True], ids=["together", "jitter"])
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_rounds_over_one_store(form, kind, jitter, rounds, tmp_path):
+    where = place_of(kind, tmp_path)
+    expect_returned(run_processes(run_rounds, WORLD, where, form, rounds, jitter), rounds)
+
+
+def join_and_stay(rank, where, absent=()):
+    torch.set_num_threads(1)
+    if rank not in absent:
+        join(open_store(where, rank), rank)
+    time.sleep(60)
+
+
+def killed_run(where, absent, seconds=0.3):
+    """Ranks that are killed in a group, or while they wait for those that are absent."""
+    ranks = start_ranks(join_and_stay, WORLD, (where, absent))
+    time.sleep(seconds)
+    for rank in range(WORLD):
+        ranks.signal(rank, signal.SIGKILL)
+    ranks.finish(5.0)
+
+
+@pytest.mark.parametrize(
+    "absent", [(), (1,), (0, 2)], ids=["in a group", "in set-up", "most absent"]
+)
+def test_store_left_by_a_killed_run(absent, tmp_path):
+    where = str(tmp_path / "store")
+    killed_run(where, absent)
+    expect_returned(run_processes(run_rounds, WORLD, where, world_again, 3, True), 3)
+
+
+def incarnation(rank, where, victims, stage):
+    """One start of a rank by a launcher."""
+    torch.set_num_threads(1)
+    time.sleep(random.choice([0, 0.002, 0.01, 0.05]))
+    store = open_store(where, rank)
+    if rank in victims and stage == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    join(store, rank)
+    check_sum()
+    if rank in victims:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(3):
+        check_sum()
+    dist.destroy_process_group()
+    return True
+
+
+@pytest.mark.parametrize("restarts", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stage", ["before", "during", "after"])
+def test_ranks_started_anew_come_back(stage, restarts, tmp_path):
+    """As torchrun does it: some ranks are killed at init or in a collective, the launcher kills the
+    others and starts all of them again over the same store."""
+    where = str(tmp_path / "store")
+    for trial in range(restarts):
+        victims = [{0}, {1}, {2}, {1, 2}][trial % 4]
+        ranks = start_ranks(incarnation, WORLD, (where, victims, stage))
+        time.sleep(0.02 + 0.005 * (trial % 10))
+        for rank in range(WORLD):
+            if rank in victims and stage == "during":
+                ranks.signal(rank, signal.SIGKILL)
+        ranks.collect(time.monotonic() + 0.2)
+        for rank in list(ranks.running()):
+            ranks.signal(rank, signal.SIGKILL)
+        ranks.finish(5.0)
+        start = time.monotonic()
+        expect_returned(run_processes(incarnation, WORLD, where, (), stage), True)
+        assert time.monotonic() - start < LIMIT / 2
+
+
+def second_job(rank, where):
+    torch.set_num_threads(1)
+    with pytest.raises(RuntimeError) as caught:
+        join(open_store(where, rank), rank, timeout=5.0)
+    return str(caught.value)
+
+
+def test_a_second_job_on_the_store_is_refused_by_name(tmp_path):
+    where = str(tmp_path / "store")
+    first = start_ranks(run_rounds, WORLD, (where, world_again, 100, True))
+    store = dist.FileStore(where, -1)
+    store.wait([f"begun {rank}" for rank in range(WORLD)], datetime.timedelta(seconds=LIMIT))
+    reports = run_processes(second_job, WORLD, where)
+    expect_returned(reports)
+    for report in reports:
+        words = f"another job uses .*'symm/peer/{report.rank}'"
+        assert re.search(words, report.value), report.value
+    expect_returned(first.finish(60.0), 100)
+
+
+_WORKER = """
+import os, random, signal, sys
+import torch, torch.distributed as dist
+from datetime import timedelta
+
+torch.set_num_threads(1)
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+victims, stage = eval(sys.argv[1]), sys.argv[2]
+doomed = attempt < int(sys.argv[4]) and rank in victims
+if doomed and stage == "before":
+    os.kill(os.getpid(), signal.SIGKILL)
+if doomed and stage == "during":
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.4))  # in set-up or just behind it
+dist.init_process_group({backend!r}, timeout=timedelta(seconds=30))
+dist.all_reduce(torch.ones(100))
+if doomed:
+    os.kill(os.getpid(), signal.SIGKILL)
+for _ in range(20):
+    dist.all_reduce(torch.ones(100))
+dist.destroy_process_group()
+if rank == 0:
+    open(sys.argv[3], "a").write(f"{{attempt}}\\n")
+"""
+
+
+def run_torchrun(tmp_path, victims, stage, world=WORLD, restarts=2):
+    script, result = tmp_path / "worker.py", tmp_path / "result"
+    script.write_text(textwrap.dedent(_WORKER.format(backend=BACKEND)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--max-restarts={restarts}", f"--nproc-per-node={world}"]
+    command += [str(script), repr(victims), stage, str(result), str(restarts)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert result.read_text() == f"{restarts}\n"
+
+
+def test_torchrun_restarts(tmp_path):
+    run_torchrun(tmp_path, {1}, "after", world=2, restarts=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["before", "during", "after"])
+@pytest.mark.parametrize("victims", [{0}, {1}, {1, 2}, {0, 1, 2}], ids=str)
+def test_torchrun_restarts_of_any_ranks(victims, stage, tmp_path):
+    run_torchrun(tmp_path, victims, stage)
