@@ -29,6 +29,9 @@ constexpr std::chrono::microseconds kShortestSleep{500};
 constexpr std::chrono::microseconds kLongestSleep{50'000};
 constexpr int kPartOfWait = 8;
 
+// How long a process that was killed may take to close its connections.
+constexpr milliseconds kTimeToEnd{200};
+
 std::string store_key(int rank) { return "symm/peer/" + std::to_string(rank); }
 
 // What this process remembers from one try to the next. A forked child starts afresh.
@@ -81,13 +84,12 @@ PeerBoard::PeerBoard(KeyValueStore& store, const BootstrapMeshConfig& config)
 }
 
 void PeerBoard::publish(const std::string& socket_path) {
-  const std::string key = store_key(config_.rank);
-  if (const auto bytes = store_.get(key)) {
+  if (const auto bytes = stored(config_.rank)) {
     if (const auto holder = parse_if_whole(*bytes, config_.rank)) check_key_is_free(*holder);
   }
   own_.socket_path = socket_path;
   own_.published = now_in_nanoseconds();
-  store_.set(key, encode_peer_record(own_));
+  store_.set(store_key(config_.rank), encode_peer_record(own_));
   published_ = true;
 }
 
@@ -104,8 +106,22 @@ void PeerBoard::check_key_is_free(const PeerRecord& holder) const {
               ", which is still running; give each job a Store or a prefix of its own");
 }
 
+// A Store fails most often because the process that served it, or was writing to it, has ended:
+// then that is the cause.
+std::optional<std::vector<std::uint8_t>> PeerBoard::stored(int rank) const {
+  try {
+    return store_.get(store_key(rank));
+  } catch (const Error&) {
+    for (const Deadline end(kTimeToEnd); !end.passed();) {
+      look();
+      std::this_thread::sleep_for(kShortestSleep);
+    }
+    throw;
+  }
+}
+
 std::optional<PeerRecord> PeerBoard::read(int rank) {
-  const auto bytes = store_.get(store_key(rank));
+  const auto bytes = stored(rank);
   if (!bytes) return std::nullopt;
   try {
     PeerRecord record = parse_peer_record(*bytes, rank);
@@ -163,7 +179,7 @@ std::vector<PeerRecord> PeerBoard::collect(const Deadline& deadline) {
 }
 
 bool PeerBoard::holds_own() {
-  const auto bytes = store_.get(store_key(config_.rank));
+  const auto bytes = stored(config_.rank);
   const auto found = bytes ? parse_if_whole(*bytes, config_.rank) : std::nullopt;
   return found && same_nonce(found->nonce, own_.nonce);
 }

@@ -79,6 +79,7 @@ class PeerBoard {
   }
 
  private:
+  std::optional<std::vector<std::uint8_t>> stored(int rank) const;
   std::optional<PeerRecord> await(int rank, const Deadline& deadline);
   void check_key_is_free(const PeerRecord& holder) const;
   bool holds_own();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/core/error.hpp"
+#include "symm_mem/c10d/file_store_hold.hpp"
 
 namespace symm {
 
@@ -31,6 +32,7 @@ void C10dStore::set(const std::string& key, const std::vector<std::uint8_t>& val
 }
 
 std::optional<std::vector<std::uint8_t>> C10dStore::get(const std::string& key) {
+  const FileStoreHold hold(*store_);
   try {
     if (!store_->check({key})) return std::nullopt;
     return store_->get(key);

@@ -21,7 +21,8 @@ class C10dStore final : public KeyValueStore {
 
   // Throws Error(kSystem) with the store's own words.
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
-  // The same. No key is ever deleted, so that a store whose get() waits has nothing to wait for.
+  // The same, also for a torn file (NOTE [Torn files] in file_store_hold.hpp). No key is ever
+  // deleted, so that a store whose get() waits has nothing to wait for.
   std::optional<std::vector<std::uint8_t>> get(const std::string& key) override;
 
  private:

@@ -230,6 +230,26 @@ TEST(BootstrapMeshTries, WhatTheCallerSeesEndsTheWait) {
   }
 }
 
+// The process that served the Store, or wrote to it, may be the rank that is gone.
+TEST(BootstrapMeshTries, AStoreThatFailsBecauseARankEndedNamesTheRank) {
+  for (const bool is_seen : {false, true}) {
+    std::atomic<int> reads{0};
+    MemoryStore store([&](const std::string& key, Bytes&) {
+      if (key == record_key(1) && ++reads > 5) throw Error(ErrorCode::kSystem, "the file is torn");
+    });
+    PeerRecord over = left_over(1, 2);
+    over.joining = 0;
+    publish(store, over);
+    BootstrapMeshConfig config = mesh_config(0, 2);
+    config.look = [&] {
+      if (reads > 5 && is_seen) throw Error(ErrorCode::kPeerLost, "rank 1 is seen to be gone");
+    };
+    expect_error(test::error_of([&] { BootstrapMesh::connect(store, config); }),
+                 is_seen ? ErrorCode::kPeerLost : ErrorCode::kSystem,
+                 {is_seen ? "rank 1 is seen" : "torn"});
+  }
+}
+
 TEST(ProcessIdentity, TellsRunningFromEnded) {
   EXPECT_TRUE(is_running(own_process()));
   EXPECT_LT(start_time(own_process()), host_clock() + 20ms);

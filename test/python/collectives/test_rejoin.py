@@ -183,6 +183,35 @@ def test_ranks_started_anew_come_back(stage, restarts, tmp_path):
         assert time.monotonic() - start < LIMIT / 2
 
 
+_kept = []  # the end of a FileStore reads the file too
+
+
+def join_a_torn_store(rank, where, tail):
+    torch.set_num_threads(1)
+    store = open_store(where, rank)
+    _kept.append(store)
+    store.set(f"here {rank}", "1")
+    store.wait([f"here {other}" for other in range(WORLD)])
+    if rank == 0:  # It leaves the file as a process does that is killed inside set().
+        time.sleep(0.1)
+        with open(where, "ab") as file:
+            file.write(tail)
+        return None
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"FileStore.*ends inside an entry.*use a new file"):
+        join(store, rank)
+    return time.monotonic() - start < 3.0
+
+
+@pytest.mark.parametrize(
+    "tail", [b"\x17\0", b"\x17\0\0\0", b"\x02\0\0\0ab", b"\x01\0\0\0a\x05\0\0\0b"]
+)
+def test_a_rank_killed_while_it_writes_to_a_file_store(tail, tmp_path):
+    reports = run_processes(join_a_torn_store, WORLD, str(tmp_path / "store"), tail, time_limit=10)
+    expect_returned(reports)
+    assert [report.value for report in reports] == [None, True, True]
+
+
 def second_job(rank, where):
     torch.set_num_threads(1)
     with pytest.raises(RuntimeError) as caught:
