@@ -221,8 +221,11 @@ void PeerBoard::joined(const std::vector<PeerRecord>& records) {
 
 void PeerBoard::failed(const Error& error) noexcept {
   try {
-    // The others need not wait for a rank that gave up for another reason.
-    if (published_ && breaks_mesh(error.code()) && holds_own()) end_own();
+    // Those who come late wait for a rank that may try again, but not for one that knows of a
+    // failure.
+    const bool may_try_again =
+        error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kAborted;
+    if (published_ && may_try_again && holds_own()) end_own();
     const ForkHold hold;
     earlier_tries().failed[{config_.group_name, config_.rank}] = host_clock();
   } catch (const std::exception&) {

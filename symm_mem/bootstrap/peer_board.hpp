@@ -5,8 +5,8 @@
 // failed is tried again, a launcher starts killed ranks anew over the Store that it has kept. So a
 // key may hold the record of an earlier try, and a round of tries sees old and new ones mixed.
 // - A record is joining while its rank sets the group up, and over before that rank stops
-//   listening, except where set-up fails for a reason that trying again does not mend. A rank whose
-//   record is over, or that has none, is waited for.
+//   listening, except where it knows of a failure other than lateness. A rank whose record is over,
+//   or that has none, is waited for.
 // - Whoever cannot reach a rank that is joining reads its record again, which is then newer or
 // over,
 //   unless its process was killed or gave up for good.

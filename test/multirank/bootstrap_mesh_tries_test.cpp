@@ -132,6 +132,26 @@ TEST(BootstrapMeshTries, ARankThatTimedOutMayTryAgainWhileTheOthersWait) {
   for (const auto& error : errors) EXPECT_FALSE(error.has_value()) << error->what();
 }
 
+TEST(BootstrapMeshTries, ALateRankDoesNotWaitForThoseThatKnowOfADeath) {
+  MemoryStore store;
+  PeerRecord dead = left_over(2, 3);
+  dead.published = static_cast<std::uint64_t>(host_clock().count());
+  publish(store, dead);
+  std::vector<std::optional<Error>> errors(2);
+  std::thread one([&] {
+    errors[1] = test::error_of([&] { BootstrapMesh::connect(store, mesh_config(1, 3, 5000ms)); });
+  });
+  test::wait_for_key(store, record_key(1));
+  PeerRecord gone = left_over(0, 3);
+  gone.published = dead.published;
+  publish(store, gone);
+  one.join();
+  const auto start = Clock::now();
+  errors[0] = test::error_of([&] { BootstrapMesh::connect(store, mesh_config(0, 3, 5000ms)); });
+  EXPECT_LT(Clock::now() - start, 1s);
+  for (const auto& error : errors) expect_error(error, ErrorCode::kPeerLost, {"rank"});
+}
+
 // A rank that reads an old record just before it is replaced must not give up.
 TEST(BootstrapMeshTries, OldAndNewRecordsMixed) {
   std::atomic<int> reads{0};
