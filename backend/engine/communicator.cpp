@@ -87,6 +87,8 @@ void Communicator::run_call(const CallRecord& record, milliseconds timeout, Body
   } catch (const Error& error) {
     // A peer that left because of a failure has published it: that is the cause.
     if (trace_->check_peers()) trace_->fail(error.code(), error.what());
+  } catch (const std::exception& error) {
+    trace_->fail(ErrorCode::kSystem, error.what());
   }
   if (!went_well) throw Error(group_->failure());
   trace_->complete();

@@ -273,6 +273,21 @@ __device__ inline std::uint32_t device_compare_exchange(std::uint32_t* address,
 
 #endif
 
+// Fences of the host, for data that is no atomic and whose owner may change it while it is read:
+// the owner says so first, a reader looks afterwards (NOTE [Memory of a rank that gives up] in
+// symm_mem/group/local_group.hpp). ThreadSanitizer knows no fences.
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+// Later loads follow all earlier reads.
+inline void fence_after_reads() { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+// Later writes, non-temporal ones too, follow all earlier accesses.
+inline void fence_before_writes() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic pop
+#endif
+
 // Sequentially consistent read-modify-write on the host: also orders a later load after it, which
 // the store-then-look-for-waiters pattern of wait.cpp relies on.
 template <class T>

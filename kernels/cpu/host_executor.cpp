@@ -15,6 +15,8 @@ HostExecutor::HostExecutor(const SymmView& view, WaitPolicy policy, CallObserver
 void HostExecutor::begin(const Call& call) {
   call_ = call;
   steps_ = 0;
+  torn_ = false;
+  owners_ = 0;
   std::fill_n(checked_, view_.world_size, false);
   std::fill_n(input_bases_, view_.world_size, nullptr);
   factors_[view_.rank] = call.factor;
@@ -28,7 +30,8 @@ void HostExecutor::use_slots(std::byte* const* slots, std::size_t slot_bytes,
 }
 
 bool HostExecutor::end() {
-  const std::uint32_t target = epoch_ + steps_;
+  if (torn_) return false;
+  const std::uint64_t target = epoch_ + steps_;
   if (call_.in_place) {
     for (int peer = 0; peer < view_.world_size; ++peer) {
       if (peer == view_.rank) continue;
@@ -42,14 +45,15 @@ bool HostExecutor::end() {
 
 std::byte* HostExecutor::open_slot(std::uint32_t step) {
   steps_ = std::max(steps_, step + 1);
-  const std::uint32_t needed = epoch_ + step + 1 - kSlots;
+  if (torn_) return nullptr;
+  const std::uint64_t needed = epoch_ + step + 1 - kSlots;
   if (!has_reached(slowest_, needed)) {
-    std::uint32_t slowest = epoch_ + step + 1;
+    std::uint64_t slowest = epoch_ + step + 1;
     for (int i = 1; i < view_.world_size; ++i) {
       const int peer = nth_peer(view_.rank, i, view_.world_size);
       const SignalLine& done = view_.controls[peer]->done;
       if (!wait_for(done, needed, peer, policy_, observer_)) return nullptr;
-      const std::uint32_t value = load_acquire(&done.value);
+      const std::uint64_t value = load_acquire(&done.value);
       if (has_reached(slowest, value)) slowest = value;
     }
     slowest_ = slowest;
@@ -66,18 +70,29 @@ bool HostExecutor::stage(std::uint32_t step, std::size_t slot_offset, const std:
   return true;
 }
 
+bool HostExecutor::reads_hold() {
+  if (owners_ == 0 || torn_) return !torn_;
+  for (int peer = 0; peer < view_.world_size && !torn_; ++peer) {
+    torn_ = input_bases_[peer] != nullptr && !observer_.check_owner(peer);
+  }
+  return !torn_;
+}
+
 void HostExecutor::publish(std::uint32_t step) {
   steps_ = std::max(steps_, step + 1);
+  if (!reads_hold()) return;
   post(own_ready(), epoch_ + step + 1);
 }
 
 bool HostExecutor::await(int peer, std::uint32_t step) {
   steps_ = std::max(steps_, step + 1);
+  if (torn_) return false;
   if (!wait_for(view_.controls[peer]->ready, epoch_ + step + 1, peer, policy_, observer_)) {
     return false;
   }
   if (checked_[peer]) return true;
   checked_[peer] = observer_.check_peer(peer, &input_bases_[peer], &factors_[peer]);
+  if (input_bases_[peer] != nullptr) ++owners_;
   return checked_[peer];
 }
 
@@ -90,6 +105,7 @@ bool HostExecutor::await_all(std::uint32_t step) {
 
 void HostExecutor::read_done(std::uint32_t step) {
   steps_ = std::max(steps_, step + 1);
+  if (!reads_hold()) return;
   post(own_done(), epoch_ + step + 1);
 }
 

@@ -1,5 +1,12 @@
 // The executor of the host: one thread, shared memory, signals by futex-backed counters.
 //
+// NOTE [Reading in place]
+// An owner whose input is read in place waits in end() until every peer is done with the call,
+// unless it raises: then its user may write to the memory while a late peer still reads it. So a
+// look at each owner follows the reads and comes before anything that tells of them, a result to a
+// peer, `done` to the owner, or the end of the call to the user. Where an owner has raised, the
+// call fails. `done` must come after the look for another reason: an owner that is done may leave.
+//
 // An object belongs to one rank of one group for the group's life; one thread at a time calls it.
 #pragma once
 
@@ -19,6 +26,9 @@ class CallObserver : public WaitSupervisor {
   // they differ, keeps the reason and returns false. *base: start of the peer's input where it is
   // read in place, else null.
   virtual bool check_peer(int peer, const std::byte** base, double* factor) = 0;
+  // Data of `peer` was read in place: true where the peer was still in its call then, so that what
+  // was read is what it published. Else keeps the reason and returns false.
+  virtual bool check_owner(int peer) = 0;
   // The peer sends `theirs` elements where `mine` are expected.
   virtual void report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) = 0;
 };
@@ -32,7 +42,7 @@ struct SymmView {
   std::byte* const* slots = nullptr;         // [world_size]: first of kSlots slots
   std::size_t slot_bytes = 0;                // distance and capacity of slots
 
-  std::byte* slot(int owner, std::uint32_t step) const {
+  std::byte* slot(int owner, std::uint64_t step) const {
     return slots[owner] + static_cast<std::size_t>(step % kSlots) * slot_bytes;
   }
 };
@@ -91,6 +101,9 @@ class HostExecutor {
   bool count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine);
 
  private:
+  // Looks at the owners of the memory that was read in place; false, from then on, where one has
+  // raised. Comes between a read and whatever tells of it.
+  bool reads_hold();
   SignalLine& own_ready() const { return view_.controls[view_.rank]->ready; }
   SignalLine& own_done() const { return view_.controls[view_.rank]->done; }
 
@@ -99,9 +112,11 @@ class HostExecutor {
   CallObserver& observer_;
   Call call_;
   std::size_t chunk_bytes_ = 0;
-  std::uint32_t epoch_ = 0;       // steps of all calls before this one
+  std::uint64_t epoch_ = 0;       // steps of all calls before this one
+  std::uint64_t slowest_ = 0;     // every peer's done is known to have reached this
   std::uint32_t steps_ = 0;       // steps of this call so far
-  std::uint32_t slowest_ = 0;     // every peer's done is known to have reached this
+  bool torn_ = false;             // an owner raised while its memory was read
+  int owners_ = 0;                // peers whose input this call reads in place
   bool checked_[kMaxRanks] = {};  // peers whose record equals this rank's in this call
   const std::byte* input_bases_[kMaxRanks] = {};
   double factors_[kMaxRanks] = {};

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <climits>
 #include <cmath>
 #include <fstream>
@@ -35,12 +36,15 @@ inline void pause_core() {
 #endif
 }
 
-long futex(const std::uint32_t* word, int operation, std::uint32_t value, const timespec* limit) {
-  return ::syscall(SYS_futex, word, operation, value, limit, nullptr, 0);
+// On the lower half of the line's counter: a futex is a word of 32 bits. A sleeper that misses 2^32
+// signals at once sleeps until its time limit.
+static_assert(std::endian::native == std::endian::little);
+long futex(const SignalLine& line, int operation, std::uint32_t value, const timespec* limit) {
+  return ::syscall(SYS_futex, &line.value, operation, value, limit, nullptr, 0);
 }
 
 void wake_sleepers(const SignalLine& line) {
-  if (load_seq_cst(&line.waiters) != 0) futex(&line.value, FUTEX_WAKE, INT_MAX, nullptr);
+  if (load_seq_cst(&line.waiters) != 0) futex(line, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
 // Cores that the cgroup's bandwidth quota is worth; 0 where there is none.
@@ -77,21 +81,23 @@ WaitPolicy wait_policy(int ranks_on_host) {
 // The exchange is a full fence: the load of `waiters` cannot pass it. Together with the sleeper's
 // order (increment `waiters`, then load the value, which the kernel loads again) no wake-up is
 // lost.
-void post(SignalLine& line, std::uint32_t value) {
+void post(SignalLine& line, std::uint64_t value) {
   exchange_seq_cst(&line.value, value);
   wake_sleepers(line);
 }
 
 void ring_bell(SignalLine& line) {
-  fetch_add(&line.value, std::uint32_t{1});
+  fetch_add(&line.value, std::uint64_t{1});
   wake_sleepers(line);
 }
 
-void sleep_on(SignalLine& line, std::uint32_t seen, std::chrono::microseconds limit) {
+void sleep_on(SignalLine& line, std::uint64_t seen, std::chrono::microseconds limit) {
   const timespec time{.tv_sec = limit.count() / 1'000'000,
                       .tv_nsec = limit.count() % 1'000'000 * 1000};
   fetch_add(&line.waiters, std::uint32_t{1});
-  if (load_seq_cst(&line.value) == seen) futex(&line.value, FUTEX_WAIT, seen, &time);
+  if (load_seq_cst(&line.value) == seen) {
+    futex(line, FUTEX_WAIT, static_cast<std::uint32_t>(seen), &time);
+  }
   fetch_add(&line.waiters, ~std::uint32_t{0});
 }
 
@@ -107,12 +113,12 @@ bool spin_or_yield(int round, const WaitPolicy& policy) {
   return false;
 }
 
-bool wait_for(const SignalLine& line, std::uint32_t target, int peer, const WaitPolicy& policy,
+bool wait_for(const SignalLine& line, std::uint64_t target, int peer, const WaitPolicy& policy,
               WaitSupervisor& supervisor) {
   for (int round = 0; !has_reached(load_acquire(&line.value), target); ++round) {
     if (spin_or_yield(round, policy)) continue;
     if (!supervisor.keep_waiting(peer)) return has_reached(load_acquire(&line.value), target);
-    const std::uint32_t seen = load_acquire(&line.value);
+    const std::uint64_t seen = load_acquire(&line.value);
     // A sleeper increments `waiters` in the peer's line: the only write to a region by another
     // rank.
     if (!has_reached(seen, target)) {

@@ -35,18 +35,18 @@ class WaitSupervisor {
 };
 
 // Stores `value` with release order and wakes the sleepers of the line. Any thread of its owner.
-void post(SignalLine& line, std::uint32_t value);
+void post(SignalLine& line, std::uint64_t value);
 
 // Adds one and wakes; for lines that several ranks ring.
 void ring_bell(SignalLine& line);
 
 // Waits until `line` has reached `target` (see has_reached); acquires what its writer released.
 // False when the supervisor ended the wait.
-bool wait_for(const SignalLine& line, std::uint32_t target, int peer, const WaitPolicy& policy,
+bool wait_for(const SignalLine& line, std::uint64_t target, int peer, const WaitPolicy& policy,
               WaitSupervisor& supervisor);
 
 // Sleeps until `line` differs from `seen`, or `limit` has passed. May return early.
-void sleep_on(SignalLine& line, std::uint32_t seen, std::chrono::microseconds limit);
+void sleep_on(SignalLine& line, std::uint64_t seen, std::chrono::microseconds limit);
 
 // One round of waiting: `round` counts from 0. True while the next round should not sleep.
 bool spin_or_yield(int round, const WaitPolicy& policy);

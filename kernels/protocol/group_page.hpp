@@ -10,7 +10,8 @@
 
 namespace symm {
 
-// Why a rank gave up. Written once, `state` last, before anything else that peers could read.
+// Why a rank gave up. Written once, `state` last, before anything else that peers could read, and
+// before this rank's user hears of it.
 struct alignas(kCacheLine) FailureRecord {
   static constexpr std::size_t kTextBytes = 1000;
   std::uint32_t state;    // 0: none; 1: the rest is valid
@@ -36,7 +37,7 @@ struct alignas(4096) GroupPage {
   };
 
   SignalLine exchange;      // number of the last metadata exchange that this rank has entered
-  std::uint32_t gave_up;    // number of the last one that it has given up
+  std::uint64_t gave_up;    // number of the last one that it has given up
   std::uint32_t lifecycle;  // Lifecycle
   FailureRecord failure;
   alignas(kCacheLine) Message messages[2];

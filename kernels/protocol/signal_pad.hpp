@@ -3,7 +3,7 @@
 // NOTE [Signal pads]
 // Every rank of a group has a pad, zero at the start, beside its buffer. A pad is an array of
 // 32-bit slots; rank r stores its signals to the pad's owner on a channel in slot [channel *
-// world_size + r]. A slot is 0 (empty) or 1 (full):
+// world_size + r]. A slot is 0 (empty), 1 (full) or, on the host, 2 (withdrawn):
 //   put   waits until the slot at the receiver is empty, and fills it; release
 //   wait  waits until one's own slot is full, and empties it; acquire
 //   barrier puts to every other rank, then waits for every other rank
@@ -11,6 +11,13 @@
 // is taken, so no signal is lost or merged, and after balanced use a pad is zero again. Channels
 // are independent of each other: use one for each stream or thread that signals at the same time.
 // This is PyTorch's protocol, and kernels of users may take part in it.
+//
+// NOTE [Withdrawn signals]
+// A rank that gives up a barrier goes back to its user, who may write to memory that the barrier
+// was to protect, while its signals would let a late rank pass, and read. So it withdraws them: it
+// exchanges its slot of the channel at every peer for 2, which no put and no take matches. A peer
+// that has taken the signal before was past the barrier in time; any other raises, as does every
+// later use of the channel by this rank. The pad's owner may set the slot to 0 by hand.
 //
 // Host and device; owns nothing. The functions on slots never wait.
 #pragma once
@@ -27,6 +34,7 @@ using SignalSlot = std::uint32_t;
 
 inline constexpr SignalSlot kSignalEmpty = 0;
 inline constexpr SignalSlot kSignalFull = 1;
+inline constexpr SignalSlot kSignalWithdrawn = 2;
 
 // Index in its owner's pad of the slot that `rank` fills on `channel`.
 SYMM_INLINE constexpr std::size_t signal_slot(int channel, int world_size, int rank) {
@@ -59,5 +67,8 @@ SYMM_INLINE bool try_put(SignalSlot* slot) {
 SYMM_INLINE bool try_take(SignalSlot* slot) {
   return compare_exchange_acquire(slot, kSignalFull, kSignalEmpty);
 }
+
+// Host only. Afterwards nobody takes the signal; what took it before had read what it protects.
+inline void withdraw(SignalSlot* slot) { exchange_seq_cst(slot, kSignalWithdrawn); }
 
 }  // namespace symm

@@ -2,8 +2,9 @@
 // (kernels/protocol/signal_pad.hpp).
 //
 // A wait ends with the signal, with the time-out, or as soon as a rank that it needs has ended or
-// left the group; the error names the ranks. After an error the pads may hold signals that nobody
-// will take, so the channel is not to be used again by this group.
+// left the group; the error names the ranks. A put or a wait that gives up has changed nothing. A
+// barrier that gives up withdraws its signals (NOTE [Withdrawn signals] in signal_pad.hpp): a late
+// rank raises in place of passing it, and so does every later use of the channel by this rank.
 //
 // Calls block, without Python's interpreter lock; each thread that signals at the same time needs a
 // channel of its own. `timeout` is called when a wait turns out to be long, at most once.
@@ -33,12 +34,15 @@ class HostSignals {
 
  private:
   class Patience;
+  enum class Standing;
+  // The puts and the takes of a barrier.
+  void meet(int channel, Patience& patience);
+  // Where this rank stands with a peer for whose slot a put, or a take, waits.
+  Standing before_put(int destination, int channel) const;
+  Standing before_take(int source, int channel) const;
   SignalSlot* slot(int owner, int channel, int writer) const {
     return reinterpret_cast<SignalSlot*>(pads_.addresses[static_cast<std::size_t>(owner)]) +
            signal_slot(channel, group_.world_size(), writer);
-  }
-  bool is_full(int owner, int channel, int writer) const {
-    return load_relaxed(slot(owner, channel, writer)) == kSignalFull;
   }
 
   LocalGroup& group_;

@@ -37,7 +37,7 @@ int ranks_on_host(int world_size) {
 
 class LocalGroup::ExchangeSupervisor final : public WaitSupervisor {
  public:
-  ExchangeSupervisor(const LocalGroup& group, std::uint32_t number, milliseconds timeout)
+  ExchangeSupervisor(const LocalGroup& group, std::uint64_t number, milliseconds timeout)
       : group_(group), number_(number), deadline_(timeout) {}
 
   bool keep_waiting(int peer) override {
@@ -52,7 +52,7 @@ class LocalGroup::ExchangeSupervisor final : public WaitSupervisor {
 
  private:
   const LocalGroup& group_;
-  const std::uint32_t number_;
+  const std::uint64_t number_;
   const Deadline deadline_;
   bool timed_out_ = false;
 };
@@ -89,6 +89,7 @@ std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
         LocalSegment::allocate(host_runtime(), sizeof(GroupPage) + config.region_bytes),
         kPagesSequence, deadline.remaining(), {});
   }
+  group->number_ = config.first_exchange;
   store_release(&group->page(config.rank).lifecycle,
                 static_cast<std::uint32_t>(Lifecycle::kMember));
   if (config.world_size > 1) add_to_live_groups(group);
@@ -133,6 +134,7 @@ bool LocalGroup::in_forked_child() const { return fork_generation_ != fork_gener
 
 Error LocalGroup::failure() const {
   const std::lock_guard lock(failure_mutex_);
+  fence_before_writes();
   return *failure_;
 }
 
@@ -145,6 +147,7 @@ void LocalGroup::fail(const Error& error) {
   record.code = static_cast<std::uint32_t>(error.code());
   std::strncpy(record.text, error.what(), FailureRecord::kTextBytes - 1);
   store_release(&record.state, std::uint32_t{1});
+  fence_before_writes();
   failed_.store(true, std::memory_order_release);
 }
 
@@ -158,6 +161,7 @@ void LocalGroup::leave() {
   const std::lock_guard lock(failure_mutex_);
   if (abort_word_ != nullptr) store_release(abort_word_, std::uint32_t{1});
   store_release(&page(rank_).lifecycle, static_cast<std::uint32_t>(Lifecycle::kLeft));
+  fence_before_writes();
   if (!failure_.has_value()) {
     failure_ = Error(ErrorCode::kAborted, prefix_, "the group was destroyed on this rank");
   }
@@ -211,25 +215,33 @@ void LocalGroup::check_usable() const {
   }
 }
 
-bool LocalGroup::has_given_up(int peer, std::uint32_t number) const {
+bool LocalGroup::has_given_up(int peer, std::uint64_t number) const {
   return has_reached(load_acquire(&page(peer).gave_up), number);
 }
 
-void LocalGroup::enter(std::uint32_t number) {
+void LocalGroup::enter(std::uint64_t number) {
   number_ = number;
   post(page(rank_).exchange, number);
 }
 
 // The numbers that peers have given up meanwhile are over too.
-void LocalGroup::give_up(std::uint32_t number) noexcept {
+void LocalGroup::give_up(std::uint64_t number) noexcept {
   for (int peer = 0; peer < world_size_; ++peer) {
     if (has_given_up(peer, number)) number = load_acquire(&page(peer).gave_up);
   }
   store_release(&page(rank_).gave_up, number);
+  fence_before_writes();
   enter(number);
 }
 
-std::vector<int> LocalGroup::absent(std::uint32_t number) const {
+void LocalGroup::check_given_up(std::uint64_t number, const char* call) const {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (!has_given_up(peer, number)) continue;
+    throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(peer), " has given up");
+  }
+}
+
+std::vector<int> LocalGroup::absent(std::uint64_t number) const {
   std::vector<int> ranks;
   for (int rank = 0; rank < world_size_; ++rank) {
     if (!has_reached(load_acquire(&page(rank).exchange.value), number)) ranks.push_back(rank);
@@ -237,7 +249,7 @@ std::vector<int> LocalGroup::absent(std::uint32_t number) const {
   return ranks;
 }
 
-void LocalGroup::await_all(std::uint32_t number, const char* call, milliseconds timeout) {
+void LocalGroup::await_all(std::uint64_t number, const char* call, milliseconds timeout) {
   ExchangeSupervisor supervisor(*this, number, timeout);
   int late = 0;
   // What a rank did before it ended counts.
@@ -245,10 +257,7 @@ void LocalGroup::await_all(std::uint32_t number, const char* call, milliseconds 
                                 has_reached(load_acquire(&page(late).exchange.value), number))) {
     ++late;
   }
-  for (int peer = 0; peer < world_size_; ++peer) {
-    if (!has_given_up(peer, number)) continue;
-    throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(peer), " has given up");
-  }
+  check_given_up(number, call);
   if (late == world_size_) return;
   if (supervisor.timed_out()) {
     std::string names;
@@ -261,15 +270,14 @@ void LocalGroup::await_all(std::uint32_t number, const char* call, milliseconds 
               " has ended or left the group");
 }
 
-void LocalGroup::check_purposes(std::uint32_t number) const {
-  const std::uint64_t first = page(0).messages[number % 2].purpose;
-  for (int peer = 1; peer < world_size_; ++peer) {
-    const std::uint64_t theirs = page(peer).messages[number % 2].purpose;
-    if (theirs == first) continue;
-    throw Error(ErrorCode::kMismatch, memory_prefix_, "ranks made different calls: ", rank_name(0),
-                " called ", purpose_name(first), ", ", rank_name(peer), " called ",
-                purpose_name(theirs));
-  }
+void LocalGroup::check_purposes(const std::vector<std::uint64_t>& purposes) const {
+  const auto other =
+      std::ranges::find_if(purposes, [&](std::uint64_t one) { return one != purposes[0]; });
+  if (other == purposes.end()) return;
+  throw Error(ErrorCode::kMismatch, memory_prefix_, "ranks made different calls: ", rank_name(0),
+              " called ", purpose_name(purposes[0]), ", ",
+              rank_name(static_cast<int>(other - purposes.begin())), " called ",
+              purpose_name(*other));
 }
 
 template <typename Element>
@@ -282,27 +290,31 @@ LocalGroup::Metadata<Element> LocalGroup::exchange(Purpose purpose,
   }
   const auto lock = hold();
   check_usable();
-  const std::uint32_t number = number_ + 1;
+  const std::uint64_t number = number_ + 1;
   GroupPage::Message& mine = page(rank_).messages[number % 2];
   mine.purpose = static_cast<std::uint64_t>(purpose);
   mine.bytes = message.size_bytes();
   std::ranges::copy(std::as_bytes(message), reinterpret_cast<std::byte*>(mine.data));
   enter(number);
+  std::vector<std::uint64_t> purposes;
+  Metadata<Element> result{number, std::vector<std::vector<Element>>(global_ranks_.size())};
   try {
     await_all(number, purpose_name(mine.purpose), timeout);
+    for (int peer = 0; peer < world_size_; ++peer) {
+      const GroupPage::Message& theirs = page(peer).messages[number % 2];
+      purposes.push_back(theirs.purpose);
+      const std::size_t bytes = std::min<std::size_t>(theirs.bytes, GroupPage::kMessageBytes);
+      std::vector<Element>& copy = result.messages[static_cast<std::size_t>(peer)];
+      copy.resize(bytes / sizeof(Element));
+      if (!copy.empty()) std::memcpy(copy.data(), theirs.data, copy.size() * sizeof(Element));
+    }
+    fence_after_reads();
+    check_given_up(number, purpose_name(mine.purpose));
   } catch (...) {
     give_up(number);
     throw;
   }
-  check_purposes(number);
-  Metadata<Element> result{number, std::vector<std::vector<Element>>(global_ranks_.size())};
-  for (int peer = 0; peer < world_size_; ++peer) {
-    const GroupPage::Message& theirs = page(peer).messages[number % 2];
-    const std::size_t bytes = std::min<std::size_t>(theirs.bytes, GroupPage::kMessageBytes);
-    std::vector<Element>& copy = result.messages[static_cast<std::size_t>(peer)];
-    copy.resize(bytes / sizeof(Element));
-    if (!copy.empty()) std::memcpy(copy.data(), theirs.data, copy.size() * sizeof(Element));
-  }
+  check_purposes(purposes);
   return result;
 }
 
@@ -326,7 +338,7 @@ void LocalGroup::run_rendezvous(milliseconds timeout,
                                 const std::function<bool(const MeshRound& round)>& step) {
   const auto lock = hold();
   check_usable();
-  const std::uint32_t number = number_ + 1;
+  const std::uint64_t number = number_ + 1;
   const std::function<bool()> is_over = [this, number] {
     if (failed()) return true;
     for (int peer = 0; peer < world_size_; ++peer) {

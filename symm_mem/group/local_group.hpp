@@ -9,6 +9,15 @@
 // call that it has completed. The failure ends collectives and symmetric memory of the group; a
 // rendezvous that fails ends nothing but itself.
 //
+// NOTE [Memory of a rank that gives up]
+// A peer may read memory of a rank in place. The rank gives it back to its user when all have read
+// it, or when it gives up: then a late peer may read what the user has written since. A look before
+// the read would not tell, so
+//   the owner   publishes that it gave up or left; fence_before_writes(); raises to its user
+//   the reader  reads; fence_after_reads(); looks whether the owner gave up or left
+// A reader that has read anything newer finds the owner's word, and raises. stands() is that look.
+// Every thread that raises the failure has passed the fence, whichever thread failed the group.
+//
 // NOTE [Metadata exchange]
 // In exchange_metadata() every rank writes a message on its page, stores the exchange's number, and
 // reads all messages once all ranks have stored it. A page has two messages, used by turns: a fast
@@ -19,7 +28,8 @@
 //
 // A rank that gives up an exchange, or a rendezvous that it began, stores that number on its page.
 // Ranks that wait for it, or come later, raise; all go on with the next number over the same
-// connections.
+// connections. It may then write over a message that a late rank still reads, which looks again
+// once it has read.
 //
 // Metadata exchanges and share() are collective over the group, in the same order on every rank,
 // and independent of the order of collectives (NOTE [Streams of frames] in peer_frame.hpp); a mutex
@@ -39,6 +49,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/core/atomics.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/cpu/wait.hpp"
 #include "kernels/protocol/group_page.hpp"
@@ -63,6 +74,9 @@ struct LocalGroupConfig {
   // Shared host memory of a rank behind its page, zero at the start; the same on every rank. A
   // group of one has none.
   std::size_t region_bytes = 0;
+  // Metadata exchanges that count as over, the same on every rank: tests set it near the widths of
+  // words.
+  std::uint64_t first_exchange = 0;
 };
 
 class LocalGroup {
@@ -116,6 +130,14 @@ class LocalGroup {
   // runs.
   bool has_ended(int peer) const;
 
+  // After a read of memory that belongs to `peer`: true while the peer has neither failed nor left,
+  // so that what was read is what the peer had published. Two loads.
+  bool stands(int peer) const {
+    fence_after_reads();
+    return load_acquire(&page(peer).failure.state) == 0 &&
+           load_acquire(&page(peer).lifecycle) != static_cast<std::uint32_t>(Lifecycle::kLeft);
+  }
+
   // Throws the failure, or Error(kAborted) in a forked child.
   void check_usable() const;
 
@@ -156,15 +178,17 @@ class LocalGroup {
   GroupPage& page(int rank) const;
   bool hear(int peer, const std::string& call);
   // Whether `peer` has given up exchange `number`.
-  bool has_given_up(int peer, std::uint32_t number) const;
-  void enter(std::uint32_t number);
-  void give_up(std::uint32_t number) noexcept;
-  void await_all(std::uint32_t number, const char* call, std::chrono::milliseconds timeout);
+  bool has_given_up(int peer, std::uint64_t number) const;
+  // Throws where a peer has given up exchange `number`.
+  void check_given_up(std::uint64_t number, const char* call) const;
+  void enter(std::uint64_t number);
+  void give_up(std::uint64_t number) noexcept;
+  void await_all(std::uint64_t number, const char* call, std::chrono::milliseconds timeout);
   template <typename Element>
   Metadata<Element> exchange(Purpose purpose, std::span<const Element> message,
                              std::chrono::milliseconds timeout);
-  void check_purposes(std::uint32_t number) const;
-  std::vector<int> absent(std::uint32_t number) const;
+  void check_purposes(const std::vector<std::uint64_t>& purposes) const;  // by rank
+  std::vector<int> absent(std::uint64_t number) const;
 
   const std::string group_name_;
   const int rank_;
@@ -180,7 +204,7 @@ class LocalGroup {
   SegmentTable segments_;
 
   std::recursive_mutex order_;  // one metadata exchange at a time
-  std::uint32_t number_ = 0;    // of the last one
+  std::uint64_t number_ = 0;    // of the last one
 
   std::atomic<bool> failed_{false};
   mutable std::mutex failure_mutex_;  // guards what follows

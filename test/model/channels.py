@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from program import ACQUIRE, RELEASE, Program, Thread
 
+# Where counters wrap that are too narrow, in steps.
+NARROW = 32
 SLOTS = 8  # kSlots of kernels/protocol/signal.hpp; test_model_sites.py compares
 
 Operation = tuple[str, ...]
@@ -51,12 +53,19 @@ class ChannelModel:
     """Builds the program in which every rank carries out the calls one after the other."""
 
     def __init__(
-        self, calls: list[Call], device: bool, every_message: bool = False, early_done: int = 0
+        self,
+        calls: list[Call],
+        device: bool,
+        every_message: bool = False,
+        early_done: int = 0,
+        narrow: str = "",
     ) -> None:
         """every_message: waits may end on any message that ends them, else on the oldest such.
 
-        early_done: a fault to plant: `done` is told for so many steps too many.
+        Faults to plant: early_done: `done` is told for so many steps too many. narrow: counters
+        that wrap at NARROW, "signals" or the "credit" that a rank remembers.
         """
+        self._narrow_credit = NARROW if narrow == "credit" else 0
         self._calls = calls
         self._device = device
         self._early_done = early_done
@@ -66,6 +75,7 @@ class ChannelModel:
         place = " in place" if calls[0].in_place else ""
         self.program = Program(f"{where} {names}{place}, {self._world} ranks")
         self.program.first_choice_only = not every_message
+        self.program.wrap = NARROW if narrow == "signals" else 0
         self._versions = self._list_versions()
         for rank in range(self._world):
             _Rank(self, rank).run()
@@ -105,6 +115,12 @@ class ChannelModel:
     @property
     def early_done(self) -> int:
         return self._early_done
+
+    def has_credit(self, credit: int, needed: int) -> bool:
+        """Whether the remembered credit allows what needs `needed`, as has_reached() says."""
+        if self._narrow_credit == 0:
+            return credit >= needed
+        return (credit - needed) % self._narrow_credit < self._narrow_credit // 2
 
     def version(self, cell: object, call: int, step: int) -> int:
         return self._versions[cell, call, step]
@@ -207,7 +223,7 @@ class _Rank:
 
     def _open(self, step: int, where: str) -> None:
         needed = self._epoch + step + 1 - SLOTS
-        if self._credit < needed:
+        if not self._model.has_credit(self._credit, needed):
             for peer in self._peers:
                 self._await_done(peer, needed, f"{where} open_slot")
             self._credit = needed

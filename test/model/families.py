@@ -52,6 +52,13 @@ def channel_families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Fami
         for name, world in (("broadcast", 2), ("broadcast", 3), ("gather", 2), ("scatter", 3)):
             early = ChannelModel([calls[name, world, False, 0]] * EPOCHS, device, early_done=1)
             family.planted.append(named(early.program, "done told a step too early"))
+        # Rank 0 publishes alone for long; then rank 1 does, whose own counters stood still.
+        for narrow, before in (("signals", 2), ("credit", 3)):
+            if device and narrow == "credit":
+                continue  # a launch begins with none
+            from_0, from_1 = (calls["broadcast", 2, False, root] for root in range(2))
+            late = ChannelModel([from_0] * before + [from_1] * 2, device, narrow=narrow)
+            family.planted.append(named(late.program, f"narrow {narrow}"))
         families.append(family)
     return families
 
@@ -78,6 +85,7 @@ def ll_family() -> Family:
             protocols.ll_calls(3, None, epochs=4, words=1),
             protocols.ll_calls(3, 0, words=1),
             protocols.ll_calls(3, 2, words=2),
+            protocols.ll_calls(2, 0, epochs=10, words=1, wrap=8),
         ],
         [
             named(protocols.ll_calls(2, 0, sets=1), "one set of LL buffers"),
@@ -104,7 +112,10 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
         ),
         Family(
             "p2p channels",
-            [protocols.block_pipeline("p2p channel", 4, 12)],
+            [
+                protocols.block_pipeline("p2p channel", 4, 12),
+                protocols.block_pipeline("p2p channel", 4, 12, wrap=8),
+            ],
             [
                 named(
                     protocols.block_pipeline("p2p channel", 4, 12, "no barrier"), "no block barrier"
@@ -118,10 +129,12 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
                 protocols.pad_barriers(2, False),
                 protocols.pad_barriers(3, False),
                 protocols.pad_barriers(3, True),
+                protocols.pad_given_up(),
             ],
             [
                 named(protocols.pad_barriers(2, False, fault="blind"), "puts that do not wait"),
                 named(protocols.pad_barriers(3, False, fault="blind"), "puts that do not wait"),
+                named(protocols.pad_given_up(withdraws=False), "a signal that is not withdrawn"),
             ],
         ),
         Family(
@@ -129,6 +142,14 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
             [
                 protocols.mailbox_pipeline(name, 2, 6)
                 for name in ("envelope", "clear-to-send", "data")
+            ],
+        ),
+        Family(
+            "memory of a rank that gives up",
+            [protocols.reads_of_a_rank_that_gives_up()],
+            [
+                named(protocols.reads_of_a_rank_that_gives_up("before"), "a look before the reads"),
+                named(protocols.reads_of_a_rank_that_gives_up("after"), "told before the look"),
             ],
         ),
         Family("device call records", [protocols.device_records()]),

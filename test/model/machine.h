@@ -25,7 +25,8 @@ enum Kind {
   EXCHANGE,    /* a: location, b: value, as a read-modify-write */
   ADD,         /* a: location, b: addend modulo 256 */
   CAS,         /* a: location, b: expected, c: desired; blocks until it succeeds */
-  WAIT_GE,     /* a: location, b: least value */
+  TRY,         /* the same without blocking; register 3 := what was found */
+  WAIT_GE,     /* a: location, b: least value, by signed difference where counters are narrow */
   WAIT_EQ,     /* a: location, b: value */
   FENCE,       /* order only */
   ARRIVE,      /* a: block barrier */
@@ -49,6 +50,7 @@ enum { kMaxLength = 1500 };
 static struct Instruction program[THREADS][kMaxLength];
 static int first_choice_only;
 static int remembers_loads; /* some thread has an acquire fence */
+static int wrap;            /* narrow counters: where they wrap, a power of two; 0: they do not */
 
 struct View {
   u8 clock[THREADS];
@@ -110,6 +112,11 @@ static int last_value(struct Machine* m, int location) {
   return message(m, location, m->locations[location].count - 1)->value;
 }
 
+/* Whether a counter has come as far as what is waited for, as the code of that name says. */
+static int has_reached(int value, int target) {
+  return wrap == 0 ? value >= target : ((value - target) & (wrap - 1)) < wrap / 2;
+}
+
 /* The number of the message that the load of thread t returns as its `choice`-th possibility among
  * those that it does not simply poll past; -1: there is none; -2: it may have been forgotten. What
  * is waited for grows, so forgotten messages were no possibility where the oldest kept one is less
@@ -122,11 +129,13 @@ static int chosen(struct Machine* m, int t, const struct Instruction* op, int ch
   }
   if (location->count - number > HISTORY) {
     number = location->count - HISTORY;
-    if (op->kind == LOAD || op->kind == SLEEP || message(m, op->a, number)->value >= op->b) return -2;
+    if (op->kind == LOAD || op->kind == SLEEP) return -2;
+    if (op->kind == WAIT_GE && has_reached(message(m, op->a, number)->value, op->b)) return -2;
+    if (op->kind == WAIT_EQ && message(m, op->a, number)->value >= op->b) return -2;
   }
   for (; number < location->count; ++number) {
     const int value = message(m, op->a, number)->value;
-    if (op->kind == WAIT_GE && value < op->b) continue;
+    if (op->kind == WAIT_GE && !has_reached(value, op->b)) continue;
     /* What was stored before is only polled past; what was stored after ends all hope. */
     if (op->kind == WAIT_EQ && value < op->b) continue;
     if (choice-- == 0) return number;
@@ -308,6 +317,11 @@ static void step(struct Machine* m, int t, int choice) {
       modify(m, t, op, op->c);
       thread->at++;
       break;
+    case TRY:
+      thread->registers[3] = (u8)last_value(m, op->a);
+      if (thread->registers[3] == op->b) modify(m, t, op, op->c);
+      thread->at++;
+      break;
     case ARRIVE:
       join(&barrier->view[thread->arrived % 2], &thread->now);
       thread->now.clock[t]++;
@@ -335,7 +349,9 @@ static void step(struct Machine* m, int t, int choice) {
 static void read_program(void) {
   FILE* file = fopen(getenv("SYMM_MODEL_PROGRAM"), "r");
   int t, i, length;
-  if (file == NULL || fscanf(file, "%d %d", &first_choice_only, &remembers_loads) != 2) exit(3);
+  if (file == NULL || fscanf(file, "%d %d %d", &first_choice_only, &remembers_loads, &wrap) != 3) {
+    exit(3);
+  }
   for (t = 0; t < THREADS; ++t) {
     if (fscanf(file, "%d", &length) != 1 || length > kMaxLength) exit(3);
     for (i = 0; i < length; ++i) {

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 KINDS = [
-    *["LOAD", "STORE", "EXCHANGE", "ADD", "CAS", "WAIT_GE", "WAIT_EQ", "FENCE", "ARRIVE", "DEPART"],
+    *["LOAD", "STORE", "EXCHANGE", "ADD", "CAS", "TRY", "WAIT_GE", "WAIT_EQ", "FENCE"],
+    *["ARRIVE", "DEPART"],
     *["WRITE", "READ", "SKIP_NE", "SKIP_LT", "SKIP", "EXPECT", "SLEEP", "WAKE_IF", "END"],
 ]
 RELAXED, ACQUIRE, RELEASE, SEQ_CST = 0, 1, 2, 4
@@ -45,11 +46,15 @@ class Mutation:
 
 @dataclass
 class Program:
-    """The threads of one model, by the names of its locations and cells."""
+    """The threads of one model, by the names of its locations and cells.
+
+    `wrap`: where its counters wrap, a power of two; 0 for counters that are wide enough.
+    """
 
     name: str
     threads: list[list[Instruction]] = field(default_factory=list)
     first_choice_only: bool = False
+    wrap: int = 0
     locations: dict[object, int] = field(default_factory=dict)
     cells: dict[object, int] = field(default_factory=dict)
     barriers: dict[object, int] = field(default_factory=dict)
@@ -90,7 +95,7 @@ class Program:
         remembers = any(
             op.kind == "FENCE" and op.order & ACQUIRE for thread in self.threads for op in thread
         )
-        lines = [f"{int(self.first_choice_only)} {int(remembers)}"]
+        lines = [f"{int(self.first_choice_only)} {int(remembers)} {self.wrap}"]
         for thread in self.threads:
             lines.append(str(len(thread) + 1))
             lines.extend(
@@ -135,6 +140,12 @@ class Thread:
     def swap(self, location: object, expected: int, value: int, order: int, site: str = "") -> None:
         """Tries to swap until the location holds what is expected."""
         self._add("CAS", self._location(location), expected, value, order=order, site=site)
+
+    def try_swap(
+        self, location: object, expected: int, value: int, order: int, site: str = ""
+    ) -> None:
+        """Swaps once if the location holds what is expected; register 3 := what it held."""
+        self._add("TRY", self._location(location), expected, value, order=order, site=site)
 
     def wait_ge(
         self, location: object, value: int, order: int, site: str = "", grants: bool = False

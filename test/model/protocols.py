@@ -6,16 +6,25 @@ from program import ACQUIRE, RELEASE, SEQ_CST, Program, Thread
 
 
 def ll_calls(
-    world: int, root: int | None, epochs: int = 5, sets: int = 2, words: int = 2, fault: str = ""
+    world: int,
+    root: int | None,
+    epochs: int = 5,
+    sets: int = 2,
+    words: int = 2,
+    fault: str = "",
+    wrap: int = 0,
 ) -> Program:
     """LLCall of kernels/gpu/ll/packets.cuh: one unit from the root, or from everybody, to all.
 
     A word is data and epoch in one, so its value stands for both. `sets`: LL buffers a sender, by
     parity of the epoch. Faults: "split" puts data and epoch into words of their own; "early" stores
-    ll_done before the LL buffer was read.
+    ll_done before the LL buffer was read. `wrap`: where ll_done wraps.
     """
     who = "everybody" if root is None else f"root {root}"
-    program = Program(f"LL calls from {who}, {world} ranks", first_choice_only=world > 2)
+    program = Program(f"LL calls from {who}, {world} ranks")
+    program.first_choice_only = world > 2 or wrap > 0
+    program.wrap = wrap
+    program.name += f", counters wrap at {wrap}" if wrap else ""
     for rank in range(world):
         thread = program.thread()
         peers = [p for p in range(world) if p != rank]
@@ -101,16 +110,18 @@ def _barrier(thread: Thread, rank: int, peers: list[int], epoch: int) -> None:
     _end_ll_call(thread, rank, peers, epoch)
 
 
-def block_pipeline(name: str, slots: int, pieces: int, fault: str = "") -> Program:
+def block_pipeline(name: str, slots: int, pieces: int, fault: str = "", wrap: int = 0) -> Program:
     """A block of two threads hands pieces to a block of another rank through slots.
 
     name "p2p channel": P2pChannel::send and P2pChannel::receive of kernels/gpu/entry/transfer.cu;
     name "channel": open_slot, publish, await and read_done of
     kernels/gpu/simple/block_executor.cuh. Each thread writes half of a slot and
     reads both; thread 0 keeps the counters. Fault "no barrier": thread 0 tells without the barrier
-    of the block before.
+    of the block before. `wrap`: where the counters wrap.
     """
     program = Program(f"{name} of {slots} slots, blocks of 2 threads", first_choice_only=True)
+    program.wrap = wrap
+    program.name += f", counters wrap at {wrap}" if wrap else ""
     for me in range(2):  # the sender
         thread = program.thread()
         for n in range(pieces):
@@ -206,6 +217,79 @@ def pad_messages(count: int = 4) -> Program:
         taker.swap("filled", 1, 0, ACQUIRE, "try_take")
         taker.read("data", n)
         taker.swap("read", 0, 1, RELEASE, "try_put")
+    return program
+
+
+def reads_of_a_rank_that_gives_up(fault: str = "") -> Program:
+    """An owner gives up and uses its memory again, while a reader reads it and tells of it.
+
+    HostExecutor::reads_hold between the reads and what tells of them, LocalGroup::stands, fail,
+    leave and failure; the same of LocalGroup::exchange and give_up, a message being the memory.
+    Faults: "before": the look comes before the reads; "after": it comes after the telling.
+    """
+    program = Program("memory of a rank that gives up")
+    owner, reader, third = program.thread(), program.thread(), program.thread()
+    for word in range(2):
+        owner.store(("memory", word), 1)
+    owner.store("ready", 1, RELEASE)
+    owner.store("gave up", 1)
+    owner.fence(RELEASE, "raise")
+    for word in range(2):
+        owner.store(("memory", word), 2)
+
+    def look() -> None:
+        reader.fence(ACQUIRE, "look after reads")
+        reader.load("gave up", 2)
+
+    def tell() -> None:
+        for value in (1, 2):
+            reader.if_equal(1, value, lambda value=value: reader.store("result", value))
+        reader.store("told", 1, RELEASE)
+
+    def hold() -> None:
+        reader.expect(0, 1)
+        reader.expect(1, 1)
+        if fault != "after":
+            tell()
+
+    reader.wait_ge("ready", 1, ACQUIRE)
+    if fault == "before":
+        look()
+    for word in range(2):
+        reader.load(("memory", word), word)
+    if fault == "after":
+        tell()
+    if fault != "before":
+        look()
+    reader.if_equal(2, 0, hold)
+
+    def told() -> None:
+        third.load("result", 1)
+        third.expect(1, 1)
+
+    third.load("told", 0, ACQUIRE)
+    third.if_equal(0, 1, told)
+    return program
+
+
+def pad_given_up(withdraws: bool = True) -> Program:
+    """A rank gives up the barrier that ends a peer's reads, and uses its memory again.
+
+    HostSignals::barrier of symm_mem/group/host_signals.cpp; each of the peer's tries is one.
+    """
+    program = Program("pad barrier that is given up, 2 ranks")
+    owner, reader = program.thread(), program.thread()
+    owner.store("memory", 1)
+    owner.store("begun", 1, RELEASE)
+    owner.swap("pad", 0, 1, RELEASE, "try_put")
+    if withdraws:
+        owner.exchange("pad", 2, SEQ_CST, "withdraw")
+    owner.fence(RELEASE)
+    owner.store("memory", 2)
+    reader.wait_ge("begun", 1, ACQUIRE)
+    reader.load("memory", 0)
+    reader.try_swap("pad", 1, 0, ACQUIRE, "try_take")
+    reader.if_equal(3, 1, lambda: reader.expect(0, 1))
     return program
 
 

@@ -29,6 +29,7 @@ RECORDS = "backend/engine/group/call_record.cpp"
 GIVE_UP = "kernels/gpu/device/wait.cuh"
 SIGNAL = "kernels/gpu/device/signal.cuh"
 END = "kernels/gpu/device/call_end.cuh"
+GROUP = "symm_mem/group/local_group.cpp"
 
 # How a thread of a GPU finds that a counter of a peer has come far enough; the second is AMD's.
 REACHED = [
@@ -115,6 +116,18 @@ SITES: dict[str, list[Site]] = {
     "mailbox data free": [Site(MAILBOX, "::stream_in(", "inbox->data_read, read + bytes")],
     "try_put": [Site(PAD, "bool try_put(", "compare_exchange_release(")],
     "try_take": [Site(PAD, "bool try_take(", "compare_exchange_acquire(")],
+    "withdraw": [Site(PAD, "void withdraw(", "exchange_seq_cst(slot, kSignalWithdrawn)")],
+    "raise": [
+        Site(GROUP, "LocalGroup::fail(", "fence_before_writes()"),
+        Site(GROUP, "LocalGroup::leave(", "fence_before_writes()"),
+        Site(GROUP, "LocalGroup::failure(", "fence_before_writes()"),
+        Site(GROUP, "LocalGroup::give_up(", "fence_before_writes()"),
+        Site("symm_mem/group/host_signals.cpp", "HostSignals::barrier(", "fence_before_writes()"),
+    ],
+    "look after reads": [
+        Site("symm_mem/group/local_group.hpp", "bool stands(", "fence_after_reads()"),
+        Site(GROUP, "LocalGroup::exchange(Purpose", "fence_after_reads()"),
+    ],
     "record clear": [Site(CALLS, "DeviceTrace::post", "place.sequence, std::uint64_t{0}")],
     "record words": [Site(CALLS, "DeviceTrace::post", "store_release(words_of(place) + i")],
     "record post": [Site(CALLS, "DeviceTrace::post", "place.sequence, record.sequence")],
@@ -153,6 +166,7 @@ NOT_NEEDED: dict[str, str] = {
     "ll begin: not acquire": "what follows are stores that the value just read allows",
     "record clear: not release": "a reader that sees the zero does not use the record",
     "record second look: not acquire": "nothing is read after it",
+    "withdraw: not seq_cst": "in the model no load finds what is stored after it",
     "sleep look: not seq_cst": "the kernel looks again before it lets the thread sleep",
     "sleep uncount: not seq_cst": "a count that is too high costs a system call",
 }

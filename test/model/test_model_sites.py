@@ -11,7 +11,8 @@ from sites import NOT_MODELLED, SITES, Site
 ORDERS = re.compile(
     r"\b(load_acquire|load_relaxed|load_relaxed_pair|store_release|store_relaxed"
     r"|store_relaxed_pair|compare_exchange_\w+|release_before_barrier|release_after_barrier"
-    r"|exchange_seq_cst|load_seq_cst|fetch_add|try_put|try_take|acquire_if|counter_reached"
+    r"|exchange_seq_cst|load_seq_cst|fetch_add|fence_after_reads|fence_before_writes"
+    r"|try_put|try_take|acquire_if|counter_reached"
     r"|device_fence|device_fetch_add|device_compare_exchange|__threadfence|atomic[A-Z]\w*)"
     r"\("
 )

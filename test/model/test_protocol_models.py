@@ -18,7 +18,7 @@ LONG = {"host channels", "device channels", "LL calls", "signal pads"}
 PROTOCOLS = [
     *["host channels", "device channels", "blocks of threads", "LL calls"],
     *["barriers by LL packets", "p2p channels", "signal pads", "mailboxes"],
-    *["device call records", "reports", "sleep and wake"],
+    *["memory of a rank that gives up", "device call records", "reports", "sleep and wake"],
 ]
 
 

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <latch>
 #include <thread>
 
@@ -229,6 +231,92 @@ TEST(Communicator, ReadsRendezvousedMemoryInPlace) {
     }
   });
 }
+
+// How the ranks that wait for a late one end their call.
+enum class Ending { kTimeOut, kAbort, kLeave };
+
+class LateRank : public testing::TestWithParam<std::tuple<CollectiveKind, Ending>> {};
+
+// Ranks 0 and 1 pass symmetric memory, give up, and use it again before rank 2 comes.
+TEST_P(LateRank, DoesNotTakeMemoryThatIsInUseAgainForData) {
+  const auto [kind, ending] = GetParam();
+  constexpr int kWorld = 3;
+  constexpr std::size_t kCount = 1000;
+  constexpr float kUsedAgain = 4711.0f;
+  const bool to_root = kind == CollectiveKind::kReduce || kind == CollectiveKind::kGather;
+  std::latch given_up(kWorld - 1);
+  std::latch over(kWorld);
+  test::MemoryStore store;
+  const auto errors = test::errors_of_ranks(kWorld, [&, kind = kind, ending = ending](int rank) {
+    const auto communicator = std::make_unique<Communicator>(store, config_of(rank, kWorld));
+    const auto local = LocalSegment::allocate(host_runtime(), kWorld * kCount * sizeof(float));
+    auto* const memory = reinterpret_cast<float*>(local->base());
+    const auto segment = test::join_segment(*communicator, local);
+    std::fill_n(memory, kWorld * kCount, 1.0f);
+    std::vector<float> output(kWorld * kCount, -1.0f);
+    std::vector<Part> in_parts;
+    std::vector<Part> out_parts;
+    for (std::size_t r = 0; r < kWorld; ++r) {
+      in_parts.push_back({memory + r * kCount, kCount});
+      out_parts.push_back({output.data() + r * kCount, kCount});
+    }
+    CollectiveArgs args;
+    args.kind = kind;
+    args.dtype = Dtype::kFloat32;
+    args.count = kCount;
+    args.root = to_root ? 2 : 0;
+    args.input = memory;
+    args.output = output.data();
+    if (kind == CollectiveKind::kScatter || kind == CollectiveKind::kReduceScatter) {
+      args.input_parts = in_parts;
+    }
+    if (kind == CollectiveKind::kGather || kind == CollectiveKind::kAllGather) {
+      args.output_parts = out_parts;
+    }
+    communicator->run(CollectiveArgs{});
+    if (rank == 2) {
+      given_up.wait();
+      const auto error = test::error_of([&] { communicator->run(args); });
+      over.count_down();
+      if (error) throw *error;
+      return;
+    }
+    std::thread ends([&] {
+      if (ending == Ending::kTimeOut) return;
+      std::this_thread::sleep_for(milliseconds(50));
+      if (ending == Ending::kAbort) communicator->abort("enough");
+      if (ending == Ending::kLeave) communicator->shutdown();
+    });
+    const auto error = test::error_of(
+        [&] { communicator->run(args, milliseconds(ending == Ending::kTimeOut ? 100 : 20'000)); });
+    ends.join();
+    std::fill_n(memory, kWorld * kCount, kUsedAgain);
+    given_up.count_down();
+    over.arrive_and_wait();
+    if (error) throw *error;
+  });
+  EXPECT_TRUE(errors[0].has_value());
+  const ErrorCode expected = ending == Ending::kTimeOut ? ErrorCode::kTimeout
+                             : ending == Ending::kAbort ? ErrorCode::kAborted
+                                                        : ErrorCode::kPeerLeft;
+  expect_error(errors[2], expected,
+               {ending == Ending::kLeave ? "has left the group" : "gave up", "seq 2"});
+}
+
+std::string late_name(const testing::TestParamInfo<LateRank::ParamType>& info) {
+  constexpr std::array kEndings{"TimeOut", "Abort", "Leave"};
+  return std::string(collective_name(std::get<0>(info.param))) + "_" +
+         kEndings[static_cast<std::size_t>(std::get<1>(info.param))];
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Communicator, LateRank,
+    testing::Combine(testing::Values(CollectiveKind::kBroadcast, CollectiveKind::kScatter,
+                                     CollectiveKind::kReduce, CollectiveKind::kGather,
+                                     CollectiveKind::kAllReduce, CollectiveKind::kAllGather,
+                                     CollectiveKind::kReduceScatter),
+                     testing::Values(Ending::kTimeOut, Ending::kAbort, Ending::kLeave)),
+    late_name);
 
 TEST(Communicator, SendsAndReceivesByTag) {
   run_group(3, [](Communicator& communicator) {

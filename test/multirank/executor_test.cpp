@@ -1,6 +1,11 @@
 // Algorithms over threads that share one address space: what ThreadSanitizer can follow.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -16,11 +21,36 @@ constexpr std::size_t kWorkspaceSlot = 64 * 1024;
 
 class AgreeingObserver : public CallObserver {
  public:
-  bool keep_waiting(int) override { return true; }
+  // One rank that has found wrong data ends the waits of the others.
+  bool keep_waiting(int) override { return !testing::Test::HasFailure(); }
   bool check_peer(int, const std::byte**, double*) override { return true; }
+  bool check_owner(int) override { return true; }
   void report_count_mismatch(int, std::uint64_t, std::uint64_t) override {
     ADD_FAILURE() << "count mismatch";
   }
+};
+
+// Reads rank 0's input in place. From `raised` on, rank 0 has raised: its memory is in use again.
+class InPlaceObserver : public AgreeingObserver {
+ public:
+  InPlaceObserver(const std::byte* input, const std::atomic<bool>& raised)
+      : input_(input), raised_(raised) {}
+  bool check_peer(int, const std::byte** base, double*) override {
+    *base = input_;
+    return true;
+  }
+  bool check_owner(int peer) override {
+    EXPECT_EQ(peer, 0);
+    ++looks;
+    if (before_look) before_look();
+    return !raised_;
+  }
+  int looks = 0;
+  std::function<void()> before_look;
+
+ private:
+  const std::byte* input_;
+  const std::atomic<bool>& raised_;
 };
 
 // Regions of all ranks in this process's own memory.
@@ -45,8 +75,8 @@ class ThreadWorld : public SlotProvider {
   Slots small() override { return {small_.data(), kSmallSlotBytes}; }
   Slots workspace() override { return {slots_.data(), kWorkspaceSlot}; }
 
-  // Lets every rank's counters start just below wrap-around.
-  void start_at(std::uint32_t value) {
+  // Lets every rank's counters start there.
+  void start_at(std::uint64_t value) {
     for (ControlRegion* region : controls_) region->ready.value = region->done.value = value;
   }
 
@@ -63,7 +93,7 @@ class ExecutorTest : public testing::TestWithParam<std::tuple<CollectiveKind, Al
 TEST_P(ExecutorTest, GivesEveryRankTheRightData) {
   const auto [kind, algorithm, world] = GetParam();
   ThreadWorld memory(world);
-  memory.start_at(static_cast<std::uint32_t>(-9));
+  memory.start_at((std::uint64_t{1} << 32) - 9);
   const std::vector<std::size_t> counts = {0, 1, 7, 1027, 40'001};
   const auto body = [&, kind = kind, algorithm = algorithm, world = world](int rank) {
     AgreeingObserver observer;
@@ -107,6 +137,174 @@ std::string case_name(const testing::TestParamInfo<std::tuple<CollectiveKind, Al
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ExecutorTest, testing::ValuesIn(all_cases()), case_name);
+
+CollectiveArgs broadcast_args(std::vector<float>& data, int root) {
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kBroadcast;
+  args.dtype = Dtype::kFloat32;
+  args.count = data.size();
+  args.input = args.output = data.data();
+  args.root = root;
+  return args;
+}
+
+constexpr Plan kPieces{Algorithm::kPipelined, 16 * 1024};
+constexpr std::size_t kPieceFloats = 16 * 1024 / sizeof(float);
+
+// Rank 0 raises and uses its tensor again, while rank 1 still reads it: between the wait for the
+// data and the read (`early`), or between the read and the look that follows it.
+class TornReads : public testing::TestWithParam<bool> {};
+
+TEST_P(TornReads, ALookAtTheOwnerFollowsEachReadAndComesBeforeAnythingIsTold) {
+  ThreadWorld memory(2);
+  std::vector<float> owner(3 * kPieceFloats, 1.0f);
+  std::vector<float> output(owner.size(), -1.0f);
+  std::atomic<bool> raised{false};
+  AgreeingObserver agreeing;
+  InPlaceObserver reading(reinterpret_cast<const std::byte*>(owner.data()), raised);
+  HostExecutor root(memory.view(0), wait_policy(2), agreeing);
+  HostExecutor reader(memory.view(1), wait_policy(2), reading);
+  root.begin({.element_bytes = sizeof(float), .in_place = true});
+  ASSERT_TRUE(run_collective(root, broadcast_args(owner, 0), kPieces, memory));
+  // The root waits in end() until it gives up; nothing has told it that rank 1 has read.
+  const auto raise = [&] {
+    raised = true;
+    std::fill(owner.begin(), owner.end(), 2.0f);
+  };
+  if (GetParam()) {
+    raise();
+  } else {
+    reading.before_look = [&] {
+      if (reading.looks == 2) raise();
+    };
+  }
+  reader.begin({.element_bytes = sizeof(float), .in_place = false});
+  EXPECT_FALSE(run_collective(reader, broadcast_args(output, 0), kPieces, memory) && reader.end());
+  EXPECT_EQ(reading.looks, GetParam() ? 1 : 2);
+  EXPECT_EQ(memory.view(1).controls[1]->done.value, GetParam() ? 0u : 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Executor, TornReads, testing::Bool());
+
+TEST(Executor, ReadsInPlaceWhileTheOwnerIsThere) {
+  ThreadWorld memory(2);
+  std::vector<float> owner(3 * kPieceFloats, 1.0f);
+  std::vector<float> output(owner.size(), -1.0f);
+  const std::atomic<bool> raised{false};
+  AgreeingObserver agreeing;
+  InPlaceObserver reading(reinterpret_cast<const std::byte*>(owner.data()), raised);
+  test::run_ranks(2, [&](int rank) {
+    CallObserver& observer = rank == 0 ? agreeing : static_cast<CallObserver&>(reading);
+    HostExecutor executor(memory.view(rank), wait_policy(2), observer);
+    executor.begin({.element_bytes = sizeof(float), .in_place = rank == 0});
+    std::vector<float>& data = rank == 0 ? owner : output;
+    ASSERT_TRUE(run_collective(executor, broadcast_args(data, 0), kPieces, memory));
+    ASSERT_TRUE(executor.end());
+  });
+  EXPECT_EQ(output, owner);
+  EXPECT_EQ(reading.looks, 3);
+}
+
+// Counters that stand still: rank 0 alone publishes so many steps, which is what as many steps of
+// broadcasts from it do. `ready` of the others, and what they know of the slowest reader, stay
+// where they were.
+class CountersThatStandStill : public testing::TestWithParam<std::uint64_t> {
+ protected:
+  static constexpr int kWorld = 3;
+
+  // The slots, which these steps do not use, would keep the ranks together; here `together_` does.
+  void publish_steps_of_rank_0(HostExecutor& executor, std::uint64_t steps) {
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
+    for (std::uint64_t left = steps; left > 0;) {
+      const std::uint64_t now = std::min(left, kMost);
+      const auto last = static_cast<std::uint32_t>(now - 1);
+      executor.begin({});
+      if (executor.rank() == 0) executor.publish(last);
+      EXPECT_TRUE(executor.rank() == 0 || executor.await(0, last));
+      executor.read_done(last);
+      EXPECT_TRUE(executor.end());
+      together_.arrive_and_wait();
+      left -= now;
+    }
+  }
+
+ private:
+  std::barrier<> together_{kWorld};
+};
+
+TEST_P(CountersThatStandStill, AReaderWaitsForARankThatHasNeverPublished) {
+  ThreadWorld memory(kWorld);
+  test::run_ranks(kWorld, [&](int rank) {
+    AgreeingObserver observer;
+    HostExecutor executor(memory.view(rank), wait_policy(kWorld), observer);
+    publish_steps_of_rank_0(executor, GetParam());
+    for (int root = kWorld - 1; root >= 0; --root) {
+      std::vector<float> data(2 * kPieceFloats, rank == root ? 1.0f + rank : 0.0f);
+      if (rank == root) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      executor.begin({.element_bytes = sizeof(float)});
+      ASSERT_TRUE(run_collective(executor, broadcast_args(data, root), kPieces, memory));
+      ASSERT_TRUE(executor.end());
+      ASSERT_EQ(data, std::vector<float>(data.size(), 1.0f + static_cast<float>(root)));
+    }
+  });
+}
+
+TEST_P(CountersThatStandStill, ARankThatHasNeverOpenedASlotWaitsForItsReaders) {
+  constexpr std::size_t kManyPieces = 3 * kSlots;
+  ThreadWorld memory(kWorld);
+  test::run_ranks(kWorld, [&](int rank) {
+    AgreeingObserver observer;
+    HostExecutor executor(memory.view(rank), wait_policy(kWorld), observer);
+    publish_steps_of_rank_0(executor, GetParam());
+    std::vector<float> data(kManyPieces * kPieceFloats, -1.0f);
+    for (std::size_t i = 0; rank == 1 && i < data.size(); ++i) {
+      data[i] = static_cast<float>(i / kPieceFloats);
+    }
+    if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    executor.begin({.element_bytes = sizeof(float)});
+    ASSERT_TRUE(run_collective(executor, broadcast_args(data, 1), kPieces, memory));
+    ASSERT_TRUE(executor.end());
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      ASSERT_EQ(data[i], static_cast<float>(i / kPieceFloats)) << "element " << i;
+    }
+  });
+}
+
+// Each algorithm, with the counters that publish_steps_of_rank_0() leaves behind.
+TEST_P(CountersThatStandStill, EveryAlgorithmGivesTheRightData) {
+  ThreadWorld memory(kWorld);
+  test::run_ranks(kWorld, [&](int rank) {
+    AgreeingObserver observer;
+    HostExecutor executor(memory.view(rank), wait_policy(kWorld), observer);
+    int round = 0;
+    for (const auto& [kind, algorithm, world] : all_cases()) {
+      if (world != kWorld) continue;
+      publish_steps_of_rank_0(executor, GetParam());
+      test::CollectiveCase one(rank, world, ++round, [&](const CollectiveArgs& args) {
+        executor.begin(
+            {.element_bytes = dtype_bytes(args.dtype),
+             .kernels = &reduce_kernels(Dtype::kFloat32, ReduceOp::kSum, Isa::kBaseline)});
+        ASSERT_TRUE(run_collective(executor, args, {algorithm, 16 * 1024}, memory));
+        ASSERT_TRUE(executor.end());
+      });
+      one.check(kind, 40'001, round % world);
+    }
+  });
+}
+
+std::vector<std::uint64_t> around_the_widths() {
+  std::vector<std::uint64_t> steps;
+  for (const std::uint64_t width : {std::uint64_t{1} << 31, std::uint64_t{1} << 32}) {
+    for (const std::uint64_t off : {0u, 1u, 5u, kSlots, 2 * kSlots}) {
+      steps.push_back(width - off);
+      if (off != 0) steps.push_back(width + off);
+    }
+    steps.push_back(width + width / 4);
+  }
+  return steps;
+}
+
+INSTANTIATE_TEST_SUITE_P(Executor, CountersThatStandStill, testing::ValuesIn(around_the_widths()));
 
 }  // namespace
 }  // namespace symm

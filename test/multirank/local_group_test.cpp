@@ -53,12 +53,13 @@ LocalGroupConfig config_of(int rank, int world_size, std::chrono::milliseconds t
           .payload = {}};
 }
 
-Groups connect_all(int world_size) {
+Groups connect_all(int world_size, std::uint64_t first_exchange = 0) {
   MemoryStore store;
   Groups groups(static_cast<std::size_t>(world_size));
   run_ranks(world_size, [&](int rank) {
-    groups[static_cast<std::size_t>(rank)] =
-        LocalGroup::connect(store, config_of(rank, world_size));
+    LocalGroupConfig config = config_of(rank, world_size);
+    config.first_exchange = first_exchange;
+    groups[static_cast<std::size_t>(rank)] = LocalGroup::connect(store, config);
   });
   return groups;
 }
@@ -211,6 +212,27 @@ TEST(LocalGroup, ALateRankMeetsOthersThatHaveTriedMoreOften) {
   expect_error(test::error_of([&] { share(of(groups, 1)); }), ErrorCode::kPeerLost,
                {"rank 0 (global rank 10) has given up"});
   expect_sharing_works(groups);
+}
+
+// The number of an exchange that a rank has given up stands still, at 0 where it never did.
+TEST(LocalGroup, ExchangesGoOnPastTheWidthsOfWords) {
+  for (const std::uint64_t width : {std::uint64_t{1} << 31, std::uint64_t{1} << 32}) {
+    for (const std::uint64_t first : {width - 3, width - 1, width, width + width / 4}) {
+      const Groups groups = connect_all(2, first);
+      run_ranks(2, [&](int rank) {
+        for (int number = 1; number <= 5; ++number) {
+          const auto got = exchange(of(groups, rank), number);
+          ASSERT_EQ(got.number, first + static_cast<std::uint64_t>(number));
+          ASSERT_EQ(got.messages[1], message_of(1, number));
+        }
+      });
+      expect_error(test::error_of([&] { share(of(groups, 0), 50ms); }), ErrorCode::kTimeout,
+                   {"rank 1"});
+      expect_error(test::error_of([&] { share(of(groups, 1)); }), ErrorCode::kPeerLost,
+                   {"has given up"});
+      expect_sharing_works(groups);
+    }
+  }
 }
 
 TEST(LocalGroup, RefusalsThatAllRanksShareLeaveTheGroupUsable) {
@@ -482,6 +504,38 @@ TEST_F(Signals, WhoeverLeavesEndsTheWait) {
   EXPECT_LT(Clock::now() - start, 5s);
   expect_error(errors[0], ErrorCode::kPeerLost, {"barrier", "rank 2 (global rank 12)"});
   expect_error(errors[1], ErrorCode::kPeerLost, {"wait_signal", "rank 2 (global rank 12)"});
+}
+
+// Ranks 0 and 1 give up a barrier; rank 2 comes late, and would find everybody's signals.
+TEST_F(Signals, ALateRankDoesNotPassABarrierThatWasGivenUp) {
+  make(3);
+  const auto in_vain = errors_of_ranks(3, [&](int rank) {
+    if (rank != 2) at(rank).barrier(1, [] { return 100ms; });
+  });
+  for (const int rank : {0, 1}) ASSERT_TRUE(in_vain[static_cast<std::size_t>(rank)].has_value());
+  const auto start = Clock::now();
+  expect_error(test::error_of([&] { at(2).barrier(1, long_time); }), ErrorCode::kPeerLost,
+               {"barrier on channel 1", "rank 0 (global rank 10) has given up"});
+  expect_error(test::error_of([&] { at(2).wait(1, 1, long_time); }), ErrorCode::kPeerLost,
+               {"wait_signal on channel 1", "rank 1 (global rank 11) has given up"});
+  for (int again = 0; again < 2; ++again) {
+    expect_error(test::error_of([&] { at(0).barrier(1, long_time); }), ErrorCode::kPeerLost,
+                 {"rank 0 (global rank 10) has given up", "use another channel"});
+  }
+  EXPECT_LT(Clock::now() - start, 5s);
+  run_ranks(3, [&](int rank) { at(rank).barrier(2, long_time); });
+}
+
+// The barrier that ends an operation: rank 1 reads for so long that rank 0 gives up.
+TEST_F(Signals, ARankThatReadForTooLongHearsOfIt) {
+  make(2);
+  const auto errors = errors_of_ranks(2, [&](int rank) {
+    at(rank).barrier(0, long_time);
+    if (rank == 0) at(0).barrier(0, [] { return 50ms; });
+  });
+  expect_error(errors[0], ErrorCode::kTimeout, {"rank 1"});
+  expect_error(test::error_of([&] { at(1).barrier(0, long_time); }), ErrorCode::kPeerLost,
+               {"rank 0 (global rank 10) has given up"});
 }
 
 TEST_F(Signals, WhatIsOutOfRangeIsRefused) {

@@ -60,6 +60,10 @@ bool HostTrace::check_peer(int peer, const std::byte** base, double* factor) {
   return true;
 }
 
+// An owner does not complete its call before this rank is done with it, so one that is gone has
+// raised, and check_peers() says why.
+bool HostTrace::check_owner(int peer) { return group_.stands(peer) || check_peers(); }
+
 void HostTrace::report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) {
   fail(ErrorCode::kMismatch, group_.rank_name(peer) + " sends " + std::to_string(theirs) +
                                  " elements to " + group_.rank_name(group_.rank()) +

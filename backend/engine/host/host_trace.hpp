@@ -36,6 +36,7 @@ class HostTrace final : public CallObserver {
   // What the executor asks while the call runs. keep_waiting() also looks at everybody.
   bool keep_waiting(int peer) override;
   bool check_peer(int peer, const std::byte** base, double* factor) override;
+  bool check_owner(int peer) override;
   void report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) override;
 
   // Compares what all have entered by now, up to the last call, with this rank's records. False,

@@ -179,7 +179,7 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
   waiters_.fetch_add(1);
   int round = 0;
   while (!transfer.done()) {
-    const std::uint32_t bell = load_acquire(&doorbell_->value);
+    const std::uint64_t bell = load_acquire(&doorbell_->value);
     if (turn()) {
       round = 0;
       continue;
@@ -216,7 +216,7 @@ void MailboxEngine::background() {
       idle_rounds = 0;
       const bool stand_by = Clock::now() - last_wait_ < kStandBy;
       lock.unlock();
-      const std::uint32_t bell = load_acquire(&doorbell_->value);
+      const std::uint64_t bell = load_acquire(&doorbell_->value);
       const bool moved = turn();
       if (!moved && !stand_by) sleep_on(*doorbell_, bell, kLookPeriod);
       lock.lock();
