@@ -7,12 +7,11 @@
 // - A record is joining while its rank sets the group up, and over before that rank stops
 //   listening, except where it knows of a failure other than lateness. A rank whose record is over,
 //   or that has none, is waited for.
-// - Whoever cannot reach a rank that is joining reads its record again, which is then newer or
-// over,
+// - Whoever cannot reach a rank that is joining reads its record again: it is then newer, or over,
 //   unless its process was killed or gave up for good.
 // - A record that still stands was published in this try, or in an earlier one: earlier than this
-//   process started, or than its own last failed try of this group ended. Of this try, its rank is
-//   lost. An earlier one is left over, and its rank is waited for.
+//   process started (which is known to 10 ms), or than its own last failed try of this group ended.
+//   Of this try, its rank is lost. An earlier one is left over, and its rank is waited for.
 // Only a rank that dies in set-up before another one has started, and is not started again, is so
 // missed at the time-out alone.
 //

@@ -135,7 +135,7 @@ TEST(BootstrapMeshTries, ARankThatTimedOutMayTryAgainWhileTheOthersWait) {
 TEST(BootstrapMeshTries, ALateRankDoesNotWaitForThoseThatKnowOfADeath) {
   MemoryStore store;
   PeerRecord dead = left_over(2, 3);
-  dead.published = static_cast<std::uint64_t>(host_clock().count());
+  dead.published = test::published_now();
   publish(store, dead);
   std::vector<std::optional<Error>> errors(2);
   std::thread one([&] {

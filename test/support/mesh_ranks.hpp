@@ -13,6 +13,7 @@
 #include "kernels/core/error.hpp"
 #include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 #include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/process_identity.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/rank_threads.hpp"
 
@@ -20,8 +21,18 @@ namespace symm::test {
 
 inline constexpr std::chrono::milliseconds kMeshTimeout{20000};
 
+// PeerRecord::published of a record that counts as of this try: the start of a process is known in
+// whole clock ticks, and this one may be younger than that.
+inline std::uint64_t published_now() {
+  while (host_clock() <= start_time(own_process())) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return static_cast<std::uint64_t>(host_clock().count());
+}
+
 inline BootstrapMeshConfig mesh_config(int rank, int world_size,
                                        std::chrono::milliseconds timeout = kMeshTimeout) {
+  published_now();  // what ranks publish counts from the first try on
   BootstrapMeshConfig config;
   config.group_name = "test";
   config.rank = rank;
