@@ -98,7 +98,7 @@ def run_bench(backends: list[str], ranks: int, out: Path, progress: Progress) ->
     command = [sys.executable, "-m", "torch_symm.bench", f"--backend={backends[0]}"]
     command += [f"--against={backends[1]}", f"--ranks={ranks}", f"--json={out}"]
     command += [f"--min={BENCH_SIZES[0]}", f"--max={BENCH_SIZES[-1]}", f"--factor={BENCH_FACTOR}"]
-    command += ["--budget-ms=60"]
+    command += ["--budget-ms=30"]
     command += [f"--collective={name}" for name in BENCH_COLLECTIVES]
     task = progress.add_task("collectives", total=2 * len(BENCH_SIZES) * len(BENCH_COLLECTIVES))
     for line in output_lines(command, accepted=(0, BENCH_EXIT_WRONG)):
