@@ -31,6 +31,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/core/error.hpp"
 #include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 #include "symm_mem/bootstrap/peer_record.hpp"
 #include "symm_mem/bootstrap/store.hpp"

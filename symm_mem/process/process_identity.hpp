@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <tuple>
 
 namespace symm {
 
@@ -13,7 +14,11 @@ struct ProcessIdentity {
   std::uint64_t start = 0;          // clock ticks since the boot; 0: unknown
   std::uint64_t pid_namespace = 0;  // 0: unknown
 
-  friend auto operator<=>(const ProcessIdentity&, const ProcessIdentity&) = default;
+  bool operator==(const ProcessIdentity&) const = default;
+  bool operator<(const ProcessIdentity& other) const {
+    return std::tie(pid, start, pid_namespace) <
+           std::tie(other.pid, other.start, other.pid_namespace);
+  }
 };
 
 // Of this process, also in a forked child.
