@@ -13,6 +13,21 @@
 
 namespace symm {
 
+namespace {
+
+template <typename Body>
+void log_exceptions(Body&& body) noexcept {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    LOG(ERROR) << "symm: a callback of a finished operation failed: " << error.what();
+  } catch (...) {
+    LOG(ERROR) << "symm: a callback of a finished operation failed";
+  }
+}
+
+}  // namespace
+
 WorkSymm::WorkSymm(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
                    TensorVector outputs)
     : c10d::Work(rank, type, title),
@@ -31,9 +46,9 @@ void WorkSymm::end_profiled_range() {
   if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
 }
 
-void WorkSymm::finish(std::exception_ptr failure) noexcept {
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  c10::intrusive_ptr<c10::ivalue::Future> future_result;
+void WorkSymm::finish(std::exception_ptr failure, AsyncQueue* callbacks) noexcept {
+  FuturePtr future;
+  FuturePtr future_result;
   {
     std::lock_guard lock(mutex_);
     if (completed_) return;
@@ -45,17 +60,30 @@ void WorkSymm::finish(std::exception_ptr failure) noexcept {
     future_result = future_result_;
     cv_.notify_all();
   }
-  // A callback of the user that throws is the future's business; one of the profiler must not end
-  // the process.
-  try {
-    end_profiled_range();
-    if (future) complete(*future);
-    if (future_result) complete_result(*future_result);
-  } catch (const std::exception& error) {
-    LOG(ERROR) << "symm: a callback of a finished operation failed: " << error.what();
-  } catch (...) {
-    LOG(ERROR) << "symm: a callback of a finished operation failed";
+  // One of the profiler must not end the process.
+  log_exceptions([&] { end_profiled_range(); });
+  if (!future && !future_result) return;
+  if (callbacks != nullptr) {
+    const auto self = c10::intrusive_ptr<WorkSymm>::unsafe_reclaim_from_nonowning(this);
+    try {
+      callbacks->post([self, future, future_result](const Error*) {
+        self->complete_both(future, future_result);
+      });
+      return;
+    } catch (const std::exception&) {
+      // The group is at its end, or there is no thread to be had.
+    }
   }
+  complete_both(future, future_result);
+}
+
+void WorkSymm::complete_both(const FuturePtr& future, const FuturePtr& result) const noexcept {
+  AsyncQueue::callbacks_begin();
+  // A callback of the user that throws is the future's business.
+  log_exceptions([&] {
+    if (future) complete(*future);
+    if (result) complete_result(*result);
+  });
 }
 
 int WorkSymm::sourceRank() const {
@@ -76,6 +104,7 @@ void WorkSymm::throw_block_has_not_ended() {
 }
 
 bool WorkSymm::wait(std::chrono::milliseconds timeout) {
+  if (!finished()) AsyncQueue::run_up_to(this);
   if (!finished()) {
     std::unique_lock lock(mutex_);
     const auto ended = [this] { return completed_; };
@@ -195,11 +224,13 @@ void CollectiveWork::abort_group() {
 }
 
 TransferWork::TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, at::Tensor tensor,
-                           const std::shared_ptr<Communicator>& communicator)
+                           const std::shared_ptr<Communicator>& communicator,
+                           std::shared_ptr<AsyncQueue> callbacks)
     : WorkSymm(rank, type, nullptr, sequence,
                type == c10d::OpType::SEND ? TensorVector{} : TensorVector{tensor}),
       tensor_(std::move(tensor)),
-      communicator_(communicator) {}
+      communicator_(communicator),
+      callbacks_(std::move(callbacks)) {}
 
 void TransferWork::start(std::shared_ptr<Transfer> transfer) {
   transfer_ = std::move(transfer);
@@ -208,14 +239,16 @@ void TransferWork::start(std::shared_ptr<Transfer> transfer) {
 }
 
 void TransferWork::transfer_done() noexcept {
-  if (steps_.fetch_add(1, std::memory_order_acq_rel) == 1) finish_from_transfer();
+  if (steps_.fetch_add(1, std::memory_order_acq_rel) == 1) {
+    finish_from_transfer(callbacks_.get());
+  }
 }
 
 void TransferWork::cancel(const Error& reason) noexcept { finish(torch_error(reason)); }
 
-void TransferWork::finish_from_transfer() noexcept {
+void TransferWork::finish_from_transfer(AsyncQueue* callbacks) noexcept {
   const std::optional<Error>& error = transfer_->error();
-  finish(error ? torch_error(*error) : nullptr);
+  finish(error ? torch_error(*error) : nullptr, callbacks);
 }
 
 bool TransferWork::isCompleted() {

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "backend/collective_call.hpp"
+#include "backend/engine/async_queue.hpp"
 #include "backend/engine/communicator.hpp"
 #include "backend/engine/host/point_to_point.hpp"
 
@@ -65,8 +66,9 @@ class WorkSymm : public c10d::Work {
  protected:
   using Clock = std::chrono::steady_clock;
 
-  // Ends the Work; later calls do nothing. Runs the callbacks of futures on this thread.
-  void finish(std::exception_ptr failure) noexcept;
+  // Ends the Work; later calls do nothing. Runs the callbacks of futures on this thread, or on one
+  // of `callbacks`.
+  void finish(std::exception_ptr failure, AsyncQueue* callbacks = nullptr) noexcept;
   bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
   void rethrow_failure() const;
   // For what has to wait for the end of the coalescing block that the operation belongs to.
@@ -83,6 +85,7 @@ class WorkSymm : public c10d::Work {
  private:
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
+  void complete_both(const FuturePtr& future, const FuturePtr& result) const noexcept;
   void complete(c10::ivalue::Future& future) const;
   void complete_result(c10::ivalue::Future& future) const;
   // Makes `future`, of `type`, unless it is there; `complete` is called where the Work has ended.
@@ -131,7 +134,8 @@ class CollectiveWork final : public WorkSymm {
 class TransferWork final : public WorkSymm {
  public:
   TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, at::Tensor tensor,
-               const std::shared_ptr<Communicator>& communicator);
+               const std::shared_ptr<Communicator>& communicator,
+               std::shared_ptr<AsyncQueue> callbacks);
 
   // `transfer` was started for this Work's tensor; the engine calls transfer_done() from its
   // on_done, on any thread and perhaps before start() is.
@@ -146,13 +150,15 @@ class TransferWork final : public WorkSymm {
 
  private:
   bool started() const noexcept { return started_.load(std::memory_order_acquire); }
-  void finish_from_transfer() noexcept;
+  void finish_from_transfer(AsyncQueue* callbacks = nullptr) noexcept;
   void release_inputs() override;
   void abort_group() override;
 
   at::Tensor tensor_;                         // under mutex_
   std::weak_ptr<Communicator> communicator_;  // a transfer does not keep its group alive
-  std::shared_ptr<Transfer> transfer_;        // set once by start(), before started_
+  // For whoever ends the transfer inside the engine: it may make progress for others.
+  const std::shared_ptr<AsyncQueue> callbacks_;
+  std::shared_ptr<Transfer> transfer_;  // set once by start(), before started_
   std::atomic<bool> started_{false};
   std::atomic<int> steps_{0};  // start() and transfer_done(), in either order
 };

@@ -122,7 +122,7 @@ class DeviceStreams {
   bool closed_ = false;
   std::optional<Error> closing_failure_;
 
-  AsyncQueue watcher_;
+  AsyncQueue watcher_{AsyncQueue::Callbacks::kRunNext};
 };
 
 // Everything that a group had put on the device at one moment, for a barrier to wait for.

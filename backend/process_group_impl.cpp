@@ -102,7 +102,9 @@ WorkPtr ProcessGroupSymm::Impl::enqueue(const Operation& operation, CallBatch ca
   auto work = c10::make_intrusive<CollectiveWork>(rank_, operation.type, operation.title(),
                                                   sequence, std::move(calls),
                                                   engine_->shared_communicator(), timeout);
-  engine_->queue().post([work](const Error* stopped) { work->run(stopped); });
+  AsyncQueue& queue = engine_->queue();
+  const AsyncQueue::Task task = [work](const Error* stopped) { work->run(stopped); };
+  if (!queue.run_here(task)) queue.post(task, work.get(), timeout);
   return work;
 }
 

@@ -43,9 +43,9 @@ WorkPtr ProcessGroupSymm::Impl::transfer(OpType type, Tensors& tensors, int peer
 
 WorkPtr ProcessGroupSymm::Impl::transfer_on_host(OpType type, const at::Tensor& tensor,
                                                  const TransferOp& op) {
-  auto work =
-      c10::make_intrusive<TransferWork>(rank_, type, sequence_.load(std::memory_order_relaxed),
-                                        tensor, engine_->shared_communicator());
+  auto work = c10::make_intrusive<TransferWork>(
+      rank_, type, sequence_.load(std::memory_order_relaxed), tensor,
+      engine_->shared_communicator(), engine_->transfer_callbacks());
   // The engine keeps the Work, and so the tensor, until the transfer is done.
   Message message{op, [work] { work->transfer_done(); }};
   if (coalescing()) {

@@ -232,6 +232,11 @@ void Communicator::abort(const std::string& reason) {
   group_->fail(Error(ErrorCode::kAborted, group_->prefix() + "aborted: " + reason));
 }
 
+Error Communicator::time_out(const std::string& reason) {
+  group_->fail(Error(ErrorCode::kTimeout, group_->prefix() + reason));
+  return group_->failure();
+}
+
 void Communicator::shutdown() {
   group_->leave();
   mailboxes_->stop();

@@ -104,6 +104,9 @@ class Communicator {
   // kAborted. Local, any thread, never blocks.
   void abort(const std::string& reason);
 
+  // The same with kTimeout. Returns the group's failure, which may be an earlier one.
+  Error time_out(const std::string& reason);
+
   // Leaves in good order: peers that still need this rank get kPeerLeft rather than kPeerLost.
   // Interrupts calls in progress on this rank. Local, idempotent, any thread.
   void shutdown();

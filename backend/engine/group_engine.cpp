@@ -15,6 +15,18 @@ namespace {
 // How long the end of a group waits for a thread that is inside a user's callback.
 constexpr std::chrono::milliseconds kStopLimit{5'000};
 
+// The failure of a group whose operation waits behind a callback that waits for it.
+Error held_too_long(const std::weak_ptr<Communicator>& weak, std::chrono::milliseconds limit) {
+  const std::shared_ptr<Communicator> communicator = weak.lock();
+  if (!communicator) return {ErrorCode::kAborted, "the process group was destroyed"};
+  const std::chrono::duration<double> seconds = limit;
+  return communicator->time_out("an operation did not begin within " +
+                                std::to_string(seconds.count()) +
+                                " s because a callback of the one before it has not returned; a "
+                                "callback may wait for operations that it issues itself, not for "
+                                "the future of one that was issued outside of it");
+}
+
 // The groups that exist.
 struct Registry {
   explicit Registry(std::uint32_t generation) : fork_generation(generation) {}
@@ -62,12 +74,18 @@ std::shared_ptr<GroupEngine> GroupEngine::create(KeyValueStore& store, Communica
 GroupEngine::GroupEngine(std::shared_ptr<Communicator> communicator,
                          std::chrono::milliseconds timeout)
     : communicator_(std::move(communicator)),
+      queue_(AsyncQueue::Callbacks::kHoldNext,
+             [weak = std::weak_ptr(communicator_)](std::chrono::milliseconds limit) {
+               return held_too_long(weak, limit);
+             }),
+      transfer_callbacks_(std::make_shared<AsyncQueue>(AsyncQueue::Callbacks::kRunNext)),
       timeout_ms_(timeout.count()),
       fork_generation_(fork_generation()) {}
 
 GroupEngine::~GroupEngine() {
   if (is_forked_child()) {
     queue_.abandon();
+    transfer_callbacks_->abandon();
     [[maybe_unused]] const auto* leaked =
         new std::shared_ptr<Communicator>(std::move(communicator_));
     return;
@@ -103,6 +121,7 @@ void GroupEngine::close(const char* why) {
   closed_.store(true, std::memory_order_release);
   communicator_->shutdown();
   queue_.stop(Error(ErrorCode::kAborted, why), kStopLimit);
+  transfer_callbacks_->stop(Error(ErrorCode::kAborted, why), kStopLimit);
 }
 
 void GroupEngine::shutdown() {

@@ -51,9 +51,12 @@ class GroupEngine {
   // For whoever may outlive the group: a queued operation, a transfer.
   const std::shared_ptr<Communicator>& shared_communicator() const { return communicator_; }
   AsyncQueue& queue() { return queue_; }
+  // Where the callbacks of transfers run, which must not keep the others from progress. Shared
+  // with the transfers.
+  const std::shared_ptr<AsyncQueue>& transfer_callbacks() const { return transfer_callbacks_; }
 
   // True when a synchronous call may run on the calling thread without overtaking another.
-  bool may_run_inline() const { return queue_.idle() || queue_.on_worker_thread(); }
+  bool may_run_inline() const { return queue_.idle(); }
 
   // The time-out of a call that asked for `requested`; values of 0 and less mean the group's.
   std::chrono::milliseconds timeout(std::chrono::milliseconds requested = {}) const {
@@ -75,6 +78,7 @@ class GroupEngine {
 
   std::shared_ptr<Communicator> communicator_;
   AsyncQueue queue_;
+  const std::shared_ptr<AsyncQueue> transfer_callbacks_;
   std::atomic<std::int64_t> timeout_ms_;
   std::atomic<bool> closed_{false};
   std::uint32_t fork_generation_;

@@ -179,5 +179,117 @@ TEST(AsyncQueue, TakesTasksFromManyThreads) {
   EXPECT_EQ(sum, kThreads * kTasks * (kThreads * kTasks - 1) / 2);
 }
 
+// NOTE [Callbacks]
+TEST(AsyncQueue, WhatACallbackRunsComesBeforeWhatIsQueued) {
+  Journal journal;
+  AsyncQueue queue;
+  std::promise<void> posted;
+  queue.post(journal_task(journal, 1, [&] {
+    posted.get_future().wait();
+    EXPECT_FALSE(queue.run_here(journal_task(journal, 0)));  // before its callbacks
+    AsyncQueue::callbacks_begin();
+    EXPECT_TRUE(queue.run_here(journal_task(journal, 11, [&] {
+      AsyncQueue::callbacks_begin();
+      EXPECT_TRUE(queue.run_here(journal_task(journal, 111)));
+    })));
+    EXPECT_TRUE(queue.run_here(journal_task(journal, 12)));
+  }));
+  queue.post(journal_task(journal, 2));
+  posted.set_value();
+  queue.drain();
+  EXPECT_FALSE(queue.run_here(journal_task(journal, 3)));
+  EXPECT_EQ(journal.entries(), (Entries{"111", "11", "12", "1", "2"}));
+}
+
+TEST(AsyncQueue, ACallbackRunsTheTasksUpToTheOneItWaitsFor) {
+  Journal journal;
+  AsyncQueue queue;
+  std::promise<void> posted;
+  const int name = 0;
+  queue.post(journal_task(journal, 1, [&] {
+    posted.get_future().wait();
+    AsyncQueue::run_up_to(&name);  // not yet in a callback
+    EXPECT_TRUE(journal.entries().empty());
+    AsyncQueue::callbacks_begin();
+    AsyncQueue::run_up_to(&name);
+    AsyncQueue::run_up_to(&name);  // it has run
+    EXPECT_EQ(journal.entries(), (Entries{"2", "3"}));
+  }));
+  queue.post(journal_task(journal, 2));
+  queue.post(journal_task(journal, 3), &name);
+  queue.post(journal_task(journal, 4));
+  posted.set_value();
+  queue.drain();
+  EXPECT_EQ(journal.entries(), (Entries{"2", "3", "1", "4"}));
+}
+
+TEST(AsyncQueue, ACallbackOfAnotherQueueRunsWhereOneIsWaitingForIt) {
+  Journal journal;
+  AsyncQueue queue;
+  AsyncQueue other;
+  std::promise<void> posted;
+  queue.post(journal_task(journal, 1, [&] {
+    posted.get_future().wait();
+    AsyncQueue::callbacks_begin();
+    std::promise<void> ended;
+    other.post(journal_task(journal, 2, [&] {
+      AsyncQueue::callbacks_begin();
+      EXPECT_TRUE(queue.run_here(journal_task(journal, 3)));
+      ended.set_value();
+    }));
+    ended.get_future().wait();
+    other.drain();
+  }));
+  queue.post(journal_task(journal, 4));
+  posted.set_value();
+  queue.drain();
+  EXPECT_EQ(journal.entries(), (Entries{"3", "2", "1", "4"}));
+}
+
+TEST(AsyncQueue, ATaskThatIsHeldEndsAtItsLimit) {
+  Journal journal;
+  AsyncQueue queue(AsyncQueue::Callbacks::kHoldNext, [](milliseconds limit) {
+    return Error(ErrorCode::kTimeout, std::to_string(limit.count()));
+  });
+  for (int turn = 0; turn < 2; ++turn) {
+    std::promise<void> posted;
+    std::promise<void> ended;
+    queue.post(journal_task(journal, 1, [&] {
+      posted.get_future().wait();
+      AsyncQueue::callbacks_begin();
+      ended.get_future().wait();
+    }));
+    queue.post(
+        [&](const Error* stopped) {
+          journal.write(stopped != nullptr ? stopped->what() : "not stopped");
+          ended.set_value();
+        },
+        nullptr, milliseconds(30));
+    posted.set_value();
+    queue.drain();
+  }
+  const std::string reason = Error(ErrorCode::kTimeout, "30").what();
+  EXPECT_EQ(journal.entries(), (Entries{reason, "1", reason, "1"}));
+}
+
+TEST(AsyncQueue, CallbacksWithoutAnOrderWaitForEachOther) {
+  constexpr int kDepth = 8;
+  Journal journal;
+  AsyncQueue queue(AsyncQueue::Callbacks::kRunNext);
+  std::function<void(int)> post_next = [&](int level) {
+    std::promise<void> ended;
+    queue.post(journal_task(journal, level, [&, level] {
+      AsyncQueue::callbacks_begin();
+      if (level + 1 < kDepth) post_next(level + 1);
+      ended.set_value();
+    }));
+    ended.get_future().wait();
+  };
+  for (int turn = 0; turn < 20; ++turn) post_next(0);
+  queue.drain();
+  EXPECT_EQ(journal.entries().size(), 20u * kDepth);
+  EXPECT_TRUE(queue.idle());
+}
+
 }  // namespace
 }  // namespace symm

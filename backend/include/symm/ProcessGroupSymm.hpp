@@ -5,8 +5,10 @@
 // asyncOp == false: on the caller's thread, when nothing of this group is queued; the returned Work
 // is finished and errors are thrown by the call itself. Else, and between startCoalescing and
 // endCoalescing: on the group's queue, in the order of the calls. A synchronous call that finds the
-// queue busy is queued and waited for. send and recv start at once, those between startCoalescing
-// and endCoalescing all together at the end, and progress by themselves.
+// queue busy is queued and waited for. What a callback of the group's futures calls runs at once,
+// on the callback's thread, before what is queued; callbacks of messages run on threads of their
+// own and their calls are queued. send and recv start at once, those between startCoalescing and
+// endCoalescing all together at the end, and progress by themselves.
 //
 // Operations on a GPU are put on a stream by the call, which returns before they have run; they and
 // those on the host are two orders that do not wait for each other. barrier() is in both: the host

@@ -34,6 +34,18 @@ few = torch.ones(5, device=tensor.device)
 works = [dist.irecv(few, src=(rank + 1) % 4, tag=9)]
 """,
     "isend": "works = [dist.isend(many, dst=(rank + 1) % 4, tag=9)]\n",
+    "callback": """
+import threading
+held, issued = [], threading.Event()
+if rank:
+    store.wait(["given"])
+first = dist.all_reduce(tensor, async_op=True).get_future()
+if rank == 0:
+    first = first.then(lambda future: issued.wait(1) and held[0].wait())
+    store.set("given", "yes")
+held.append(dist.all_reduce(many, async_op=True).get_future())
+issued.set()
+""",
     "unwaited": "works = [dist.all_reduce(many, async_op=True)]\n",
 }
 ENDINGS = {
