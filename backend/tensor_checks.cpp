@@ -172,6 +172,7 @@ ReduceOp TensorChecks::reduce_op(const c10d::ReduceOp& op, double& factor) const
     fail(ErrorCode::kInvalidArgument, {"op"}, "PREMUL_SUM came without its factor");
   }
   const at::Tensor& tensor = supplement->tensor_factor;
+  if (tensor.defined()) readable(tensor, {"op"});
   if (tensor.defined() && tensor.is_cuda() && is_captured(tensor.device())) {
     fail(ErrorCode::kUnsupported, {"op"},
          "the factor of PREMUL_SUM is a tensor on " + tensor.device().str() +

@@ -23,6 +23,7 @@
 #include "symm_mem/device/memory_handle.hpp"
 #include "symm_mem/device/multicast.hpp"
 #include "symm_mem/process/blocking_section.hpp"
+#include "symm_mem/process/printable_text.hpp"
 
 namespace {
 
@@ -130,7 +131,9 @@ void bind_process_group(py::module_& module) {
 
 std::string device_library_problem(const std::string& device) {
   for (const symm::DeviceKind kind : {symm::DeviceKind::kCuda, symm::DeviceKind::kHip}) {
-    if (device == symm::device_kind_name(kind)) return symm::device_library_problem(kind);
+    if (device == symm::device_kind_name(kind)) {
+      return symm::printable(symm::device_library_problem(kind));
+    }
   }
   throw py::value_error("device: expected 'cuda' or 'hip', got '" + device + "'");
 }
@@ -149,7 +152,7 @@ std::string environment_value(const std::string& name) {
     if (name == "SYMM_TUNING_FILE") {
       static_cast<void>(symm::tables_in_environment());  // throws where the file is wrong
       const char* const path = std::getenv(name.c_str());
-      return path == nullptr ? "" : path;
+      return path == nullptr ? "" : symm::printable(path);
     }
     throw py::value_error("name: got '" + name + "'");
   });

@@ -115,9 +115,6 @@ struct PlanTables {
   // their built-in rows. `source` names the text in messages. Throws Error(kInvalidArgument).
   static PlanTables from_json(std::string_view text, std::string_view source);
 
-  // Reads a file. Throws as from_json(), and for a path that cannot be read.
-  static PlanTables from_file(const std::string& path);
-
   std::string to_json() const;
   bool operator==(const PlanTables&) const = default;
 };

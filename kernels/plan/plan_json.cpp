@@ -1,9 +1,7 @@
 // Tuning tables as JSON.
 #include <algorithm>
-#include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
@@ -93,17 +91,6 @@ PlanTables PlanTables::from_json(std::string_view text, std::string_view source)
   } catch (const std::exception& error) {
     throw Error(ErrorCode::kInvalidArgument, std::string(source) + ": " + error.what());
   }
-}
-
-PlanTables PlanTables::from_file(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "SYMM_TUNING_FILE: expected a readable JSON file, got '" + path + "'");
-  }
-  return from_json(text.str(), "SYMM_TUNING_FILE " + path);
 }
 
 std::string PlanTables::to_json() const {

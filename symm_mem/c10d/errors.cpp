@@ -4,12 +4,14 @@
 
 #include <string>
 
+#include "symm_mem/process/printable_text.hpp"
+
 namespace symm {
 
 void throw_torch_error(const Error& error) {
   const c10::SourceLocation where{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
   const std::string message =
-      std::string("symm [") + error_code_name(error.code()) + "]: " + error.what();
+      std::string("symm [") + error_code_name(error.code()) + "]: " + printable(error.what());
   switch (error.code()) {
     case ErrorCode::kInvalidArgument:
       throw c10::ValueError(where, message);

@@ -3,6 +3,9 @@
 //   kInvalidArgument -> c10::ValueError            ValueError in Python
 //   kUnsupported     -> c10::NotImplementedError   NotImplementedError
 //   everything else  -> c10::DistBackendError      torch.distributed.DistBackendError
+//
+// Names, paths and what a peer says may hold any bytes. Python decodes a message as UTF-8 and would
+// raise UnicodeDecodeError in place of the exception, so the message is made printable here.
 #pragma once
 
 #include <exception>

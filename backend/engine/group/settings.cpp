@@ -9,11 +9,13 @@
 #include "symm_mem/device/memory_handle.hpp"
 #include "symm_mem/device/multicast.hpp"
 #include "symm_mem/process/byte_codec.hpp"
+#include "symm_mem/process/regular_file.hpp"
 
 namespace symm {
 
 namespace {
 
+constexpr std::size_t kMaxTuningFile = 16 * 1024 * 1024;
 constexpr std::size_t kMaxTableText = 48 * 1024;
 constexpr SizeRange kWorkspaceSizes{
     .least = 512 * 1024, .most = std::size_t{1} << 30, .unit = 64 * 1024};
@@ -40,7 +42,9 @@ bool deterministic_in_environment() {
 
 PlanTables tables_in_environment() {
   const char* const path = std::getenv("SYMM_TUNING_FILE");
-  return path == nullptr ? PlanTables{} : PlanTables::from_file(path);
+  if (path == nullptr) return {};
+  return PlanTables::from_json(read_regular_file(path, kMaxTuningFile, "SYMM_TUNING_FILE"),
+                               std::string("SYMM_TUNING_FILE ") + path);
 }
 
 void check_size(const std::string& option, std::int64_t bytes, const SizeRange& range) {

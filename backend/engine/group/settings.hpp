@@ -17,7 +17,8 @@ namespace symm {
 Algorithm algorithm_in_environment();
 // SYMM_DETERMINISTIC. 0: algorithms may be named whose sums have other bits; 1: as unset.
 bool deterministic_in_environment();
-// SYMM_TUNING_FILE: path of JSON tuning tables (PlanTables::from_json).
+// SYMM_TUNING_FILE: path of JSON tuning tables (PlanTables::from_json), a regular file of at most
+// 16 MiB.
 PlanTables tables_in_environment();
 
 // A size that a program chooses, in bytes.

@@ -102,6 +102,14 @@ CASES = {
         lambda: dist.all_reduce(zeros(4, dtype=torch.int32), op=dist._make_nccl_premul_sum(2.0)),
         ["PREMUL_SUM", "int32|Int"],
     ),
+    "PREMUL_SUM by meta": (
+        lambda: dist.all_reduce(ones(4), op=dist._make_nccl_premul_sum(ones(1, device="meta"))),
+        ["NotImplementedError", "all_reduce: op", "meta", "cpu or cuda"],
+    ),
+    "send of meta": (
+        lambda: backend().send([ones(4, device="meta")], (dist.get_rank() + 1) % WORLD_SIZE, 0),
+        ["NotImplementedError", "send: tensor", "meta", "cpu or cuda"],
+    ),
     "reduce_scatter BAND of float": (
         lambda: dist.reduce_scatter_tensor(zeros(4), ones(12), op=Op.BAND),
         ["BAND", "float32|Float"],
