@@ -66,7 +66,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupSymm::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   return with_torch_errors([&]() -> c10::intrusive_ptr<c10d::Backend> {
     impl_->engine_->check_usable();
-    const TensorChecks checks("split", rank_, size_);
+    const TensorChecks checks("split", rank_, size_, impl_->global_rank());
     for (const int rank : ranks) checks.rank_in_range(rank, "ranks");
     const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
     if (mine == ranks.end()) return nullptr;

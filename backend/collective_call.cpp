@@ -56,8 +56,9 @@ at::Tensor plain(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
-CallBuilder::CallBuilder(CollectiveKind kind, int rank, int world_size, int gpu)
-    : checks_(collective_name(kind), rank, world_size), gpu_(gpu) {
+CallBuilder::CallBuilder(CollectiveKind kind, int rank, int world_size, std::int64_t global_rank,
+                         int gpu)
+    : checks_(collective_name(kind), rank, world_size, global_rank), gpu_(gpu) {
   call_.args.kind = kind;
 }
 

@@ -55,7 +55,7 @@ using CallBatch = c10::SmallVector<CollectiveCall, 1>;
 // for TensorChecks::group_device. Throws as TensorChecks does.
 class CallBuilder {
  public:
-  CallBuilder(CollectiveKind kind, int rank, int world_size, int gpu);
+  CallBuilder(CollectiveKind kind, int rank, int world_size, std::int64_t global_rank, int gpu);
 
   const TensorChecks& checks() const { return checks_; }
 

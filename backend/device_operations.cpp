@@ -68,7 +68,7 @@ DeviceLauncher::Block& ProcessGroupSymm::Impl::device_block(std::uint64_t sequen
 WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor& tensor,
                                                    const TransferOp& op) {
   if (op.peer == kAnySource) {
-    TensorChecks("recv", rank_, size_)
+    TensorChecks("recv", rank_, size_, global_rank())
         .fail(ErrorCode::kUnsupported, {"src"},
               "a recv from any rank is there for tensors on cpu only: expected the rank that "
               "sends to " +

@@ -94,7 +94,16 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   friend class ProcessGroupSymm;
   using Milliseconds = std::chrono::milliseconds;
 
-  CallBuilder builder(CollectiveKind kind) const { return {kind, rank_, size_, gpu()}; }
+  CallBuilder builder(CollectiveKind kind) const {
+    return {kind, rank_, size_, global_rank(), gpu()};
+  }
+
+  // For messages; the group rank where the program has said nothing else.
+  std::int64_t global_rank() const {
+    const std::vector<std::uint64_t>& global = options_->global_ranks_in_group;
+    return global.empty() ? rank_
+                          : static_cast<std::int64_t>(global[static_cast<std::size_t>(rank_)]);
+  }
 
   // Runs or queues `calls`; see NOTE [Where an operation runs].
   WorkPtr issue(const Operation& operation, CallBatch calls, Milliseconds timeout, bool async_op);

@@ -41,9 +41,10 @@ std::string Argument::text() const {
 
 void TensorChecks::fail(ErrorCode code, const Argument& argument,
                         const std::string& problem) const {
-  throw Error(code, std::string(operation_) + ": " + argument.text() + ": " + problem +
-                        " (group rank " + std::to_string(rank_) + " of " +
-                        std::to_string(world_size_) + ")");
+  const std::string global =
+      global_rank_ == rank_ ? "" : text_of(", global rank ", global_rank_, ",");
+  throw Error(code, operation_, ": ", argument.text(), ": ", problem, " (group rank ", rank_,
+              global, " of ", world_size_, ")");
 }
 
 void TensorChecks::readable(const at::Tensor& tensor, const Argument& argument) const {

@@ -30,9 +30,10 @@ struct Argument {
 
 class TensorChecks {
  public:
-  // `operation` outlives the object. `rank` is the group rank, for messages.
-  TensorChecks(std::string_view operation, int rank, int world_size)
-      : operation_(operation), rank_(rank), world_size_(world_size) {}
+  // `operation` outlives the object. `rank` is the group rank and `global_rank` what the program
+  // calls this process, for messages.
+  TensorChecks(std::string_view operation, int rank, int world_size, std::int64_t global_rank)
+      : operation_(operation), rank_(rank), world_size_(world_size), global_rank_(global_rank) {}
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -79,6 +80,7 @@ class TensorChecks {
   std::string_view operation_;
   int rank_;
   int world_size_;
+  std::int64_t global_rank_;
 };
 
 // Hash of the order in which a dense tensor's elements lie in memory; 0 where it is contiguous.

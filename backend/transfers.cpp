@@ -13,7 +13,7 @@ using WorkPtr = ProcessGroupSymm::WorkPtr;
 WorkPtr ProcessGroupSymm::Impl::transfer(OpType type, Tensors& tensors, int peer, int tag) {
   const bool is_send = type == OpType::SEND;
   const char* const peer_name = is_send ? "dst" : "src";
-  const TensorChecks checks(is_send ? "send" : "recv", rank_, size_);
+  const TensorChecks checks(is_send ? "send" : "recv", rank_, size_, global_rank());
   if (type != OpType::RECVANYSOURCE) checks.rank_in_range(peer, peer_name);
   engine_->check_usable();
   const at::Tensor& given = checks.only(tensors, "tensors");

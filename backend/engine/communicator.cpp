@@ -21,15 +21,16 @@ using std::chrono::milliseconds;
 
 // The last proposal must be as the first.
 template <class Value>
-void check_same(const std::string& group_name, const char* name, Value Agreement::*setting,
+void check_same(const LocalGroup& group, const char* name, Value Agreement::*setting,
                 const std::vector<Agreement>& proposals) {
   const Value expected = proposals.front().*setting;
   const Value found = proposals.back().*setting;
   if (found == expected) return;
   throw Error(ErrorCode::kInvalidArgument,
-              std::string(name) + ": expected the same on every rank of group \"" + group_name +
-                  "\", got " + std::to_string(expected) + " on rank 0 and " +
-                  std::to_string(found) + " on rank " + std::to_string(proposals.size() - 1));
+              std::string(name) + ": expected the same on every rank of group \"" +
+                  group.group_name() + "\", got " + std::to_string(expected) + " on " +
+                  group.rank_name(0) + " and " + std::to_string(found) + " on " +
+                  group.rank_name(static_cast<int>(proposals.size()) - 1));
 }
 
 }  // namespace
@@ -70,10 +71,9 @@ void Communicator::adopt_agreement() {
   std::vector<Agreement> proposals;
   for (int rank = 0; rank < world_size(); ++rank) {
     proposals.push_back(Agreement::decode(group_->payload(rank)));
-    const std::string& name = config_.group_name;
-    check_same(name, "workspace_bytes", &Agreement::workspace_bytes, proposals);
-    check_same(name, "device_workspace_bytes", &Agreement::device_workspace_bytes, proposals);
-    check_same(name, "deterministic", &Agreement::deterministic, proposals);
+    check_same(*group_, "workspace_bytes", &Agreement::workspace_bytes, proposals);
+    check_same(*group_, "device_workspace_bytes", &Agreement::device_workspace_bytes, proposals);
+    check_same(*group_, "deterministic", &Agreement::deterministic, proposals);
   }
   *agreement_ = proposals.front();
 }

@@ -10,13 +10,16 @@
 
 namespace symm {
 
-// Why a rank gave up. Written once, `state` last, before anything else that peers could read, and
-// before this rank's user hears of it.
+// Why a rank gave up: the first cause, wherever it arose. A rank that gives up because of a peer's
+// record has `code`, `origin` and `text` of that one in its own. Written once, `state` last, before
+// anything else that peers could read, and before this rank's user hears of it.
 struct alignas(kCacheLine) FailureRecord {
-  static constexpr std::size_t kTextBytes = 1000;
+  // Enough for 120 bytes a rank in the arrival report of the largest group; what is longer is cut.
+  static constexpr std::size_t kTextBytes = 16 * 1024 - 3 * sizeof(std::uint32_t);
   std::uint32_t state;    // 0: none; 1: the rest is valid
   std::uint32_t code;     // ErrorCode
-  char text[kTextBytes];  // zero-terminated
+  std::uint32_t origin;   // the group rank on which the cause arose
+  char text[kTextBytes];  // zero-terminated; without the group's name and the rank
 };
 
 enum class Lifecycle : std::uint32_t {

@@ -19,7 +19,7 @@ namespace symm {
 namespace {
 
 void check_config(const BootstrapMeshConfig& config) {
-  const std::string prefix = mesh_prefix(config.group_name, config.rank);
+  const std::string prefix = mesh_prefix(config.group_name, config.names, config.rank);
   if (config.world_size < 1 || config.world_size > kMaxRanks) {
     throw Error(ErrorCode::kInvalidArgument, prefix, "world_size must be in [1, ", kMaxRanks,
                 "], got ", config.world_size);
@@ -38,11 +38,12 @@ void check_config(const BootstrapMeshConfig& config) {
 
 BootstrapMesh::BootstrapMesh(const BootstrapMeshConfig& config, std::vector<PeerRecord> peers,
                              std::vector<GuardedDescriptor> sockets)
-    : prefix_(mesh_prefix(config.group_name, config.rank)),
+    : prefix_(mesh_prefix(config.group_name, config.names, config.rank)),
+      names_(config.names),
       rank_(config.rank),
       peers_(std::move(peers)),
       sockets_(std::move(sockets)),
-      queues_(std::make_unique<FrameQueues>(prefix_, sockets_, peers_)),
+      queues_(std::make_unique<FrameQueues>(prefix_, names_, sockets_, peers_)),
       hung_up_(peers_.size()) {}
 
 BootstrapMesh::~BootstrapMesh() = default;
@@ -59,7 +60,7 @@ std::unique_ptr<BootstrapMesh> BootstrapMesh::connect(KeyValueStore& store,
     return mesh;
   }
   const Deadline deadline(config.timeout);
-  const std::string prefix = mesh_prefix(config.group_name, config.rank);
+  const std::string prefix = mesh_prefix(config.group_name, config.names, config.rank);
   PeerBoard board(store, config);
   const PrivateDirectory directory;
   PeerConnector connector(prefix, config.rank, config.world_size, board,
@@ -79,7 +80,7 @@ std::unique_ptr<BootstrapMesh> BootstrapMesh::connect(KeyValueStore& store,
     };
     mesh->exchange(kSetupSequence, ready, -1, deadline.remaining(), look);
   } catch (const Error& error) {
-    say_goodbye(prefix, mesh ? mesh->sockets_ : connector.sockets(), error);
+    say_goodbye(prefix, config.rank, mesh ? mesh->sockets_ : connector.sockets(), error);
     board.failed(error);
     throw;
   }
@@ -108,6 +109,7 @@ std::vector<BootstrapMesh::Received> BootstrapMesh::exchange(FramePosition seque
   }
   try {
     return run_exchange({.prefix = prefix_,
+                         .names = names_,
                          .sockets = sockets_,
                          .rank = rank_,
                          .sequence = sequence,
@@ -139,7 +141,7 @@ void BootstrapMesh::post(FramePosition topic, std::span<const std::uint8_t> mess
     // A peer that has gone is noticed by those who wait for it.
     if (send_frame(socket, frame, descriptor) == SocketStatus::kWouldBlock) {
       throw Error(ErrorCode::kSystem, prefix_, "posting ", frame.size(),
-                  " bytes failed: the socket to rank ", peer, " is full");
+                  " bytes failed: the socket to ", rank_name(peer), " is full");
     }
   }
 }
@@ -152,7 +154,7 @@ BootstrapMesh::Received BootstrapMesh::take(int peer, FramePosition topic,
   if (peer == rank_) {
     throw Error(ErrorCode::kInvalidArgument, prefix_, "a rank cannot take its own post");
   }
-  const std::string name = "rank " + std::to_string(peer);
+  const std::string name = rank_name(peer);
   const Deadline deadline(timeout);
   for (;;) {
     if (std::optional<PeerFrame> frame = queues_->next_post(from, topic)) {

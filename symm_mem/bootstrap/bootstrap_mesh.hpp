@@ -32,6 +32,7 @@
 
 #include "symm_mem/bootstrap/peer_frame.hpp"
 #include "symm_mem/bootstrap/peer_record.hpp"
+#include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/bootstrap/store.hpp"
 #include "symm_mem/process/file_descriptor.hpp"
 #include "symm_mem/process/fork_guard.hpp"
@@ -45,6 +46,7 @@ struct BootstrapMeshConfig {
   std::string group_name;  // for messages
   int rank = 0;            // group rank
   int world_size = 1;
+  RankNames names = {};                  // for messages
   std::chrono::milliseconds timeout{0};  // whole set-up
   // Opaque bytes that every rank learns of every other; at most PeerRecord::kMaxPayload.
   std::vector<std::uint8_t> payload;
@@ -64,6 +66,8 @@ class BootstrapMesh {
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(peers_.size()); }
+  const RankNames& names() const { return names_; }
+  std::string rank_name(int rank) const { return names_.name(rank); }
   // What `rank` has published; of a group of one its pid and payload alone.
   const PeerRecord& peer(int rank) const { return peers_[checked(rank)]; }
 
@@ -110,6 +114,7 @@ class BootstrapMesh {
   void check_size(std::size_t message_bytes) const;
 
   const std::string prefix_;
+  const RankNames names_;
   const int rank_;
   const std::vector<PeerRecord> peers_;
   const std::vector<GuardedDescriptor> sockets_;  // by rank; invalid for this one

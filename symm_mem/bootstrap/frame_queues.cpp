@@ -7,9 +7,14 @@
 
 namespace symm {
 
-FrameQueues::FrameQueues(std::string prefix, std::span<const GuardedDescriptor> sockets,
+FrameQueues::FrameQueues(std::string prefix, const RankNames& names,
+                         std::span<const GuardedDescriptor> sockets,
                          std::span<const PeerRecord> records)
-    : prefix_(std::move(prefix)), sockets_(sockets), records_(records), peers_(sockets.size()) {}
+    : prefix_(std::move(prefix)),
+      names_(names),
+      sockets_(sockets),
+      records_(records),
+      peers_(sockets.size()) {}
 
 std::optional<PeerFrame> FrameQueues::next_exchange(std::size_t peer, FrameStream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -28,8 +33,8 @@ std::optional<PeerFrame> FrameQueues::next_post(std::size_t peer, FramePosition 
   const std::lock_guard<std::mutex> lock(mutex_);
   Queue& from = queue(peer, topic.stream);
   if (from.taken.contains(topic.number)) {
-    throw Error(ErrorCode::kInvalidArgument, prefix_, "what rank ", peer, " posted under topic ",
-                topic.number, " has been taken already");
+    throw Error(ErrorCode::kInvalidArgument, prefix_, "what ", names_.name(static_cast<int>(peer)),
+                " posted under topic ", topic.number, " has been taken already");
   }
   for (;;) {
     const auto found = std::ranges::find(from.posts, topic.number, &PeerFrame::number);
@@ -108,11 +113,14 @@ void FrameQueues::sort(std::size_t peer, ReceivedFrame received) {
 
 void FrameQueues::throw_if_over(std::size_t peer) const {
   const Peer& from = peers_[peer];
-  const std::string name = text_of(prefix_, "rank ", peer);
-  if (!from.offence.empty()) throw Error(ErrorCode::kSecurity, name, " sent ", from.offence);
+  const int rank = static_cast<int>(peer);
+  if (!from.offence.empty()) {
+    throw Error(ErrorCode::kSecurity, prefix_, names_.name(rank), " sent ", from.offence);
+  }
   if (from.closed) {
-    throw Error(ErrorCode::kPeerLost, name, " (pid ", records_[peer].process.pid,
-                ") ended or closed its group");
+    throw Error(ErrorCode::kPeerLost, prefix_,
+                names_.name(rank, text_of("pid ", records_[peer].process.pid)),
+                " ended or closed its group");
   }
 }
 

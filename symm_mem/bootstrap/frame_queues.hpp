@@ -39,9 +39,10 @@ class FrameQueues {
   // Of each kind, stream and peer; a peer that sends more unasked is refused.
   static constexpr std::size_t kMaxKept = 16;
 
-  // By rank; the socket of this rank is invalid. `prefix` and the peers' pids are for messages.
-  FrameQueues(std::string prefix, std::span<const GuardedDescriptor> sockets,
-              std::span<const PeerRecord> records);
+  // By rank; the socket of this rank is invalid. `prefix`, `names` and the peers' pids are for
+  // messages.
+  FrameQueues(std::string prefix, const RankNames& names,
+              std::span<const GuardedDescriptor> sockets, std::span<const PeerRecord> records);
 
   // The peer's next frame of an exchange in `stream` (malformed frames count as such in the
   // collectives'), empty where none has arrived. Throws Error: kPeerLost once the peer has closed
@@ -77,6 +78,7 @@ class FrameQueues {
   void throw_if_over(std::size_t peer) const;
 
   const std::string prefix_;
+  const RankNames& names_;
   const std::span<const GuardedDescriptor> sockets_;
   const std::span<const PeerRecord> records_;
   std::mutex mutex_;

@@ -66,7 +66,7 @@ std::uint64_t now_in_nanoseconds() { return static_cast<std::uint64_t>(host_cloc
 PeerBoard::PeerBoard(KeyValueStore& store, const BootstrapMeshConfig& config)
     : store_(store),
       config_(config),
-      prefix_(mesh_prefix(config.group_name, config.rank)),
+      prefix_(mesh_prefix(config.group_name, config.names, config.rank)),
       own_{.rank = static_cast<std::uint32_t>(config.rank),
            .world_size = static_cast<std::uint32_t>(config.world_size),
            .process = own_process(),
@@ -124,13 +124,13 @@ std::optional<PeerRecord> PeerBoard::read(int rank) {
   const auto bytes = stored(rank);
   if (!bytes) return std::nullopt;
   try {
-    PeerRecord record = parse_peer_record(*bytes, rank);
+    PeerRecord record = parse_peer_record(*bytes, rank, names());
     if (record.joining == 0) return std::nullopt;
     const bool fits = record.world_size == own_.world_size;
     if (!fits && is_left_over(record) && is_nobody_there(connect_to(record.socket_path).error)) {
       return std::nullopt;
     }
-    check_world_size(record, config_.world_size);
+    check_world_size(record, config_.world_size, names());
     return record;
   } catch (const Error& error) {
     throw Error(error.code(), prefix_, error.what());
@@ -170,7 +170,7 @@ std::vector<PeerRecord> PeerBoard::collect(const Deadline& deadline) {
     }
   }
   if (!missing.empty()) {
-    throw Error(ErrorCode::kTimeout, prefix_, rank_list(missing), " did not join the group of ",
+    throw Error(ErrorCode::kTimeout, prefix_, names().list(missing), " did not join the group of ",
                 config_.world_size, " ranks within ", config_.timeout.count(), " ms");
   }
   check_own();
@@ -200,15 +200,16 @@ void PeerBoard::check_peers(const std::vector<PeerRecord>& records) const {
   for (const PeerRecord& other : records) {
     // Where a boot id is unknown the connection itself is the proof.
     if (!first.boot_id.empty() && !other.boot_id.empty() && first.boot_id != other.boot_id) {
-      throw Error(ErrorCode::kUnsupported, prefix_, "rank ", other.rank,
-                  " runs on another host than rank 0 (boot ids ", other.boot_id, " and ",
-                  first.boot_id, "); groups that span hosts are not supported yet");
+      throw Error(ErrorCode::kUnsupported, prefix_, names().name(static_cast<int>(other.rank)),
+                  " runs on another host than ", names().name(0), " (boot ids ", other.boot_id,
+                  " and ", first.boot_id, "); groups that span hosts are not supported yet");
     }
   }
   for (const PeerRecord& other : records) {
     if (other.uid == first.uid) continue;
-    throw Error(ErrorCode::kSecurity, prefix_, "all ranks of a host must run as one user; rank ",
-                other.rank, " runs as user ", other.uid, ", rank 0 as user ", first.uid);
+    throw Error(ErrorCode::kSecurity, prefix_, "all ranks of a host must run as one user; ",
+                names().name(static_cast<int>(other.rank)), " runs as user ", other.uid, ", ",
+                names().name(0), " as user ", first.uid);
   }
 }
 

@@ -59,6 +59,8 @@ class PeerBoard {
   // Throws where ranks are on different hosts (kUnsupported) or of different users (kSecurity).
   void check_peers(const std::vector<PeerRecord>& records) const;
 
+  const RankNames& names() const { return config_.names; }
+
   // When this rank published its record, as PeerRecord::published.
   std::uint64_t own_time() const { return own_.published; }
 

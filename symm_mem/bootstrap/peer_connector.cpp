@@ -24,10 +24,6 @@ constexpr std::chrono::milliseconds kTryPeriod{20};
 constexpr std::size_t kSpareStrangers = 32;
 constexpr int kMaxRefusalLines = 16;
 
-std::string peer_name(int peer, const PeerRecord& record) {
-  return text_of("rank ", peer, " (pid ", record.process.pid, ")");
-}
-
 struct Greeting {
   SocketStatus status;
   std::optional<HelloFrame> hello;  // empty where it is malformed
@@ -85,7 +81,7 @@ void PeerConnector::connect_lower() {
     }
     if (peer_uid(result.socket.get()) != ::geteuid()) {
       throw Error(ErrorCode::kSecurity, prefix_, "the socket that the Store names for ",
-                  peer_name(peer, record(peer)), " belongs to another user");
+                  name_of(peer), " belongs to another user");
     }
     send_frame(result.socket.get(), encode_hello({static_cast<std::uint32_t>(rank_),
                                                   record(peer).nonce, board_.own_time()}));
@@ -158,8 +154,8 @@ void PeerConnector::hear_answers() {
     if (!answer || answer->rank != static_cast<std::uint32_t>(peer) ||
         !same_nonce(answer->nonce, record(rank_).nonce)) {
       board_.check_own();
-      throw Error(ErrorCode::kSecurity, prefix_, "the process that listens for ",
-                  peer_name(peer, record(peer)), " does not know this rank's nonce");
+      throw Error(ErrorCode::kSecurity, prefix_, "the process that listens for ", name_of(peer),
+                  " does not know this rank's nonce");
     }
     stage(peer) = Stage::kStanding;
   }
@@ -174,7 +170,7 @@ void PeerConnector::check_standing() {
       const ReceivedFrame received = receive_frame(socket(peer).get(), ExchangeFrame::kMaxBytes);
       if (received.status != SocketStatus::kDone) break;
       const std::optional<ExchangeFrame> frame = parse_exchange(received.bytes);
-      if (frame) throw_if_goodbye(prefix_, peer, frame->message);
+      if (frame) throw_if_goodbye(prefix_, board_.names(), peer, frame->message);
     }
     throw Error(ErrorCode::kPeerLost, prefix_, names_of_the_lost(peer), " ended during set-up");
   }
@@ -228,6 +224,10 @@ void PeerConnector::wait(const Deadline& deadline) {
   ::poll(entries.data(), entries.size(), deadline.poll_slice(slice));
 }
 
+std::string PeerConnector::name_of(int peer) const {
+  return board_.names().name(peer, text_of("pid ", record(peer).process.pid));
+}
+
 std::vector<int> PeerConnector::missing() const {
   std::vector<int> ranks;
   for (int peer = 0; peer < world_size_; ++peer) {
@@ -249,7 +249,7 @@ std::string PeerConnector::names_of_the_lost(int seen) const {
     } else if (!lost && !board_.is_left_over(record(peer))) {
       lost = is_nobody_there(connect_to(record(peer).socket_path).error);
     }
-    if (lost) names += (names.empty() ? "" : ", ") + peer_name(peer, record(peer));
+    if (lost) names += (names.empty() ? "" : ", ") + name_of(peer);
   }
   return names;
 }
@@ -262,7 +262,7 @@ bool PeerConnector::is_elsewhere(int peer, int error) const {
 }
 
 std::string PeerConnector::elsewhere(int peer) const {
-  return text_of(peer_name(peer, record(peer)), " listens on ", record(peer).socket_path,
+  return text_of(name_of(peer), " listens on ", record(peer).socket_path,
                  ", which does not exist here: the ranks do not share a directory for temporary "
                  "files (separate mount namespaces or containers); mount one directory into all of "
                  "them and name it in TMPDIR");
@@ -274,7 +274,7 @@ void PeerConnector::throw_unreachable(int peer, int error) const {
     throw Error(ErrorCode::kPeerLost, prefix_, names_of_the_lost(peer),
                 " ended or gave up during set-up");
   }
-  throw Error(ErrorCode::kSystem, prefix_, "connecting to ", peer_name(peer, record(peer)), " at ",
+  throw Error(ErrorCode::kSystem, prefix_, "connecting to ", name_of(peer), " at ",
               record(peer).socket_path, " failed: ", describe_system_error(error));
 }
 
@@ -285,11 +285,11 @@ void PeerConnector::throw_late(const std::vector<int>& peers) const {
     if (is_elsewhere(peer, error)) {
       why = "; " + elsewhere(peer);
     } else if (why.empty() && is_nobody_there(error)) {
-      why = text_of("; the Store holds what ", peer_name(peer, record(peer)),
-                    " published in an earlier try");
+      why = text_of("; the Store holds what ", name_of(peer), " published in an earlier try");
     }
   }
-  throw Error(ErrorCode::kTimeout, prefix_, rank_list(peers), " did not connect in time", why);
+  throw Error(ErrorCode::kTimeout, prefix_, board_.names().list(peers), " did not connect in time",
+              why);
 }
 
 void PeerConnector::refuse_stranger(const std::string& why) {

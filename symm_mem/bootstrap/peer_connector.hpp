@@ -51,6 +51,7 @@ class PeerConnector {
   // `peer` could not be reached, with that error, or (0) has not answered: throws where it is lost.
   void look_again(int peer, int error);
   void take_newer(const PeerRecord& found);
+  std::string name_of(int peer) const;  // with its pid
   std::vector<int> missing() const;
   // `seen` and every other peer that is gone as well.
   std::string names_of_the_lost(int seen) const;

@@ -9,13 +9,25 @@
 #include <string_view>
 #include <utility>
 
+#include "kernels/core/platform.hpp"
 #include "symm_mem/bootstrap/peer_frame.hpp"
 #include "symm_mem/bootstrap/unix_socket.hpp"
 
 namespace symm {
 namespace {
 
-constexpr std::size_t kMaxGoodbyeText = 1024;
+constexpr std::size_t kGoodbyeHead = 3;
+static_assert(kMaxRanks <= 256, "a goodbye has one byte for a rank");
+
+// What a peer's goodbye said.
+class HeardGoodbye final : public Error {
+ public:
+  HeardGoodbye(ErrorCode code, const std::string& prefix, const std::string& name, int from,
+               const std::string& said)
+      : Error(code, prefix, name, " failed: ", said), origin(from), text(said) {}
+  const int origin;
+  const std::string text;
+};
 
 struct PeerProgress {
   bool sent = false;
@@ -41,10 +53,10 @@ class Exchange {
       if (missing.empty()) break;
       if (give_up && give_up()) {
         throw Error(ErrorCode::kAborted, round_.prefix, "aborted while waiting for ",
-                    rank_list(missing));
+                    round_.names.list(missing));
       }
       if (deadline.passed()) {
-        throw Error(ErrorCode::kTimeout, round_.prefix, rank_list(missing),
+        throw Error(ErrorCode::kTimeout, round_.prefix, round_.names.list(missing),
                     " did not take part in exchange ", round_.sequence.number, " in time");
       }
       wait(deadline.poll_slice(kMeshPollPeriod));
@@ -76,7 +88,8 @@ class Exchange {
            round_.sequence.number);
     } else {
       if (round_.sequence.number == kSetupSequence) {
-        throw_if_goodbye(round_.prefix, static_cast<int>(peer), frame.content.message);
+        throw_if_goodbye(round_.prefix, round_.names, static_cast<int>(peer),
+                         frame.content.message);
       }
       received_[peer] = std::move(frame.content);
     }
@@ -85,7 +98,9 @@ class Exchange {
   // The first problem is the one that is thrown.
   template <typename... What>
   void note(ErrorCode code, std::size_t peer, const What&... what) {
-    if (!problem_) problem_.emplace(code, round_.prefix, "rank ", peer, " sent ", what...);
+    if (problem_) return;
+    problem_.emplace(code, round_.prefix, round_.names.name(static_cast<int>(peer)), " sent ",
+                     what...);
   }
 
   std::vector<int> unfinished() const {
@@ -122,14 +137,8 @@ class Exchange {
 
 }  // namespace
 
-std::string mesh_prefix(const std::string& group_name, int rank) {
-  return text_of("group '", group_name, "', rank ", rank, ": ");
-}
-
-std::string rank_list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank" : "ranks";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += text_of(i == 0 ? " " : ", ", ranks[i]);
-  return text;
+std::string mesh_prefix(const std::string& group_name, const RankNames& names, int rank) {
+  return text_of("group '", group_name, "', ", names.name(rank), ": ");
 }
 
 bool breaks_mesh(ErrorCode code) {
@@ -142,13 +151,16 @@ std::vector<BootstrapMesh::Received> run_exchange(const ExchangeRound& round, Fr
   return Exchange(round, queues).run(deadline, give_up);
 }
 
-void say_goodbye(const std::string& prefix, std::span<const GuardedDescriptor> sockets,
+void say_goodbye(const std::string& prefix, int rank, std::span<const GuardedDescriptor> sockets,
                  const Error& error) noexcept {
   try {
-    std::vector<std::uint8_t> message = {0, static_cast<std::uint8_t>(error.code())};
-    std::string_view text = error.what();
-    if (text.starts_with(prefix)) text.remove_prefix(prefix.size());
-    text = text.substr(0, kMaxGoodbyeText);
+    const auto* const heard = dynamic_cast<const HeardGoodbye*>(&error);
+    std::vector<std::uint8_t> message = {
+        0, static_cast<std::uint8_t>(error.code()),
+        static_cast<std::uint8_t>(heard == nullptr ? rank : heard->origin)};
+    std::string_view text = heard == nullptr ? error.what() : std::string_view(heard->text);
+    if (heard == nullptr && text.starts_with(prefix)) text.remove_prefix(prefix.size());
+    text = text.substr(0, ExchangeFrame::kMaxMessage - kGoodbyeHead);
     message.insert(message.end(), text.begin(), text.end());
     const std::vector<std::uint8_t> frame = encode_exchange(kSetupSequence, false, message);
     for (const GuardedDescriptor& socket : sockets) {
@@ -159,12 +171,14 @@ void say_goodbye(const std::string& prefix, std::span<const GuardedDescriptor> s
   }
 }
 
-void throw_if_goodbye(const std::string& prefix, int peer, std::span<const std::uint8_t> message) {
-  if (message.size() < 2 || message[0] != 0) return;
+void throw_if_goodbye(const std::string& prefix, const RankNames& names, int peer,
+                      std::span<const std::uint8_t> message) {
+  if (message.size() < kGoodbyeHead || message[0] != 0) return;
   const auto last = static_cast<std::uint8_t>(ErrorCode::kSecurity);
   const auto code = static_cast<ErrorCode>(std::min(message[1], last));
-  throw Error(code, prefix, "rank ", peer,
-              " failed: ", std::string(message.begin() + 2, message.end()));
+  const int origin = message[2] < kMaxRanks ? message[2] : peer;
+  throw HeardGoodbye(code, prefix, names.name(origin), origin,
+                     std::string(message.begin() + kGoodbyeHead, message.end()));
 }
 
 }  // namespace symm

@@ -3,7 +3,8 @@
 // NOTE [Goodbye]
 // A rank whose set-up or round fails sends its peers the reason before it closes its sockets, so
 // that they name the cause and not just the rank that left. An ordinary round of set-up carries
-// {1}; a goodbye has the same sequence and carries {0, error code, text}.
+// {1}; a goodbye has the same sequence and carries {0, error code, rank, text}: the rank on which
+// the failure arose and what it said. Who gives up because of a goodbye passes both on.
 #pragma once
 
 #include <chrono>
@@ -16,6 +17,7 @@
 #include "kernels/core/error.hpp"
 #include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 #include "symm_mem/bootstrap/frame_queues.hpp"
+#include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/process/deadline.hpp"
 
 namespace symm {
@@ -23,10 +25,8 @@ namespace symm {
 // The sequence number of the round that ends connect(); callers' numbers lie below it.
 inline constexpr std::uint64_t kSetupSequence = ~std::uint64_t{0};
 
-// How error messages name the group: "group 'x', rank 1: ".
-std::string mesh_prefix(const std::string& group_name, int rank);
-// And ranks: "rank 3" or "ranks 1, 3".
-std::string rank_list(const std::vector<int>& ranks);
+// How error messages begin: "group 'x', rank 1 (global rank 5): ".
+std::string mesh_prefix(const std::string& group_name, const RankNames& names, int rank);
 
 // How long a wait sleeps at most before it looks again: whether to give up, and whether another
 // thread has read what it waits for.
@@ -36,7 +36,8 @@ inline constexpr std::chrono::milliseconds kMeshPollPeriod{5};
 bool breaks_mesh(ErrorCode code);
 
 struct ExchangeRound {
-  const std::string& prefix;                   // of error messages
+  const std::string& prefix;  // of error messages
+  const RankNames& names;
   std::span<const GuardedDescriptor> sockets;  // by rank; invalid for this one
   int rank = 0;
   FramePosition sequence = 0;
@@ -51,12 +52,13 @@ std::vector<BootstrapMesh::Received> run_exchange(const ExchangeRound& round, Fr
                                                   const Deadline& deadline,
                                                   const std::function<bool()>& give_up);
 
-// Sends over every valid socket that this rank's set-up failed, without `prefix`. Does not block or
-// throw.
-void say_goodbye(const std::string& prefix, std::span<const GuardedDescriptor> sockets,
+// Sends over every valid socket that the set-up of `rank`, this one, failed, without `prefix`. Does
+// not block or throw.
+void say_goodbye(const std::string& prefix, int rank, std::span<const GuardedDescriptor> sockets,
                  const Error& error) noexcept;
 
 // If `message` is a goodbye of `peer` throws what it says.
-void throw_if_goodbye(const std::string& prefix, int peer, std::span<const std::uint8_t> message);
+void throw_if_goodbye(const std::string& prefix, const RankNames& names, int peer,
+                      std::span<const std::uint8_t> message);
 
 }  // namespace symm

@@ -9,8 +9,8 @@ namespace symm {
 namespace {
 
 template <typename... Why>
-[[noreturn]] void refuse(ErrorCode code, int rank, const Why&... why) {
-  throw Error(code, "refused what the Store holds for rank ", rank, ": ", why...);
+[[noreturn]] void refuse(ErrorCode code, const std::string& name, const Why&... why) {
+  throw Error(code, "refused what the Store holds for ", name, ": ", why...);
 }
 
 // The path goes into connect() and into messages.
@@ -54,38 +54,40 @@ std::vector<std::uint8_t> encode_peer_record(const PeerRecord& record) {
   return writer.take();
 }
 
-PeerRecord parse_peer_record(std::span<const std::uint8_t> bytes, int rank) {
+PeerRecord parse_peer_record(std::span<const std::uint8_t> bytes, int rank,
+                             const RankNames& names) {
+  const std::string name = names.name(rank);
   ByteReader reader(bytes);
   if (reader.integer<std::uint32_t>() != PeerRecord::kMagic) {
-    refuse(ErrorCode::kSecurity, rank, "it is not a peer record (", bytes.size(), " bytes)");
+    refuse(ErrorCode::kSecurity, name, "it is not a peer record (", bytes.size(), " bytes)");
   }
   const auto version = reader.integer<std::uint32_t>();
   if (!reader.failed() && version != PeerRecord::kVersion) {
-    refuse(ErrorCode::kMismatch, rank, "expected record version ", PeerRecord::kVersion, ", got ",
+    refuse(ErrorCode::kMismatch, name, "expected record version ", PeerRecord::kVersion, ", got ",
            version, "; every rank must run the same version of symm");
   }
   PeerRecord record;
   code_record(reader, record);
   if (!reader.finished()) {
-    refuse(ErrorCode::kSecurity, rank, "its ", bytes.size(), " bytes are not one whole record");
+    refuse(ErrorCode::kSecurity, name, "its ", bytes.size(), " bytes are not one whole record");
   }
   if (record.rank != static_cast<std::uint32_t>(rank)) {
-    refuse(ErrorCode::kSecurity, rank, "it names rank ", record.rank);
+    refuse(ErrorCode::kSecurity, name, "it names rank ", record.rank);
   }
-  if (record.joining > 1) refuse(ErrorCode::kSecurity, rank, "its state is ", record.joining);
-  if (record.process.pid <= 0) refuse(ErrorCode::kSecurity, rank, "its pid is not positive");
+  if (record.joining > 1) refuse(ErrorCode::kSecurity, name, "its state is ", record.joining);
+  if (record.process.pid <= 0) refuse(ErrorCode::kSecurity, name, "its pid is not positive");
   if (!is_plain_boot_id(record.boot_id))
-    refuse(ErrorCode::kSecurity, rank, "its boot id is malformed");
+    refuse(ErrorCode::kSecurity, name, "its boot id is malformed");
   if (!is_plain_absolute_path(record.socket_path)) {
-    refuse(ErrorCode::kSecurity, rank, "its socket path is not a plain absolute path");
+    refuse(ErrorCode::kSecurity, name, "its socket path is not a plain absolute path");
   }
   return record;
 }
 
-void check_world_size(const PeerRecord& record, int world_size) {
+void check_world_size(const PeerRecord& record, int world_size, const RankNames& names) {
   if (record.world_size == static_cast<std::uint32_t>(world_size)) return;
-  refuse(ErrorCode::kMismatch, static_cast<int>(record.rank), "its group has ", record.world_size,
-         " ranks, this one ", world_size);
+  refuse(ErrorCode::kMismatch, names.name(static_cast<int>(record.rank)), "its group has ",
+         record.world_size, " ranks, this one ", world_size);
 }
 
 }  // namespace symm

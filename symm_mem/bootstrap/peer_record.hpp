@@ -14,13 +14,14 @@
 #include <vector>
 
 #include "symm_mem/bootstrap/host_identity.hpp"
+#include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/process/process_identity.hpp"
 
 namespace symm {
 
 struct PeerRecord {
   static constexpr std::uint32_t kMagic = 0x72647073;
-  static constexpr std::uint32_t kVersion = 2;
+  static constexpr std::uint32_t kVersion = 3;
   static constexpr std::size_t kMaxBootId = 64;
   static constexpr std::size_t kMaxPayload = 64 * 1024;
   static constexpr std::size_t kMaxSocketPath = 107;  // what sockaddr_un holds, less its zero
@@ -44,9 +45,10 @@ std::vector<std::uint8_t> encode_peer_record(const PeerRecord& record);
 // Parses what the Store holds for `rank`. Local, thread safe. Throws
 // Error(kSecurity) for anything malformed, Error(kMismatch) for a record of another version; the
 // message names the rank.
-PeerRecord parse_peer_record(std::span<const std::uint8_t> bytes, int rank);
+PeerRecord parse_peer_record(std::span<const std::uint8_t> bytes, int rank,
+                             const RankNames& names = {});
 
 // Throws Error(kMismatch) for a record of a group of another size.
-void check_world_size(const PeerRecord& record, int world_size);
+void check_world_size(const PeerRecord& record, int world_size, const RankNames& names = {});
 
 }  // namespace symm

@@ -58,7 +58,7 @@ class HostSignals::Patience {
                     " has given up a barrier on this channel; use another channel or new memory");
       }
       std::string& names = gone ? lost : late;
-      names += (names.empty() ? "" : ", ") + group_.rank_name(rank);
+      names += (names.empty() ? "" : ", ") + group_.rank_report(rank);
     }
     if (!lost.empty()) {
       throw Error(ErrorCode::kPeerLost, group_.memory_prefix(), operation_, ": ", lost,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/core/error.hpp"
+#include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/group/local_group.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 
@@ -83,9 +84,10 @@ void SetUpWatch::look_at(int rank, const std::vector<std::shared_ptr<LocalGroup>
     if (!member || group->has_left(*member)) continue;
     // All groups that it is still in show its end.
     if (!group->has_ended(*member)) return;
-    throw Error(ErrorCode::kPeerLost, prefix_, "rank ", rank, " (global rank ", global, ", pid ",
-                group->mesh().peer(*member).process.pid, ") has ended, as group \"",
-                group->group_name(), "\" shows");
+    throw Error(ErrorCode::kPeerLost, prefix_,
+                RankNames(global_ranks_)
+                    .name(rank, text_of("pid ", group->mesh().peer(*member).process.pid)),
+                " has ended, as group \"", group->group_name(), "\" shows");
   }
 }
 

@@ -12,6 +12,7 @@
 #include "symm_mem/process/byte_codec.hpp"
 #include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/process/process_identity.hpp"
 #include "symm_mem/segment/segment_rendezvous.hpp"
 
 namespace symm {
@@ -73,10 +74,12 @@ std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
   ByteWriter payload;
   payload.field(index < global.size() ? global[index] : std::int64_t{config.rank});
   payload.raw(config.payload);
-  const SetUpWatch watch(mesh_prefix(config.group_name, config.rank), config.rank, global);
+  const RankNames names(global);
+  const SetUpWatch watch(mesh_prefix(config.group_name, names, config.rank), config.rank, global);
   group->mesh_ = BootstrapMesh::connect(store, {.group_name = config.group_name,
                                                 .rank = config.rank,
                                                 .world_size = config.world_size,
+                                                .names = names,
                                                 .timeout = config.timeout,
                                                 .payload = payload.take(),
                                                 .look = [&watch] { watch.look(); }});
@@ -102,12 +105,15 @@ void LocalGroup::learn_ranks() {
     ByteReader reader(mesh_->peer(rank).payload);
     const auto global = reader.integer<std::uint64_t>();
     if (mesh_->peer(rank).payload.size() < sizeof(global) || global >= kLimit) {
-      throw Error(ErrorCode::kSecurity, "rank ", rank, " published a malformed global rank");
+      throw Error(ErrorCode::kSecurity, mesh_->rank_name(rank),
+                  " published a malformed global rank");
     }
     global_ranks_.push_back(static_cast<int>(global));
   }
+  names_ = RankNames({global_ranks_.begin(), global_ranks_.end()});
   prefix_ = "group \"" + group_name_ + "\": " + rank_name(rank_) + ": ";
-  memory_prefix_ = text_of("symmetric memory of group '", group_name_, "', rank ", rank_, ": ");
+  memory_prefix_ =
+      text_of("symmetric memory of group '", group_name_, "', ", rank_name(rank_), ": ");
 }
 
 std::span<const std::uint8_t> LocalGroup::payload(int rank) const {
@@ -123,11 +129,15 @@ std::byte* LocalGroup::region(int rank) const {
   return pages_ ? pages_->base(rank) + sizeof(GroupPage) : nullptr;
 }
 
-std::string LocalGroup::rank_name(int rank) const {
-  std::string name = "rank " + std::to_string(rank);
-  const int global = global_ranks_[static_cast<std::size_t>(rank)];
-  if (global != rank) name += " (global rank " + std::to_string(global) + ")";
-  return name;
+std::string LocalGroup::process_note(int peer) const {
+  const ProcessIdentity& process = mesh_->peer(peer).process;
+  if (!is_stopped(process)) return "";
+  return text_of("its process, pid ", process.pid, ", is stopped");
+}
+
+std::string LocalGroup::rank_report(int peer) const {
+  const std::string note = process_note(peer);
+  return note.empty() ? rank_name(peer) : text_of(rank_name(peer), " (", note, ")");
 }
 
 bool LocalGroup::in_forked_child() const { return fork_generation_ != fork_generation(); }
@@ -139,13 +149,21 @@ Error LocalGroup::failure() const {
 }
 
 void LocalGroup::fail(const Error& error) {
+  std::string text = error.what();
+  if (text.starts_with(prefix_)) text.erase(0, prefix_.size());
+  fail(error, {error.code(), rank_, std::move(text)});
+}
+
+void LocalGroup::fail(const Error& error, const Cause& cause) {
   const std::lock_guard lock(failure_mutex_);
   if (failure_.has_value()) return;
   if (abort_word_ != nullptr) store_release(abort_word_, std::uint32_t{1});
   failure_ = error;
   FailureRecord& record = page(rank_).failure;
-  record.code = static_cast<std::uint32_t>(error.code());
-  std::strncpy(record.text, error.what(), FailureRecord::kTextBytes - 1);
+  record.code = static_cast<std::uint32_t>(cause.code);
+  record.origin = static_cast<std::uint32_t>(cause.origin);
+  // The rest of the page is zero.
+  cause.text.copy(record.text, FailureRecord::kTextBytes - 1);
   store_release(&record.state, std::uint32_t{1});
   fence_before_writes();
   failed_.store(true, std::memory_order_release);
@@ -191,9 +209,13 @@ bool LocalGroup::is_gone(int peer, Error* reason) const {
 bool LocalGroup::hear(int peer, const std::string& call) {
   const FailureRecord& record = page(peer).failure;
   if (load_acquire(&record.state) != 1) return true;
-  const std::string text(record.text, ::strnlen(record.text, FailureRecord::kTextBytes));
-  fail(Error(static_cast<ErrorCode>(record.code),
-             prefix_ + call + ": " + rank_name(peer) + " gave up: " + text));
+  // A rank that makes one up stands for it itself.
+  const bool known = record.origin < static_cast<std::uint32_t>(world_size_);
+  const Cause cause{static_cast<ErrorCode>(record.code),
+                    known ? static_cast<int>(record.origin) : peer,
+                    std::string(record.text, ::strnlen(record.text, FailureRecord::kTextBytes))};
+  fail(Error(cause.code, prefix_, call, ": ", rank_name(cause.origin), " gave up: ", cause.text),
+       cause);
   return false;
 }
 
@@ -261,7 +283,8 @@ void LocalGroup::await_all(std::uint64_t number, const char* call, milliseconds 
   if (late == world_size_) return;
   if (supervisor.timed_out()) {
     std::string names;
-    for (const int rank : absent(number)) names += (names.empty() ? "" : ", ") + rank_name(rank);
+    for (const int rank : absent(number)) names += (names.empty() ? "" : ", ") + rank_report(rank);
+    if (names.empty()) names = rank_report(late);
     throw Error(ErrorCode::kTimeout, memory_prefix_, call, ": ", names, " did not come within ",
                 timeout.count(), " ms");
   }

@@ -3,7 +3,8 @@
 //
 // NOTE [How a failure spreads]
 // The first error of a rank (a peer that died or left, a time-out of a collective, a different
-// call, abort()) is the failure of the group on this rank and is published on its page. Whoever
+// call, abort()) is the failure of the group on this rank and is published on its page, with the
+// rank and the words of its origin, which those who fail because of it pass on as they are. Whoever
 // waits polls, every few milliseconds, its own failure, the pages of its peers and their
 // connections, so one rank's failure ends the waits of all. A peer that is gone is no failure for a
 // call that it has completed. The failure ends collectives and symmetric memory of the group; a
@@ -55,6 +56,7 @@
 #include "kernels/protocol/group_page.hpp"
 #include "symm_mem/bootstrap/bootstrap_mesh.hpp"
 #include "symm_mem/bootstrap/mesh_round.hpp"
+#include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/bootstrap/store.hpp"
 #include "symm_mem/group/segment_table.hpp"
 #include "symm_mem/group/watchdog.hpp"
@@ -96,7 +98,12 @@ class LocalGroup {
   SegmentTable& segments() { return segments_; }
 
   // "rank 2", with the global rank where that is another number.
-  std::string rank_name(int rank) const;
+  std::string rank_name(int rank) const { return names_.name(rank); }
+  const RankNames& names() const { return names_; }
+  // What the system knows of a peer beside its pages: "its process, pid 12, is stopped", or "".
+  std::string process_note(int peer) const;
+  // rank_name() with process_note() behind it.
+  std::string rank_report(int peer) const;
   // "group \"0\": rank 1: ".
   const std::string& prefix() const { return prefix_; }
   // "symmetric memory of group 'x', rank 2: ".
@@ -172,9 +179,16 @@ class LocalGroup {
 
  private:
   class ExchangeSupervisor;
+  // Where a failure began: FailureRecord without its encoding.
+  struct Cause {
+    ErrorCode code;
+    int origin;
+    std::string text;
+  };
 
   explicit LocalGroup(const LocalGroupConfig& config);
   void learn_ranks();
+  void fail(const Error& error, const Cause& cause);
   GroupPage& page(int rank) const;
   bool hear(int peer, const std::string& call);
   // Whether `peer` has given up exchange `number`.
@@ -194,6 +208,7 @@ class LocalGroup {
   const int rank_;
   const int world_size_;
   std::vector<int> global_ranks_;
+  RankNames names_;
   std::string prefix_;
   std::string memory_prefix_;
   const WaitPolicy policy_;

@@ -39,6 +39,14 @@ std::uint64_t pid_namespace_id() {
   return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
+// As the kernel writes it in /proc; 0 where the process is not visible here.
+char state_of(const ProcessIdentity& process) {
+  if (process.start == 0 || process.pid_namespace == 0) return 0;
+  if (process.pid_namespace != pid_namespace_id()) return 0;
+  const ProcessStatus status = status_of(std::to_string(process.pid));
+  return status.start == process.start ? status.state : char{0};
+}
+
 }  // namespace
 
 ProcessIdentity own_process() {
@@ -46,10 +54,13 @@ ProcessIdentity own_process() {
 }
 
 bool is_running(const ProcessIdentity& process) {
-  if (process.start == 0 || process.pid_namespace == 0) return false;
-  if (process.pid_namespace != pid_namespace_id()) return false;
-  const ProcessStatus status = status_of(std::to_string(process.pid));
-  return status.start == process.start && status.state != 'Z' && status.state != 'X';
+  const char state = state_of(process);
+  return state != 0 && state != 'Z' && state != 'X';
+}
+
+bool is_stopped(const ProcessIdentity& process) {
+  const char state = state_of(process);
+  return state == 'T' || state == 't';
 }
 
 std::chrono::nanoseconds host_clock() {

@@ -27,6 +27,10 @@ ProcessIdentity own_process();
 // True only where it is certain: the process is visible here and has not ended.
 bool is_running(const ProcessIdentity& process);
 
+// True only where it is certain: the process is visible here and is stopped, by a signal or a
+// debugger.
+bool is_stopped(const ProcessIdentity& process);
+
 // The time since the host's boot, the same in all its processes.
 std::chrono::nanoseconds host_clock();
 

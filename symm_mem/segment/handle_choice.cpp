@@ -72,32 +72,32 @@ ExportedMemory export_by_every_kind(DeviceRuntime& runtime, const PhysicalMemory
   return exported;
 }
 
-HandleKind choose_handle_kind(std::span<const HandleDescriptor> ranks) {
+HandleKind choose_handle_kind(std::span<const HandleDescriptor> ranks, const RankNames& names) {
+  const auto name = [&](std::size_t rank) { return names.name(static_cast<int>(rank)); };
   const auto preference = &HandleDescriptor::preference;
   const auto wants_fabric = first_rank(ranks, HandlePreference::kFabric, preference);
   const auto wants_posix = first_rank(ranks, HandlePreference::kPosix, preference);
   if (wants_fabric && wants_posix) {
     throw Error(ErrorCode::kMismatch,
-                "SYMM_HANDLE_TYPE must ask for one kind of handle on every rank: it is fabric on "
-                "rank ",
-                *wants_fabric, " and posix on rank ", *wants_posix);
+                "SYMM_HANDLE_TYPE must ask for one kind of handle on every rank: it is fabric on ",
+                name(*wants_fabric), " and posix on ", name(*wants_posix));
   }
   const auto no_fabric =
       first_rank(ranks, false, [](const HandleDescriptor& one) { return one.fabric.has_value(); });
   const auto no_descriptor = first_rank(ranks, false, &HandleDescriptor::has_descriptor);
   if (wants_fabric) {
     if (!no_fabric) return HandleKind::kFabric;
-    refuse("SYMM_HANDLE_TYPE=fabric on rank ", *wants_fabric, ", but the memory of rank ",
-           *no_fabric, " has no fabric handle; use auto or posix");
+    refuse("SYMM_HANDLE_TYPE=fabric on ", name(*wants_fabric), ", but the memory of ",
+           name(*no_fabric), " has no fabric handle; use auto or posix");
   }
   if (!no_descriptor) return HandleKind::kDescriptor;
   if (wants_posix) {
-    refuse("SYMM_HANDLE_TYPE=posix on rank ", *wants_posix, ", but the memory of rank ",
-           *no_descriptor, " has no descriptor; use auto or fabric");
+    refuse("SYMM_HANDLE_TYPE=posix on ", name(*wants_posix), ", but the memory of ",
+           name(*no_descriptor), " has no descriptor; use auto or fabric");
   }
   if (!no_fabric) return HandleKind::kFabric;
-  refuse("the memory of rank ", *no_descriptor, " has no descriptor and that of rank ", *no_fabric,
-         " no fabric handle");
+  refuse("the memory of ", name(*no_descriptor), " has no descriptor and that of ",
+         name(*no_fabric), " no fabric handle");
 }
 
 MemoryHandle handle_of(HandleKind kind, const HandleDescriptor& handles,

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 
+#include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/device/device_runtime.hpp"
 #include "symm_mem/device/memory_handle.hpp"
 #include "symm_mem/process/byte_codec.hpp"
@@ -41,7 +42,7 @@ ExportedMemory export_by_every_kind(DeviceRuntime& runtime, const PhysicalMemory
 // rank has no descriptor; else descriptors. Throws Error, the same on every rank that has the same
 // ranks: kMismatch where two ranks ask for different kinds, kUnsupported where a rank lacks the
 // kind that is needed; the message names the ranks.
-HandleKind choose_handle_kind(std::span<const HandleDescriptor> ranks);
+HandleKind choose_handle_kind(std::span<const HandleDescriptor> ranks, const RankNames& names = {});
 
 // The handle of `kind` out of what a rank sent. A missing descriptor stays invalid, which the
 // import refuses.

@@ -15,8 +15,12 @@ constexpr std::uint32_t kReportMagic = 0x7473616d;
 constexpr std::size_t kMaxReason = 512;
 
 // Makes "rank 1: <reason>; rank 3: <reason>" of those that are not empty.
-void add_reason(std::string& text, std::size_t rank, const std::string& reason) {
-  if (!reason.empty()) text += text_of(text.empty() ? "" : "; ", "rank ", rank, ": ", reason);
+void add_reason(std::string& text, const std::string& name, const std::string& reason) {
+  if (!reason.empty()) text += text_of(text.empty() ? "" : "; ", name, ": ", reason);
+}
+
+std::string name_in(const RankNames& names, std::size_t rank) {
+  return names.name(static_cast<int>(rank));
 }
 
 // How a rank fared in a step. Little-endian: magic u32, reason, fabric handle of the object (on
@@ -33,14 +37,14 @@ struct Report {
     return writer.take();
   }
 
-  static Report decode(std::span<const std::uint8_t> bytes, std::size_t rank) {
+  static Report decode(std::span<const std::uint8_t> bytes, const std::string& name) {
     ByteReader reader(bytes);
     reader.constant(kReportMagic);
     Report report;
     reader.field(report.reason, kMaxReason);
     report.fabric = read_fabric(reader);
     if (!reader.finished()) {
-      throw Error(ErrorCode::kSecurity, "multicast: rank ", rank, " sent a malformed report");
+      throw Error(ErrorCode::kSecurity, "multicast: ", name, " sent a malformed report");
     }
     return report;
   }
@@ -84,17 +88,18 @@ MulticastCapability MulticastCapability::read(ByteReader& reader) {
   return capability;
 }
 
-std::string multicast_obstacle(std::span<const MulticastCapability> capabilities) {
+std::string multicast_obstacle(std::span<const MulticastCapability> capabilities,
+                               const RankNames& names) {
   std::string reasons;
   for (std::size_t rank = 0; rank < capabilities.size(); ++rank) {
-    add_reason(reasons, rank, capabilities[rank].problem);
+    add_reason(reasons, name_in(names, rank), capabilities[rank].problem);
   }
   if (!reasons.empty()) return reasons;
   if (capabilities.size() < 2) return "a group of one rank has nobody to multicast to";
   for (std::size_t rank = 1; rank < capabilities.size(); ++rank) {
     for (std::size_t other = 0; other < rank; ++other) {
       if (capabilities[rank].gpu == capabilities[other].gpu) {
-        return text_of("rank ", other, " and rank ", rank,
+        return text_of(name_in(names, other), " and ", name_in(names, rank),
                        " use one GPU; a multicast object needs a GPU of its own for every rank");
       }
     }
@@ -106,7 +111,7 @@ Multicast Multicast::agree(const MeshRound& round,
                            std::span<const MulticastCapability> capabilities,
                            DeviceRuntime& runtime, const std::shared_ptr<PhysicalMemory>& memory,
                            HandleKind kind) {
-  std::string failure = multicast_obstacle(capabilities);
+  std::string failure = multicast_obstacle(capabilities, round.mesh.names());
   if (!failure.empty()) return Multicast(std::move(failure));
   MulticastDevice& device = *runtime.multicast();
   const std::size_t bytes = memory->bytes();
@@ -127,7 +132,8 @@ Multicast Multicast::agree(const MeshRound& round,
         round.exchange(message, descriptor != nullptr ? descriptor->get() : -1);
     received[rank].message = std::move(message);
     for (std::size_t peer = 0; peer < received.size(); ++peer) {
-      add_reason(failure, peer, Report::decode(received[peer].message, peer).reason);
+      const std::string name = name_in(round.mesh.names(), peer);
+      add_reason(failure, name, Report::decode(received[peer].message, name).reason);
     }
     return std::move(received[0]);
   };
@@ -139,7 +145,8 @@ Multicast Multicast::agree(const MeshRound& round,
   if (rank == 0) {
     handle = {};
   } else if (kind == HandleKind::kFabric) {
-    handle = Report::decode(first.message, 0).fabric.value_or(FabricHandle{});
+    handle = Report::decode(first.message, name_in(round.mesh.names(), 0))
+                 .fabric.value_or(FabricHandle{});
   } else {
     handle = std::move(first.descriptor);
   }

@@ -43,7 +43,8 @@ struct MulticastCapability {
 
 // Why a group whose ranks have `capabilities` has no multicast object, "" where it can try to make
 // one. The same text on every rank that has the same capabilities.
-std::string multicast_obstacle(std::span<const MulticastCapability> capabilities);
+std::string multicast_obstacle(std::span<const MulticastCapability> capabilities,
+                               const RankNames& names = {});
 
 class Multicast {
  public:

@@ -65,7 +65,7 @@ HandleKind SegmentRendezvous::choose(std::size_t chunk,
     handles.push_back(has_it ? descriptors[rank].handles
                              : HandleDescriptor{.has_descriptor = true, .fabric = FabricHandle{}});
   }
-  return choose_handle_kind(handles);
+  return choose_handle_kind(handles, round_.mesh.names());
 }
 
 void SegmentRendezvous::receive(std::size_t chunk,

@@ -313,13 +313,14 @@ class FrameQueuesTest : public ::testing::Test {
     far_.reset(pair[0]);
     sockets_[1] = GuardedDescriptor::open([&] { return pair[1]; });
     records_[1].process.pid = 4242;
-    queues_.emplace("test: ", sockets_, records_);
+    queues_.emplace("test: ", names_, sockets_, records_);
   }
   void send(const Bytes& frame) { ASSERT_EQ(send_frame(far_.get(), frame), SocketStatus::kDone); }
   void send_post(std::uint64_t topic) {
     send(encode_exchange(topic, false, post_of(1, topic), FrameKind::kPost));
   }
 
+  const RankNames names_;
   FileDescriptor far_;
   std::vector<GuardedDescriptor> sockets_ = std::vector<GuardedDescriptor>(2);
   std::vector<PeerRecord> records_ = std::vector<PeerRecord>(2);

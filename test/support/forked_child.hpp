@@ -34,7 +34,10 @@ class ForkedChild {
   ForkedChild(const ForkedChild&) = delete;
   ForkedChild& operator=(const ForkedChild&) = delete;
 
+  pid_t pid() const { return pid_; }
   void kill() { ::kill(pid_, SIGKILL); }
+  // Returns when a signal has stopped the child.
+  void await_stop() const { ::waitpid(pid_, nullptr, WUNTRACED); }
 
   // The exit status, or minus the signal that ended the child.
   int wait() {

@@ -57,7 +57,7 @@ TEST(PeerRecord, RoundTrip) {
 
 TEST(PeerRecord, LayoutIsTheDocumentedOne) {
   const Bytes bytes = encode_peer_record(sample());
-  const Bytes start = {0x73, 0x70, 0x64, 0x72, 2,    0,    0,    0,    3,    0,    0,    0,    5,
+  const Bytes start = {0x73, 0x70, 0x64, 0x72, 3,    0,    0,    0,    3,    0,    0,    0,    5,
                        0,    0,    0,    0x89, 0x67, 0x45, 0x23, 0x01, 0,    0,    0,    0x15, 0x14,
                        0x13, 0x12, 0x11, 0,    0,    0,    0x25, 0x24, 0x23, 0x22, 0x21, 0,    0,
                        0,    0x98, 0xba, 0xdc, 0xfe, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,
@@ -119,7 +119,7 @@ TEST(PeerRecord, WrongContentsAreRefused) {
   Bytes other_version = encode_peer_record(sample());
   other_version[4] = 1;
   expect_error(error_of([&] { parse_peer_record(other_version, kRank); }), ErrorCode::kMismatch,
-               {"version 2", "got 1"});
+               {"version 3", "got 1"});
 }
 
 TEST(PeerRecord, AnotherWorldSizeIsAMismatch) {

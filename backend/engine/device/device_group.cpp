@@ -104,8 +104,8 @@ void DeviceGroup::connect_peer(int peer, milliseconds timeout, bool captured,
   if (peers.base(peer) != nullptr) return;
   if (captured) {
     throw Error(ErrorCode::kUnsupported,
-                call + ": the group has not used " + device_name(device()) + " with rank " +
-                    std::to_string(peer) + " yet; call once before capture");
+                call + ": the group has not used " + device_name(device()) + " with " +
+                    context_.group.rank_name(peer) + " yet; call once before capture");
   }
   try {
     peers.map(peer, Deadline(timeout), call);

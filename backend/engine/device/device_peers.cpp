@@ -48,8 +48,8 @@ void DevicePeers::post_failure(LocalGroup& group, const std::string& device, con
   descriptor.error = error;
   group.mesh().post(kDescriptorTopic, descriptor.encode(), -1);
   // This rank will not come to connect_all().
-  const Error status(error.code(), "rank " + std::to_string(group.rank()) + " cannot use " +
-                                       device + ": " + error.what());
+  const Error status(error.code(), group.rank_name(group.rank()), " cannot use ", device, ": ",
+                     error.what());
   group.mesh().post(kStatusTopic, encode_status(status), -1);
 }
 
@@ -171,7 +171,8 @@ std::optional<Error> DevicePeers::map_all(const Deadline& deadline, const std::s
     handles.push_back((peer.descriptor ? *peer.descriptor : own_descriptor_).handles);
   }
   HandleKind kind{};
-  if (auto error = try_step([&] { kind = choose_handle_kind(handles); })) return error;
+  if (auto error = try_step([&] { kind = choose_handle_kind(handles, group_.names()); }))
+    return error;
   for_every_peer([&](int peer) { map_by(peer, kind); });
   return first;
 }

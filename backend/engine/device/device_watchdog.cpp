@@ -78,7 +78,8 @@ Error DeviceWatchdog::error_of(const DevicePage::Report& report) const {
                       std::chrono::duration<double>(*limit).count());
         text += seconds;
       }
-      text += " on the device, waiting for " + peer;
+      text += " on the device, waiting for ";
+      text += report.transfer != 0 && known_peer ? group_.rank_report(report.peer) : peer;
       if (report.transfer == 0) text += "; " + trace_.arrival_report(report.sequence);
       return Error(ErrorCode::kTimeout, text);
     }

@@ -187,7 +187,10 @@ std::string arrival_report(const LocalGroup& group,
     const std::optional<std::string> last = last_call(peer);
     std::string& names = last ? missing : arrived;
     names += (names.empty() ? "" : ", ") + group.rank_name(peer);
-    if (last) names += " (" + *last + ")";
+    std::string known = last.value_or("");
+    const std::string note = group.process_note(peer);
+    if (!note.empty()) known += (known.empty() ? "" : "; ") + note;
+    if (!known.empty()) names += " (" + known + ")";
   }
   return "arrived: " + (arrived.empty() ? "no other rank" : arrived) +
          "; not arrived: " + (missing.empty() ? "none" : missing);

@@ -56,7 +56,8 @@ Error different_calls(const LocalGroup& group, const std::string& counter, int p
 std::optional<CallRecord> read_device_call(const DeviceCalls& calls, std::uint64_t sequence);
 
 // The arrival report of a time-out: "arrived: rank 1; not arrived: rank 2 (no call yet)".
-// `last_call` returns what a peer did last, nullopt for one that has arrived.
+// `last_call` returns what a peer did last, nullopt for one that has arrived. A process that is
+// stopped is called so, whether it has arrived or not.
 std::string arrival_report(const LocalGroup& group,
                            const std::function<std::optional<std::string>(int peer)>& last_call);
 

@@ -33,13 +33,14 @@ void HostTrace::fail(ErrorCode code, const std::string& text) {
   group_.fail(Error(code, group_.prefix() + call_name() + ": " + text));
 }
 
-bool HostTrace::keep_waiting(int /*peer*/) {
+bool HostTrace::keep_waiting(int peer) {
   if (!check_peers() || !verify_all()) return false;
   const Clock::duration elapsed = Clock::now() - start_;
   if (elapsed < timeout_) return true;
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%.3f s", std::chrono::duration<double>(elapsed).count());
-  fail(ErrorCode::kTimeout, "Timed out after " + std::string(seconds) + "; " + arrival_report());
+  fail(ErrorCode::kTimeout,
+       text_of("Timed out after ", seconds, awaited(peer), "; ", arrival_report()));
   return false;
 }
 
@@ -123,6 +124,15 @@ std::string HostTrace::call_on_device(int peer) const {
   const auto call = read_device_call(control.device_calls, posted);
   return text_of("in ", call ? describe_call(*call) : "a call", " device seq ", posted,
                  " on its device; ");
+}
+
+std::string HostTrace::awaited(int peer) const {
+  if (peer == group_.rank()) return "";
+  const ProgressLine& theirs = progress(peer);
+  const char* has = "has not arrived";
+  if (load_acquire(&theirs.entered) >= sequence()) has = "is in the call";
+  if (load_acquire(&theirs.completed) >= sequence()) has = "has completed the call";
+  return text_of(", waiting for ", group_.rank_name(peer), ", which ", has);
 }
 
 std::string HostTrace::arrival_report() const {

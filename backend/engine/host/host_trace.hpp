@@ -59,6 +59,9 @@ class HostTrace final : public CallObserver {
 
   // "all_reduce(float32, SUM, count 4, one_shot) seq 3": the last call that was entered.
   std::string call_name() const;
+  // ", waiting for rank 1, which is in the call"; "" where that is this rank: a set-up waits for
+  // all.
+  std::string awaited(int peer) const;
   // Who has entered the last call, and what the others did last.
   std::string arrival_report() const;
   bool verify(int peer, std::uint64_t sequence);

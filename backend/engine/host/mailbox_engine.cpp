@@ -232,8 +232,9 @@ bool MailboxEngine::look_at_item(const Transfer& item, Clock::time_point now) {
   Error reason(ErrorCode::kPeerLost, "");
   if (now >= item.deadline) {
     const std::chrono::duration<double> elapsed = now - item.started;
-    reason =
-        Error(ErrorCode::kTimeout, "Timed out after " + std::to_string(elapsed.count()) + " s");
+    reason = Error(ErrorCode::kTimeout, "Timed out after ", std::to_string(elapsed.count()),
+                   " s, waiting for ", peer == kAnySource ? name : group_.rank_report(peer), "; ",
+                   item.moved, " of the ", item.bytes, " bytes were moved");
   } else if (peer != kAnySource) {
     if (!group_.is_gone(peer, &reason)) return false;
   } else {

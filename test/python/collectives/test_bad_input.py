@@ -1,6 +1,7 @@
 """Wrong arguments: an exception before anything is sent, that names the argument, what was
 expected and what came. Afterwards the group still works on every rank."""
 
+import datetime
 import os
 import re
 import time
@@ -20,7 +21,7 @@ from harness import (
     run_ranks,
 )
 from rank_processes import RankFailure
-from refused_calls import CASES, WORLD_SIZE, ones, refused
+from refused_calls import CASES, WORLD_SIZE, ones, refused, strided
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="the texts are symm's")
 
@@ -151,6 +152,30 @@ def test_group_whose_name_has_control_characters():
         return unsaid(text, [re.escape(kind), re.escape(r"a\x0ab\x1b[31m ü"), "rank 0", "rank 1"])
 
     expect_no_mismatch(run_ranks(body, 2, fresh=True))
+
+
+def test_global_ranks_stand_beside_group_ranks():
+    """Ranks 1 and 2 as group ranks 0 and 1: an argument, a set-up, a call and who hears of it."""
+
+    def body(rank):
+        group = dist.new_group([1, 2], timeout=datetime.timedelta(seconds=1))
+        if rank == 0:
+            return []
+        names = ["rank 0 (global rank 1)", "rank 1 (global rank 2)"]
+
+        argument = message_of(ValueError, lambda: dist.recv(strided(), 3 - rank, group=group))
+        problems = unsaid(argument, [f"group rank {rank - 1}, global rank {rank}, of 2"])
+        if rank == 2:
+            time.sleep(1.5)
+
+        def barriers():  # whoever comes late to one may complete it, and not the next
+            for _ in range(2):
+                dist.barrier(group=group)
+
+        text = message_of(RuntimeError, barriers)
+        return problems + unsaid(text, [re.escape(name) for name in names])
+
+    expect_no_mismatch(run_ranks(body, WORLD_SIZE, fresh=True))
 
 
 @pytest.mark.parametrize(
