@@ -130,11 +130,27 @@ void DeviceWork::release(const c10::Stream& current) {
   for (const at::Tensor& tensor : kept) streams_->protect(tensor, launch_->stream);
 }
 
+// What the user writes to the tensors next comes after the kernel, which has then told its peers
+// that it gave up (NOTE [Memory of a rank that gives up] in local_group.hpp).
+void DeviceWork::follow_failed() noexcept {
+  try {
+    const c10::Stream current = streams_->current();
+    if (current == launch_->stream || streams_->closed()) return;
+    if (launch_->capture != 0 || streams_->capture_of(current) != 0) return;
+    if (const c10::Event* const end = end_event()) end->block(current);
+  } catch (const std::exception&) {
+    // A device in error runs nothing any more.
+  }
+}
+
 void DeviceWork::synchronize() { wait(kNoTimeout); }
 
 bool DeviceWork::wait(std::chrono::milliseconds /*timeout*/) {
   const Launch& mine = launch();
-  if (std::exception_ptr failure = exception()) std::rethrow_exception(std::move(failure));
+  if (std::exception_ptr failure = exception()) {
+    follow_failed();
+    std::rethrow_exception(std::move(failure));
+  }
   const c10::Stream current = streams_->current();
   make_wait(current);
   if (mine.stream != mine.issuing) release(current);

@@ -54,7 +54,8 @@ class DeviceWork final : public WorkSymm {
   int sourceRank() const override;
   void synchronize() override;
   // Does not block the host; `timeout` is ignored: the operation's own bounds it on the device.
-  // Throws DistBackendError where the group has failed, ValueError inside the coalescing block,
+  // Throws DistBackendError where the group has failed, the current stream then behind the
+  // operation all the same, ValueError inside the coalescing block,
   // NotImplementedError inside a capture that began before the operation was complete.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void blockCurrentStream() override { synchronize(); }
@@ -68,6 +69,7 @@ class DeviceWork final : public WorkSymm {
  private:
   const Launch& launch() const;
   void make_wait(const c10::Stream& current);
+  void follow_failed() noexcept;
   const c10::Event* end_event();
   bool passed();
   void release(const c10::Stream& current);

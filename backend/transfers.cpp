@@ -24,7 +24,7 @@ WorkPtr ProcessGroupSymm::Impl::transfer(OpType type, Tensors& tensors, int peer
   }
   const at::Tensor tensor = is_send ? plain(given) : given;
   checks.group_device(tensor, {"tensor"}, gpu());
-  checks.movable_dtype(tensor, {"tensor"});
+  const Dtype dtype = checks.movable_dtype(tensor, {"tensor"});
   if (peer == rank_ && !coalescing()) {
     checks.fail(ErrorCode::kInvalidArgument, {peer_name},
                 "expected another rank of the group, got this one: a message to oneself needs its "
@@ -35,7 +35,8 @@ WorkPtr ProcessGroupSymm::Impl::transfer(OpType type, Tensors& tensors, int peer
       .bytes = tensor.nbytes(),
       .tag = tag,
       .peer = peer,
-      .is_send = is_send};
+      .is_send = is_send,
+      .dtype = dtype};
   if (tensor.is_cuda()) return transfer_on_device(type, tensor, op);
   check_block(at::kCPU);
   return transfer_on_host(type, tensor, op);

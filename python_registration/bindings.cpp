@@ -143,6 +143,13 @@ std::string environment_value(const std::string& name) {
   return with_torch_errors([&]() -> std::string {
     if (name == "SYMM_ALGO") return std::string(algorithm_name(symm::algorithm_in_environment()));
     if (name == "SYMM_DETERMINISTIC") return symm::deterministic_in_environment() ? "1" : "0";
+    if (name == "SYMM_POISON") return symm::poison_in_environment() ? "1" : "0";
+    if (name == "SYMM_ON_FAILURE") return symm::failure_grace_in_environment() ? "abort" : "raise";
+    if (name == "SYMM_FAILURE_GRACE_MS") {
+      static_cast<void>(symm::failure_grace_in_environment());  // throws where it is wrong
+      const char* const grace = std::getenv(name.c_str());
+      return grace == nullptr ? "5000" : grace;
+    }
     if (name == "SYMM_DISABLE_MULTICAST") return symm::multicast_disabled() ? "1" : "0";
     if (name == "SYMM_HANDLE_TYPE") {
       return std::string(symm::handle_preference_name(symm::handle_preference()));

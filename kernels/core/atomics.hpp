@@ -193,6 +193,29 @@ SYMM_INLINE bool compare_exchange_release(T* address, T expected, T desired) {
 #endif
 }
 
+// Sequentially consistent; on a GPU of 4 bytes.
+template <class T>
+SYMM_INLINE T exchange_seq_cst(T* address, T value) {
+#if SYMM_PTX
+  static_assert(sizeof(T) == 4);
+  std::uint32_t before;
+  asm volatile("fence.sc.sys;" ::: "memory");
+  asm volatile("atom.acquire.sys.exch.b32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return static_cast<T>(before);
+#elif SYMM_AMDGCN
+  release_before_barrier();
+  const T before = __hip_atomic_exchange(amd_global(address), value, __ATOMIC_SEQ_CST,
+                                         __HIP_MEMORY_SCOPE_SYSTEM);
+  acquire_fence();
+  return before;
+#else
+  return __atomic_exchange_n(address, value, __ATOMIC_SEQ_CST);
+#endif
+}
+
 #if SYMM_GPU_COMPILER
 
 // Two relaxed 8-byte accesses of adjacent memory, 16-byte aligned, in one instruction where the
@@ -293,11 +316,6 @@ inline void fence_before_writes() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 template <class T>
 inline T fetch_add(T* address, T value) {
   return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
-}
-
-template <class T>
-inline T exchange_seq_cst(T* address, T value) {
-  return __atomic_exchange_n(address, value, __ATOMIC_SEQ_CST);
 }
 
 template <class T>

@@ -64,8 +64,8 @@ struct alignas(16) LocationMessage {
 
 // Signals of one peer to one channel of this rank.
 struct alignas(kCacheLine) ChannelSignal {
-  std::uint32_t ready;  // steps that the peer has published
-  std::uint32_t done;   // steps that the peer has finished reading
+  std::uint64_t ready;  // steps that the peer has published
+  std::uint64_t done;   // steps that the peer has finished reading
   alignas(16)
       LocationMessage locations[kSlots];  // of the call that begins in step s, at s % kSlots
 };
@@ -82,14 +82,14 @@ struct P2pCounter {
   std::uint32_t received;  // slots emptied here, ever
 };
 
-// Only this rank's GPU reads and writes it.
+// This rank's GPU writes it, and alone reads it, but for `dead`.
 struct alignas(kCacheLine) LocalState {
   std::uint32_t ll_epoch;        // LL calls that have ended
   std::uint32_t ll_ticket;       // blocks that have finished the running LL call
   std::uint32_t channel_ticket;  // the same for a pipelined call
-  std::uint32_t dead;            // the group failed: kernels end at once
+  std::uint32_t dead;            // the group failed: kernels end at once, and peers look
   std::uint64_t sequence;        // collectives that have ended
-  alignas(kCacheLine) std::uint32_t channel_epoch[kMaxChannels];  // steps of all calls so far
+  alignas(kCacheLine) std::uint64_t channel_epoch[kMaxChannels];  // steps of all calls so far
   alignas(kCacheLine) P2pCounter p2p_channels[kMaxDeviceRanks][kP2pChannels];
   std::uint32_t tag_tickets[kMaxDeviceRanks][kTagChannels][2];  // [..][0] send, [..][1] recv
   std::uint64_t messages[kMaxDeviceRanks][kTagChannels][2];     // that have ended
@@ -131,6 +131,7 @@ enum class DeviceFault : std::uint32_t {
   kCountMismatch = 3,  // `peer` sends `theirs` bytes where `mine` are expected
   kTagMismatch = 4,    // `peer` sent a message of tag `theirs` where `mine` is expected
   kAsymmetricUse = 5,  // `peer` used another offset of its segment than this rank
+  kPeerGaveUp = 6,     // `peer` gave up before its memory was read, or withdrew its signal
 };
 
 // What a rank's GPU reports to the hosts of the group. Shared host memory that the GPU maps;

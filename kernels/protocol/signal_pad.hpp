@@ -3,7 +3,7 @@
 // NOTE [Signal pads]
 // Every rank of a group has a pad, zero at the start, beside its buffer. A pad is an array of
 // 32-bit slots; rank r stores its signals to the pad's owner on a channel in slot [channel *
-// world_size + r]. A slot is 0 (empty), 1 (full) or, on the host, 2 (withdrawn):
+// world_size + r]. A slot is 0 (empty), 1 (full) or 2 (withdrawn):
 //   put   waits until the slot at the receiver is empty, and fills it; release
 //   wait  waits until one's own slot is full, and empties it; acquire
 //   barrier puts to every other rank, then waits for every other rank
@@ -17,7 +17,8 @@
 // was to protect, while its signals would let a late rank pass, and read. So it withdraws them: it
 // exchanges its slot of the channel at every peer for 2, which no put and no take matches. A peer
 // that has taken the signal before was past the barrier in time; any other raises, as does every
-// later use of the channel by this rank. The pad's owner may set the slot to 0 by hand.
+// later use of the channel by this rank. The pad's owner may set the slot to 0 by hand. Kernels of
+// users that wait for such a signal wait for ever, as they would for a rank that never came.
 //
 // Host and device; owns nothing. The functions on slots never wait.
 #pragma once
@@ -68,7 +69,7 @@ SYMM_INLINE bool try_take(SignalSlot* slot) {
   return compare_exchange_acquire(slot, kSignalFull, kSignalEmpty);
 }
 
-// Host only. Afterwards nobody takes the signal; what took it before had read what it protects.
-inline void withdraw(SignalSlot* slot) { exchange_seq_cst(slot, kSignalWithdrawn); }
+// Afterwards nobody takes the signal; what took it before was in time.
+SYMM_INLINE void withdraw(SignalSlot* slot) { exchange_seq_cst(slot, kSignalWithdrawn); }
 
 }  // namespace symm

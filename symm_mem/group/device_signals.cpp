@@ -12,19 +12,33 @@ DeviceSignals::DeviceSignals(GpuRuntime& runtime, LocalGroup& group)
       runtime_(runtime),
       kernels_(
           runtime.make_signal_kernels({.rank = group.rank(), .world_size = group.world_size()})) {
-  if (group.world_size() > 1) group_.watchdog().add(*this);
+  if (group.world_size() == 1) return;
+  failure_exit_ = FailureExit::of_environment(group.watchdog(), [this] { return failure(); });
+  group_.watchdog().add(*this);
 }
 
 DeviceSignals::~DeviceSignals() {
   if (group_.in_forked_child()) {
     [[maybe_unused]] const auto* kernels = kernels_.release();
+    [[maybe_unused]] const auto* failure_exit = failure_exit_.release();
     return;
   }
+  failure_exit_.reset();
   group_.watchdog().remove(*this);
   blocking_section([this] {
     const RelaxedCapture relaxed(runtime_);
     kernels_.reset();
   });
+}
+
+std::optional<Error> DeviceSignals::failure() const {
+  if (group_.ended_here()) return std::nullopt;
+  try {
+    kernels_->check();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
 }
 
 void DeviceSignals::look(bool at_connections) {

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "kernels/gpu/interface/signal_kernels.hpp"
 #include "symm_mem/device/device_runtime.hpp"
+#include "symm_mem/group/failure_exit.hpp"
 #include "symm_mem/group/local_group.hpp"
 
 namespace symm {
@@ -23,9 +25,12 @@ class DeviceSignals final : public WatchdogTask {
   void look(bool at_connections) override;
 
  private:
+  std::optional<Error> failure() const;
+
   LocalGroup& group_;
   GpuRuntime& runtime_;
   std::unique_ptr<SignalKernels> kernels_;
+  std::unique_ptr<FailureExit> failure_exit_;
 };
 
 }  // namespace symm

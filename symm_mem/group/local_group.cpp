@@ -190,6 +190,13 @@ bool LocalGroup::has_left(int peer) const {
   return load_acquire(&page(peer).lifecycle) == static_cast<std::uint32_t>(Lifecycle::kLeft);
 }
 
+bool LocalGroup::ended_here() const {
+  const FailureRecord& record = page(rank_).failure;
+  return has_left() || (load_acquire(&record.state) == 1 &&
+                        record.code == static_cast<std::uint32_t>(ErrorCode::kAborted) &&
+                        record.origin == static_cast<std::uint32_t>(rank_));
+}
+
 // A peer leaves before it closes its connections, so the page is read after them.
 bool LocalGroup::has_ended(int peer) const {
   return peer != rank_ && mesh_->hung_up(peer) && !has_left(peer) &&

@@ -133,6 +133,8 @@ class LocalGroup {
   // Whether this rank, or `peer`, has left in good order.
   bool has_left() const { return has_left(rank_); }
   bool has_left(int peer) const;
+  // Whether this rank itself has put an end to the group: it has left, or it has aborted it.
+  bool ended_here() const;
   // True when the process of `peer` has ended without leaving. At most one system call while it
   // runs.
   bool has_ended(int peer) const;

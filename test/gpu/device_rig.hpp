@@ -63,12 +63,13 @@ class DeviceRig {
  public:
   struct Options {
     std::uint64_t workspace_bytes = 32u << 20;
-    std::uint32_t first_count = 0;
+    FirstCounts first{};
+    bool poisons = true;
   };
 
   DeviceRig(int world, const Options& options)
       : world_(world),
-        first_count_(options.first_count),
+        options_(options),
         layout_(DeviceLayout::of(world, options.workspace_bytes)) {
     for (int rank = 0; rank < world; ++rank) {
       Rank& r = ranks_.emplace_back();
@@ -104,7 +105,8 @@ class DeviceRig {
     config.world_size = world_;
     config.layout = layout_;
     config.page = &page;
-    config.first_count = first_count_;
+    config.first = options_.first;
+    config.poisons = options_.poisons;
     config.poll_period = poll_period;
     auto kernels = make_gpu_group_kernels(config, 0);
     for (int peer = 0; peer < world_; ++peer) kernels->set_peer(peer, segment(peer));
@@ -134,6 +136,16 @@ class DeviceRig {
     }
   }
 
+  // True where the rank's stream is still at work a while later: long enough for a kernel that
+  // waits for nothing to have ended.
+  bool stays_busy(int rank) const {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+    while (std::chrono::steady_clock::now() < end) {
+      if (gpuStreamQuery(stream(rank)) != gpuErrorNotReady) return false;
+    }
+    return true;
+  }
+
   // No kernel gave up.
   void expect_healthy() const {
     for (const Rank& r : ranks_) {
@@ -152,7 +164,7 @@ class DeviceRig {
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
   int world_;
-  std::uint32_t first_count_;
+  const Options options_;
   DeviceLayout layout_;
   std::vector<Rank> ranks_;
 };

@@ -317,19 +317,64 @@ TEST_P(GroupKernelsTest, MessagesLargerThanABoxTakeSeveralLaunches) {
   }
 }
 
-// Counters pass through 2^32 (and a refresh of all LL buffers) while calls go on.
-TEST_P(GroupKernelsTest, CountersWrapAround) {
-  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .first_count = 0xfffffffa});
-  Checker checker(rig);
-  for (int round = 0; round < 4; ++round) {
-    for (const CollectiveKind kind : kKinds) {
-      for (const Plan& plan : plans_of(kind)) {
-        checker.run({.kind = kind,
-                     .plan = plan,
-                     .counts = even(static_cast<std::size_t>(700 + round)),
-                     .root = round % world()});
-        if (HasFatalFailure()) return;
+// Each counter passes through 2^31 and 2^32 by itself (LL epochs with a refresh of all LL buffers)
+// while calls go on.
+TEST_P(GroupKernelsTest, CountersPassTheWidthsOfWords) {
+  constexpr std::uint64_t kSigned = (std::uint64_t{1} << 31) - 6;
+  constexpr std::uint64_t kUnsigned = (std::uint64_t{1} << 32) - 6;
+  constexpr FirstCounts kStarts[] = {{.steps = kSigned},   {.steps = kSigned, .ready = kSigned},
+                                     {.steps = kUnsigned}, {.steps = kUnsigned, .ready = kUnsigned},
+                                     {.ll = kSigned},      {.ll = kUnsigned}};
+  for (const FirstCounts& first : kStarts) {
+    DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .first = first});
+    Checker checker(rig);
+    for (int round = 0; round < 4; ++round) {
+      for (const CollectiveKind kind : kKinds) {
+        for (const Plan& plan : plans_of(kind)) {
+          checker.run({.kind = kind,
+                       .plan = plan,
+                       .counts = even(static_cast<std::size_t>(700 + round)),
+                       .root = round % world()});
+          if (HasFatalFailure()) return;
+        }
       }
+    }
+  }
+}
+
+// `ready` of a root that has not published for 2^31 steps of others does not read as reached.
+TEST_P(GroupKernelsTest, ACounterThatStandsStillIsWaitedFor) {
+  if (world() == 1) GTEST_SKIP() << "there is nobody to wait for";
+  constexpr std::size_t kCount = 1000;
+  for (const std::uint64_t steps : {(std::uint64_t{1} << 31) + 2, (std::uint64_t{1} << 32) - 2,
+                                    (std::uint64_t{1} << 32) + 2, std::uint64_t{3} << 31}) {
+    DeviceRig rig(
+        world(), {.workspace_bytes = kLeastDeviceWorkspace, .first = {.steps = steps, .ready = 0}});
+    std::vector<std::unique_ptr<DeviceBytes>> data;
+    for (int rank = 0; rank < world(); ++rank) {
+      data.push_back(std::make_unique<DeviceBytes>(kCount * 4));
+      check(gpuMemset(data.back()->at(0), rank + 1, kCount * 4), "Memset");
+    }
+    check(gpuDeviceSynchronize(), "DeviceSynchronize");
+    const int root = world() - 1;
+    for (int rank = 0; rank < world(); ++rank) {
+      CollectiveArgs args;
+      args.kind = CollectiveKind::kBroadcast;
+      args.dtype = Dtype::kInt32;
+      args.root = root;
+      args.count = kCount;
+      args.input = args.output = data[static_cast<std::size_t>(rank)]->at(0);
+      if (rank == root) {
+        EXPECT_TRUE(rig.stays_busy(0)) << steps;
+      }
+      rig.kernels(rank).launch(args, plan(Algorithm::kPipelined, 4), 0, rig.options(rank));
+    }
+    rig.finish();
+    rig.expect_healthy();
+    for (const auto& each : data) {
+      Bytes got(kCount * 4);
+      check(gpuMemcpy(got.data(), each->at(0), got.size(), gpuMemcpyDeviceToHost), "Memcpy");
+      EXPECT_EQ(got, Bytes(got.size(), static_cast<std::byte>(world()))) << steps;
     }
   }
 }

@@ -229,6 +229,27 @@ TEST_F(SignalFailuresTest, ABarrierNamesTheRankThatIsMissing) {
   expect_working_device();
 }
 
+// Whoever comes after the first rank has given up must not pass.
+TEST_F(SignalFailuresTest, AGivenUpBarrierIsWithdrawn) {
+  {
+    SignalRig rig(*runtime_, 3);
+    rig.kernels(0).barrier(rig.pads(), rig.options(0, 1, milliseconds(100)));
+    expect_failure(rig, 0, ErrorCode::kTimeout, {"barrier on channel 1"});
+    std::vector<SignalSlot> expected = zeros();
+    expected[1 * 3 + 0] = kSignalWithdrawn;
+    EXPECT_EQ(rig.pad(1), expected);
+    EXPECT_EQ(rig.pad(2), expected);
+    for (const int rank : {1, 2}) {
+      rig.kernels(rank).barrier(rig.pads(), rig.options(rank, 1, milliseconds(20'000)));
+    }
+    for (const int rank : {1, 2}) {
+      expect_failure(rig, rank, ErrorCode::kPeerLost,
+                     {"barrier on channel 1", "has given up a barrier on this channel"});
+    }
+  }
+  expect_working_device();
+}
+
 // A wait whose signal comes before the time is up is none of this.
 TEST_F(SignalFailuresTest, ASignalInTimeIsNoFailure) {
   SignalRig rig(*runtime_, 2);

@@ -137,7 +137,7 @@ TEST_P(TransferTest, MoreMessagesThanALaunchHolds) {
 }
 
 TEST_P(TransferTest, CountersWrapAround) {
-  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .first_count = 0xfffffffd});
+  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .first = {.p2p = 0xfffffffd}});
   for (int round = 0; round < 4; ++round) {
     exchange(rig, {{0, 1, 3, 50'000}, {1, 0, 3, 70'000}}, false);
     if (HasFatalFailure()) return;

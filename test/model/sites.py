@@ -122,11 +122,13 @@ SITES: dict[str, list[Site]] = {
         Site(GROUP, "LocalGroup::leave(", "fence_before_writes()"),
         Site(GROUP, "LocalGroup::failure(", "fence_before_writes()"),
         Site(GROUP, "LocalGroup::give_up(", "fence_before_writes()"),
+        Site(GIVE_UP, "void fail_group(", "release_earlier_work()"),
         Site("symm_mem/group/host_signals.cpp", "HostSignals::barrier(", "fence_before_writes()"),
     ],
     "look after reads": [
         Site("symm_mem/group/local_group.hpp", "bool stands(", "fence_after_reads()"),
         Site(GROUP, "LocalGroup::exchange(Purpose", "fence_after_reads()"),
+        Site(BLOCK, "bool stands(", "acquire_for_later_work()"),
     ],
     "record clear": [Site(CALLS, "DeviceTrace::post", "place.sequence, std::uint64_t{0}")],
     "record words": [Site(CALLS, "DeviceTrace::post", "store_release(words_of(place) + i")],
@@ -181,6 +183,7 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
     BLOCK: {
         "store_relaxed_pair(location_words": "locations are cells: shown to be free of races",
         "load_relaxed_pair(location_words": "locations are cells: shown to be free of races",
+        "load_relaxed(&theirs.dead)": "the owner's word itself: its fences are modelled",
     },
     LL: {"relaxed_pair(words": "the words of LL packets, which have no order"},
     TRANSFER: {

@@ -45,7 +45,7 @@ class TransferScheduleTest : public testing::Test {
   std::array<std::byte, 64> memory_{};
   std::vector<TransferOp> ops_;
   std::vector<TransferParams> launches_;
-  TransferSchedule schedule_{kRank, kWorld};
+  TransferSchedule schedule_{kRank, kWorld, true};
 };
 
 TEST_F(TransferScheduleTest, EachLaunchCarriesOneMessageToOneself) {
@@ -72,6 +72,25 @@ TEST_F(TransferScheduleTest, LaterLaunchesOfOthersCarryNothingOfTheFirst) {
   EXPECT_EQ(messages_of(launches[0]), kMaxTransferItems);
   EXPECT_EQ(launches[1].own.bytes, 0u);
   EXPECT_EQ(messages_of(launches[1]), 1);
+}
+
+// Messages of one peer and tag channel are sorted together, and each keeps its dtype.
+TEST_F(TransferScheduleTest, DtypesStayWithTheirMessages) {
+  for (const int tag : {0, 1, 0}) {
+    ops_.push_back({.data = &memory_[ops_.size()],
+                    .bytes = 8,
+                    .tag = tag,
+                    .peer = 2,
+                    .dtype = tag == 0 ? Dtype::kFloat16 : Dtype::kInt64});
+  }
+  const std::vector<TransferParams>& launches = plan();
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_TRUE(launches[0].poisons);
+  ASSERT_EQ(messages_of(launches[0]), 3);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(launches[0].dtypes[i],
+              launches[0].items[i].tag == 0 ? Dtype::kFloat16 : Dtype::kInt64);
+  }
 }
 
 TEST_F(TransferScheduleTest, WhatMovesNothingNeedsNoLaunch) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/engine/device/device_choice.hpp"
+#include "backend/engine/group/settings.hpp"
 #include "backend/engine/group/validation.hpp"
 #include "kernels/core/atomics.hpp"
 
@@ -25,8 +26,11 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
   const DeviceLayout layout =
       DeviceLayout::of(world_size(), context.agreement.device_workspace_bytes);
   resources_->segment = LocalSegment::allocate(runtime, layout.total_bytes);
-  resources_->kernels = runtime.make_group_kernels(
-      {.rank = rank(), .world_size = world_size(), .layout = layout, .page = &trace_.own_page()});
+  resources_->kernels = runtime.make_group_kernels({.rank = rank(),
+                                                    .world_size = world_size(),
+                                                    .layout = layout,
+                                                    .page = &trace_.own_page(),
+                                                    .poisons = poison_in_environment()});
   resources_->kernels->set_peer(rank(), resources_->segment->base());
   resources_->peers = std::make_unique<DevicePeers>(context.group, runtime, *resources_->segment);
   shares_.reserve(2 * static_cast<std::size_t>(world_size()));
@@ -35,7 +39,20 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
   connected_ = world_size() == 1;
   if (world_size() > 1) resources_->peers->post();
   watchdog_ = std::make_unique<DeviceWatchdog>(context.group, trace_, messages_);
+  if (world_size() > 1) {
+    LocalGroup& group = context.group;
+    failure_exit_ =
+        FailureExit::of_environment(group.watchdog(), [&group]() -> std::optional<Error> {
+          if (!group.failed() || group.ended_here()) return std::nullopt;
+          return group.failure();
+        });
+  }
   context.group.set_abort_word(&trace_.own_page().abort);
+}
+
+void DeviceGroup::stop() {
+  failure_exit_.reset();
+  watchdog_->stop();
 }
 
 // What the device may still be using is kept for ever where it cannot be waited for: at the end of
@@ -196,7 +213,11 @@ void DeviceGroup::put_all_to_all(const CollectiveArgs& args, const LaunchOptions
     const Part& out = args.input_parts[static_cast<std::size_t>(peer)];
     const Part& in = args.output_parts[static_cast<std::size_t>(peer)];
     shares_.push_back({.data = out.data, .bytes = out.count * size, .peer = peer, .is_send = true});
-    shares_.push_back({.data = in.data, .bytes = in.count * size, .peer = peer, .is_send = false});
+    shares_.push_back({.data = in.data,
+                       .bytes = in.count * size,
+                       .peer = peer,
+                       .is_send = false,
+                       .dtype = args.dtype});
   }
   resources_->kernels->transfer(shares_, true, options);
 }

@@ -15,7 +15,9 @@
 // watchdog learns of it (a dead peer, a failed peer, a kernel that gave up, different calls), sets
 // the abort word, upon which every kernel of the group leaves, and fails the group. From then on
 // every call throws the failure, and so does the Work of an operation that was not known to be
-// complete. What such an operation has written is not to be used.
+// complete. What such an operation has written is not to be used: its kernels fill it with NaN, or
+// what the dtype has in its place, unless SYMM_POISON=0 (NOTE [Poison] in poison.cuh). With
+// SYMM_ON_FAILURE=abort the process ends soon after (failure_exit.hpp).
 //
 // Thread safety: every member may be called from any thread; the order of calls is the caller's.
 #pragma once
@@ -40,6 +42,7 @@
 #include "kernels/gpu/interface/group_kernels.hpp"
 #include "kernels/plan/plan_request.hpp"
 #include "symm_mem/device/device_runtime.hpp"
+#include "symm_mem/group/failure_exit.hpp"
 #include "symm_mem/group/local_group.hpp"
 
 namespace symm {
@@ -127,7 +130,7 @@ class DeviceGroup {
   const DeviceTrace& trace() const { return trace_; }
 
   // Removes the watchdog's task. Idempotent.
-  void stop() { watchdog_->stop(); }
+  void stop();
 
  private:
   // What the device may be using: freed after it has ended, or never.
@@ -188,6 +191,7 @@ class DeviceGroup {
   std::vector<std::byte*> peer_inputs_;
   std::vector<std::byte*> peer_outputs_;
   std::unique_ptr<DeviceWatchdog> watchdog_;
+  std::unique_ptr<FailureExit> failure_exit_;
 };
 
 }  // namespace symm

@@ -99,6 +99,10 @@ Error DeviceWatchdog::error_of(const DevicePage::Report& report) const {
           ErrorCode::kMismatch,
           name + self + " and " + peer +
               " passed tensors at different offsets of memory with symmetric registration");
+    case DeviceFault::kPeerGaveUp:
+      return Error(ErrorCode::kPeerLost,
+                   name + peer + " gave up while " + self +
+                       " read its tensor in place, so the result is not to be used");
     default:
       return Error(ErrorCode::kAborted, name + "the kernels of the group were told to leave");
   }

@@ -8,6 +8,7 @@
 #include "kernels/protocol/device_layout.hpp"
 #include "symm_mem/device/memory_handle.hpp"
 #include "symm_mem/device/multicast.hpp"
+#include "symm_mem/group/failure_exit.hpp"
 #include "symm_mem/process/byte_codec.hpp"
 #include "symm_mem/process/regular_file.hpp"
 
@@ -24,6 +25,16 @@ constexpr SizeRange kWorkspaceSizes{
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
+// A switch that is on where it is unset.
+bool is_on(const char* variable) {
+  const char* const value = std::getenv(variable);
+  const std::string text = value == nullptr ? "1" : value;
+  if (text != "0" && text != "1") {
+    refuse(std::string(variable) + ": expected 0 or 1, got '" + text + "'");
+  }
+  return text == "1";
+}
+
 }  // namespace
 
 Algorithm algorithm_in_environment() {
@@ -31,14 +42,9 @@ Algorithm algorithm_in_environment() {
   return name == nullptr ? Algorithm::kAuto : parse_algorithm(name, "SYMM_ALGO");
 }
 
-bool deterministic_in_environment() {
-  const char* const value = std::getenv("SYMM_DETERMINISTIC");
-  const std::string text = value == nullptr ? "1" : value;
-  if (text != "0" && text != "1") {
-    refuse("SYMM_DETERMINISTIC: expected 0 or 1, got '" + text + "'");
-  }
-  return text == "1";
-}
+bool deterministic_in_environment() { return is_on("SYMM_DETERMINISTIC"); }
+
+bool poison_in_environment() { return is_on("SYMM_POISON"); }
 
 PlanTables tables_in_environment() {
   const char* const path = std::getenv("SYMM_TUNING_FILE");
@@ -79,8 +85,10 @@ void check_config(const CommunicatorConfig& config) {
 }
 
 Agreement Agreement::proposed_by(const CommunicatorConfig& config) {
-  static_cast<void>(handle_preference());  // throws for a wrong value, as the next one does
+  static_cast<void>(handle_preference());  // throws for a wrong value, as the next ones do
   static_cast<void>(multicast_disabled());
+  static_cast<void>(poison_in_environment());
+  static_cast<void>(failure_grace_in_environment());
   const Algorithm forced = algorithm_in_environment();
   const bool deterministic = deterministic_in_environment();
   return {.algorithm = config.algorithm != Algorithm::kAuto ? config.algorithm : forced,

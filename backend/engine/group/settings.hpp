@@ -13,10 +13,12 @@
 namespace symm {
 
 // SYMM_ALGO: an algorithm's name, which forces it for every collective that has it. This and the
-// next two throw Error(kInvalidArgument) that names the variable.
+// next three throw Error(kInvalidArgument) that names the variable.
 Algorithm algorithm_in_environment();
 // SYMM_DETERMINISTIC. 0: algorithms may be named whose sums have other bits; 1: as unset.
 bool deterministic_in_environment();
+// SYMM_POISON. 0: a GPU's kernels that give up leave their outputs as they are; 1: as unset.
+bool poison_in_environment();
 // SYMM_TUNING_FILE: path of JSON tuning tables (PlanTables::from_json), a regular file of at most
 // 16 MiB.
 PlanTables tables_in_environment();

@@ -15,36 +15,48 @@ class SignalThread {
 
   // Puts a signal of this rank to `peer` on `channel`; false when the kernel must end.
   __device__ bool put(int peer, int channel) {
-    SignalSlot* const slot =
-        params_.pads[peer] + signal_slot(channel, params_.world_size, params_.rank);
-    return poll(peer, channel, true, [slot] { return try_put(slot); });
+    SignalSlot* const slot = slot_at(peer, channel);
+    return poll(slot, peer, channel, true, [slot] { return try_put(slot); });
   }
 
   // Takes the signal of `peer` on `channel`; false when the kernel must end.
   __device__ bool take(int peer, int channel) {
     SignalSlot* const slot =
         params_.pads[params_.rank] + signal_slot(channel, params_.world_size, peer);
-    return poll(peer, channel, false, [slot] { return try_take(slot); });
+    return poll(slot, peer, channel, false, [slot] { return try_take(slot); });
   }
+
+  // Takes the signal to `peer` back, whether it was taken or not.
+  __device__ void withdraw_from(int peer, int channel) { withdraw(slot_at(peer, channel)); }
 
   __device__ bool is_dead() const { return load_relaxed(&params_.state->dead) != 0; }
 
  private:
+  // The slot at `peer` that this rank fills.
+  __device__ SignalSlot* slot_at(int peer, int channel) const {
+    return params_.pads[peer] + signal_slot(channel, params_.world_size, params_.rank);
+  }
+
   template <class Try>
-  __device__ bool poll(int peer, int channel, bool putting, const Try& attempt) {
+  __device__ bool poll(const SignalSlot* slot, int peer, int channel, bool putting,
+                       const Try& attempt) {
     std::uint64_t first_look = 0;
     for (std::uint32_t polls = 1;; ++polls) {
       if (attempt()) return true;
       if ((polls & (params_.poll_period - 1)) == 0 &&
-          gives_up(peer, channel, putting, first_look)) {
+          gives_up(slot, peer, channel, putting, first_look)) {
         return false;
       }
     }
   }
 
-  __device__ SYMM_OUTLINED_METHOD bool gives_up(int peer, int channel, bool putting,
-                                                std::uint64_t& first_look) {
+  __device__ SYMM_OUTLINED_METHOD bool gives_up(const SignalSlot* slot, int peer, int channel,
+                                                bool putting, std::uint64_t& first_look) {
     if (is_dead()) return true;
+    if (load_relaxed(slot) == kSignalWithdrawn) {
+      report(DeviceFault::kPeerGaveUp, putting ? params_.rank : peer, channel, putting);
+      return true;
+    }
     if (load_relaxed(&params_.page->abort) != 0) {
       report(DeviceFault::kAborted, peer, channel, putting);
       return true;
@@ -71,14 +83,14 @@ class SignalThread {
   const SignalParams& params_;
 };
 
-// A barrier of all ranks on `channel`, by threads [0, world_size) of a block, one for each rank.
-// False in a thread that gave up. The caller synchronises the block's other threads, and memory
-// that they wrote.
-__device__ inline bool signal_barrier(const SignalParams& params, int channel) {
+// A barrier of all ranks on `channel`, by a block with a thread for each rank. A rank that gives up
+// withdraws its signals (NOTE [Withdrawn signals] in signal_pad.hpp).
+__device__ inline void signal_barrier(const SignalParams& params, int channel) {
   const int peer = static_cast<int>(threadIdx.x);
-  if (peer >= params.world_size || peer == params.rank) return true;
+  const bool has_peer = peer < params.world_size && peer != params.rank;
   SignalThread thread(params);
-  return thread.put(peer, channel) && thread.take(peer, channel);
+  const bool met = !has_peer || (thread.put(peer, channel) && thread.take(peer, channel));
+  if (!block_all(met) && has_peer) thread.withdraw_from(peer, channel);
 }
 
 }  // namespace symm

@@ -29,8 +29,9 @@ __device__ inline LocalState& local_state(const GroupParams& group) {
 }
 
 // True once the counter of a peer has reached `target`; acquires what the peer released.
-__device__ inline bool counter_reached(const std::uint32_t* counter, std::uint32_t target) {
-  return acquire_if(counter, [=](std::uint32_t value) { return has_reached(value, target); });
+template <class Counter>
+__device__ inline bool counter_reached(const Counter* counter, Counter target) {
+  return acquire_if(counter, [=](Counter value) { return has_reached(value, target); });
 }
 
 // The body of Waiter::fail().
@@ -39,6 +40,8 @@ static __device__ SYMM_COLD void fail_group(LocalState& local, DevicePage& page,
                                             ColdValue<bool> transfer, std::uint64_t theirs,
                                             std::uint64_t mine) {
   if (device_compare_exchange(&local.dead, 0u, 1u) != 0u) return;
+  // Before the stream goes on to what may write to memory that a peer is still to read in place.
+  release_earlier_work();
   DevicePage::Report& report = page.report;
   store_data(&report.peer, peer);
   store_data(&report.sequence, number);

@@ -11,6 +11,7 @@
 #include "kernels/algorithms/reduce_scatter.hpp"
 #include "kernels/algorithms/scatter.hpp"
 #include "kernels/gpu/device/call_end.cuh"
+#include "kernels/gpu/device/poison.cuh"
 #include "kernels/gpu/ll/ll_kernels.cuh"
 #include "kernels/gpu/simple/block_executor.cuh"
 
@@ -20,29 +21,43 @@ inline constexpr int kBlockThreads = 512;
 // Spinning blocks must all be resident; with two on a multiprocessor, several groups fit at once.
 inline constexpr int kBlocksPerMultiprocessor = 2;
 
+template <class Reducer, class Body>
+__device__ inline bool try_channel(const GroupParams& group, const CollectiveParams& call,
+                                   const WaitParams& wait, const Body& body) {
+  __shared__ ChannelState state;
+  if (!begin_collective(group)) return false;
+  Waiter waiter(group, wait, collective_number(group), false);
+  BlockExecutor<Reducer> executor(group, call, waiter, state);
+  if (!executor.begin() || !body(executor) || !executor.end()) return false;
+  if (threadIdx.x == 0 && is_last_block(&local_state(group).channel_ticket)) {
+    end_collective(group, call.ends_call);
+  }
+  return true;
+}
+
 // Runs `body(executor)` as one channel of a pipelined collective.
 template <class Reducer, class Body>
 __device__ inline void run_channel(const GroupParams& group, const CollectiveParams& call,
                                    const WaitParams& wait, const Body& body) {
-  __shared__ ChannelState state;
-  if (!begin_collective(group)) return;
+  if (!try_channel<Reducer>(group, call, wait, body)) poison_outputs(group, call);
+}
+
+template <class Body>
+__device__ inline bool try_ll(const GroupParams& group, const CollectiveParams& call,
+                              const WaitParams& wait, const Body& body) {
+  __shared__ LLState state;
+  if (!begin_collective(group)) return false;
   Waiter waiter(group, wait, collective_number(group), false);
-  BlockExecutor<Reducer> executor(group, call, waiter, state);
-  if (!executor.begin() || !body(executor) || !executor.end()) return;
-  if (threadIdx.x == 0 && is_last_block(&local_state(group).channel_ticket)) {
-    end_collective(group, call.ends_call);
-  }
+  LLCall ll(group, call, waiter, state);
+  if (!ll.begin() || !block_all(body(ll))) return false;
+  ll.end();
+  return true;
 }
 
 template <class Body>
 __device__ inline void run_ll(const GroupParams& group, const CollectiveParams& call,
                               const WaitParams& wait, const Body& body) {
-  __shared__ LLState state;
-  if (!begin_collective(group)) return;
-  Waiter waiter(group, wait, collective_number(group), false);
-  LLCall ll(group, call, waiter, state);
-  if (!ll.begin()) return;
-  if (block_all(body(ll))) ll.end();
+  if (!try_ll(group, call, wait, body)) poison_outputs(group, call);
 }
 
 template <class Rules>

@@ -53,28 +53,23 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
     copy_barrier_kernel(const SYMM_GRID_CONSTANT GroupParams group,
                         const SYMM_GRID_CONSTANT CollectiveParams call,
                         const SYMM_GRID_CONSTANT WaitParams wait) {
-  __shared__ LLState state;
-  if (!begin_collective(group)) return;
-  Waiter waiter(group, wait, collective_number(group), false);
-  LLCall ll(group, call, waiter, state);
-  if (!ll.begin()) return;
-  ll.refresh(1);
-  const int peer = static_cast<int>(threadIdx.x);
-  bool ok = true;
-  if (peer < group.world_size && peer != group.rank) {
+  const auto meet = [&](LLCall& x) {
+    x.refresh(1);
+    const int peer = static_cast<int>(threadIdx.x);
+    if (peer >= group.world_size || peer == group.rank) return true;
     release_earlier_work();
-    ll.send(peer, 0,
-            Unit{{static_cast<std::uint32_t>(call.location),
-                  static_cast<std::uint32_t>(call.location >> 32), 0, 0}});
+    x.send(peer, 0,
+           Unit{{static_cast<std::uint32_t>(call.location),
+                 static_cast<std::uint32_t>(call.location >> 32), 0, 0}});
     Unit unit;
-    ok = ll.receive(peer, 0, &unit);
+    const bool came = x.receive(peer, 0, &unit);
     acquire_for_later_work();
     const std::uint64_t theirs = unit.words[0] | (static_cast<std::uint64_t>(unit.words[1]) << 32);
-    if (ok && theirs != call.location) {
-      ok = waiter.fail(DeviceFault::kAsymmetricUse, peer, theirs, call.location);
-    }
-  }
-  if (block_all(ok)) ll.end();
+    if (!came || theirs == call.location) return came;
+    return x.waiter().fail(DeviceFault::kAsymmetricUse, peer, theirs, call.location);
+  };
+  // Copies come after the entry barrier, also where that has failed.
+  if (!try_ll(group, call, wait, meet) && call.ends_call) poison_outputs(group, call);
 }
 
 }  // namespace

@@ -11,9 +11,8 @@
 // rank has ended, so that after all blocks of a launch no access of it is under way anywhere. The
 // location exchange comes with the step, and a rank reads and writes memory only where the
 // locations of all ranks are equal. The same memory has two addresses, hence the proxy fences.
-#include "kernels/gpu/device/call_end.cuh"
+#include "kernels/gpu/entry/kernels.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
-#include "kernels/gpu/simple/block_executor.cuh"
 
 namespace symm {
 
@@ -72,16 +71,17 @@ __device__ void order_both_addresses() { asm volatile("fence.proxy.alias;" ::: "
 // False where the locations of a peer's tensors differ from those of this rank. By the whole block,
 // after the location exchange.
 __device__ bool same_locations(const GroupParams& group, const CollectiveParams& call,
-                               const ChannelState& state, Waiter& waiter) {
+                               BlockExecutor<NoReducer>& channel) {
   const int peer = static_cast<int>(threadIdx.x);
   bool ok = true;
   if (peer < group.world_size && peer != group.rank) {
-    const auto theirs = __builtin_bit_cast(std::uint64_t, state.factor[peer]);
+    const std::uint64_t location = channel.state().location[peer];
+    const auto theirs = __builtin_bit_cast(std::uint64_t, channel.state().factor[peer]);
     const auto mine = __builtin_bit_cast(std::uint64_t, call.factor);
-    if (state.location[peer] != call.location) {
-      ok = waiter.fail(DeviceFault::kAsymmetricUse, peer, state.location[peer], call.location);
+    if (location != call.location) {
+      ok = channel.waiter().fail(DeviceFault::kAsymmetricUse, peer, location, call.location);
     } else if (theirs != mine) {
-      ok = waiter.fail(DeviceFault::kAsymmetricUse, peer, theirs, mine);
+      ok = channel.waiter().fail(DeviceFault::kAsymmetricUse, peer, theirs, mine);
     }
   }
   return block_all(ok);
@@ -181,24 +181,18 @@ __device__ void between_barriers([[maybe_unused]] const GroupParams& group,
                                  [[maybe_unused]] const WaitParams& wait,
                                  [[maybe_unused]] const Body& body) {
 #if SYMM_MULTIMEM
-  __shared__ ChannelState state;
-  if (!begin_collective(group)) return;
-  Waiter waiter(group, wait, collective_number(group), false);
-  BlockExecutor<NoReducer> channel(group, call, waiter, state);
-  if (!channel.begin()) return;
+  run_channel<NoReducer>(group, call, wait, [&](auto& channel) {
+    order_both_addresses();
+    channel.publish(0);
+    if (!channel.await_all(0) || !same_locations(group, call, channel)) return false;
+    order_both_addresses();
+    body();
+    order_both_addresses();
+    // The locations are not 0, so the end waits until every peer is done with the step.
+    channel.read_done(0);
+    return true;
+  });
   order_both_addresses();
-  channel.publish(0);
-  if (!channel.await_all(0) || !same_locations(group, call, state, waiter)) return;
-  order_both_addresses();
-  body();
-  order_both_addresses();
-  channel.read_done(0);
-  // The location is not 0, so this waits until every peer is done with the step.
-  if (!channel.end()) return;
-  order_both_addresses();
-  if (threadIdx.x == 0 && is_last_block(&local_state(group).channel_ticket)) {
-    end_collective(group, call.ends_call);
-  }
 #endif
 }
 

@@ -11,7 +11,7 @@ namespace {
 __global__ void SYMM_LAUNCH_BOUNDS(kMaxDeviceRanks, 1)
     signal_kernel(const SYMM_GRID_CONSTANT SignalParams params) {
   SignalThread thread(params);
-  if (thread.is_dead()) return;
+  if (!block_all(!thread.is_dead())) return;
   switch (params.operation) {
     case SignalOperation::kBarrier:
       signal_barrier(params, params.channel);

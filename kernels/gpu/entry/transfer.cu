@@ -11,6 +11,7 @@
 // receiver's blocks free the slots that the sender's fill.
 #include "kernels/gpu/device/block_memory.cuh"
 #include "kernels/gpu/device/call_end.cuh"
+#include "kernels/gpu/device/poison.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
 
 namespace symm {
@@ -195,6 +196,15 @@ __device__ bool serve_p2p_channel(const GroupParams& group, const TransferParams
   return true;
 }
 
+// NOTE [Poison], for a block that serves a p2p channel.
+__device__ void poison_received(const TransferParams& call) {
+  const TransferGroup& messages = call.groups[blockIdx.x / kP2pChannelsPerTag];
+  if (!call.poisons || messages.is_send) return;
+  for (int i = messages.first; i < messages.first + messages.count; ++i) {
+    fill_poison(call.items[i].data, call.items[i].bytes, poison_of(call.dtypes[i]));
+  }
+}
+
 // The blocks after those of the p2p channels copy the message of this rank to itself.
 __device__ void copy_own(const TransferParams& call) {
   const unsigned first = static_cast<unsigned>(call.group_count * kP2pChannelsPerTag);
@@ -210,17 +220,18 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
     transfer_kernel(const SYMM_GRID_CONSTANT GroupParams group,
                     const SYMM_GRID_CONSTANT TransferParams call,
                     const SYMM_GRID_CONSTANT WaitParams wait) {
-  const bool alive = threadIdx.x != 0 || load_relaxed(&local_state(group).dead) == 0;
-  if (!block_all(alive)) return;
-  if (call.collective && blockIdx.x == 0 && threadIdx.x == 0) {
+  const bool serves = blockIdx.x < static_cast<unsigned>(call.group_count * kP2pChannelsPerTag);
+  if (!serves) copy_own(call);
+  const bool found_alive = threadIdx.x != 0 || load_relaxed(&local_state(group).dead) == 0;
+  const bool alive = block_all(found_alive);
+  if (alive && call.collective && blockIdx.x == 0 && threadIdx.x == 0) {
     store_relaxed(&page_of(group).entered, collective_number(group));
   }
-  if (blockIdx.x < static_cast<unsigned>(call.group_count * kP2pChannelsPerTag)) {
-    if (!serve_p2p_channel(group, call, wait)) return;
-  } else {
-    copy_own(call);
+  if (serves && !(alive && serve_p2p_channel(group, call, wait))) {
+    poison_received(call);
+    return;
   }
-  if (!call.collective) return;
+  if (!alive || !call.collective) return;
   __syncthreads();
   if (threadIdx.x == 0 && is_last_block(&local_state(group).channel_ticket)) {
     end_collective(group, call.ends_call);

@@ -46,6 +46,7 @@ struct CollectiveParams {
   std::uint64_t limit;
   BufferLocation location;  // of the input
   double factor;
+  std::uint64_t poison;         // NOTE [Poison] in poison.cuh; 0: none
   Part parts[kMaxDeviceRanks];  // input_parts or output_parts, whichever the kind has
 };
 
@@ -80,9 +81,11 @@ struct TransferParams {
   std::int32_t group_count;
   bool collective;  // all_to_all
   bool ends_call;
+  bool poisons;
   DeviceCopy own;  // a message of this rank to itself, or its own share of an all_to_all
   TransferGroup groups[kMaxTransferItems];
   TransferItem items[kMaxTransferItems];
+  Dtype dtypes[kMaxTransferItems];
 };
 
 // Threads of a block of a multimem kernel.

@@ -23,17 +23,27 @@ struct Plan;
 // A stream of the device's runtime: cudaStream_t or hipStream_t.
 using StreamHandle = void*;
 
+// Where the counters of a group start, the same on all ranks: tests set them near wrap-around, and
+// apart from each other.
+struct FirstCounts {
+  std::uint64_t steps = 0;  // of every channel: its epoch, and `done` of every rank
+  std::uint64_t ready = 0;  // at most `steps`: less where no rank has published the last steps
+  std::uint32_t ll = 0;     // LL calls
+  std::uint32_t p2p = 0;    // slots of every p2p channel
+
+  bool operator==(const FirstCounts&) const = default;
+};
+
 struct GroupKernelsConfig {
   int rank = 0;  // group rank
   int world_size = 1;
   DeviceLayout layout{};
   DevicePage* page = nullptr;  // this rank's, host address; the object maps it for the device
-  // Start of every counter of the group, the same on all ranks: tests set it near the wrap-around.
-  // Set before any peer knows this rank's segment.
-  std::uint32_t first_count = 0;
+  FirstCounts first{};         // set before any peer knows this rank's segment
   // Failed polls of a kernel between two tests of the abort word and the clock; a power of two. The
   // default is more than a working group ever needs in a row.
   std::uint32_t poll_period = 256;
+  bool poisons = true;  // a kernel that gives up fills its outputs with poison_of(dtype)
 };
 
 struct LaunchOptions {
@@ -49,6 +59,7 @@ struct TransferOp {
   std::int64_t tag = 0;
   int peer = 0;  // group rank
   bool is_send = false;
+  Dtype dtype = Dtype::kUInt8;  // of what is received, for NOTE [Poison]
 };
 
 // A range of symmetric memory at the same location on all ranks: its multicast address, and by rank

@@ -10,8 +10,9 @@
 // NOTE [Signals that fail]
 // A kernel that waits for longer than its time-out, or after abort(), ends; it does not trap, so
 // the device stays usable. From then on the object is dead: its kernels do nothing, replays of
-// graphs included, and every operation and check() throw the reason. The pads of the allocation
-// that was used are then in no defined state.
+// graphs included, and every operation and check() throw the reason. A barrier that ends so
+// withdraws its signals, so that no late rank passes it (NOTE [Withdrawn signals] in
+// signal_pad.hpp). The pads of the allocation that was used are then in no defined state.
 #pragma once
 
 #include <chrono>
@@ -67,8 +68,9 @@ class SignalKernels {
   // Ends waiting kernels, and makes check() throw `reason`; the first reason is kept. Any thread.
   virtual void abort(const Error& reason) noexcept = 0;
 
-  // Throws the failure, if there is one: the reason given to abort(), or Error(kTimeout) that names
-  // the operation, the channel and the rank that was waited for. Does not wait for the device, so
+  // Throws the failure, if there is one: the reason given to abort(), Error(kTimeout) that names
+  // the operation, the channel and the rank that was waited for, or Error(kPeerLost) where a rank
+  // has given up a barrier on the channel. Does not wait for the device, so
   // it covers kernels that have ended. Local.
   virtual void check() const = 0;
 };

@@ -19,8 +19,8 @@ struct alignas(4096) SignalPage {
   std::uint32_t abort;  // waiting kernels end
 
   struct alignas(kCacheLine) Report {
-    std::uint32_t fault;  // DeviceFault kAborted or kTimeout; written last
-    std::int32_t peer;    // group rank that was waited for
+    std::uint32_t fault;  // DeviceFault kAborted, kTimeout or kPeerGaveUp; written last
+    std::int32_t peer;    // group rank that was waited for, or that withdrew its signal
     std::int32_t channel;
     SignalOperation operation;
     std::uint32_t putting;  // 1: the signal before was not taken; 0: no signal came

@@ -103,7 +103,7 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
     : config_(config),
       device_(device_index),
       copies_(config.world_size - 1),
-      schedule_(config.rank, config.world_size) {
+      schedule_(config.rank, config.world_size, config.poisons) {
   load_kernels();
   group_.rank = config.rank;
   group_.world_size = config.world_size;
@@ -119,30 +119,31 @@ GpuGroupKernels::~GpuGroupKernels() {
 
 void GpuGroupKernels::set_peer(int rank, std::byte* segment) {
   group_.segments[rank] = segment;
-  if (rank == config_.rank && config_.first_count != 0) {
+  if (rank == config_.rank && config_.first != FirstCounts{}) {
     const DeviceGuard guard(device_);
     start_counters(segment);
   }
 }
 
-// Sets every counter of the group to first_count in place of 0.
+// Sets the counters of the group to those of `first` in place of 0.
 void GpuGroupKernels::start_counters(std::byte* segment) {
   const DeviceLayout& layout = config_.layout;
-  const std::uint32_t first = config_.first_count;
+  const FirstCounts& first = config_.first;
   const auto write = [&](std::uint64_t offset, const auto& values) {
     copies_.copy_to_device(segment + offset, values.data(), values.size() * sizeof(values[0]));
   };
   const auto world = static_cast<std::size_t>(config_.world_size);
   ChannelSignal signal{};
-  signal.ready = signal.done = first;
+  signal.ready = first.ready;
+  signal.done = first.steps;
   write(layout.channel_signals, std::vector<ChannelSignal>(kMaxChannels * world, signal));
-  write(layout.ll_done, std::vector<std::uint32_t>(world, first));
-  write(layout.p2p_signals, std::vector<P2pSignal>(world * kP2pChannels, {first, first}));
+  write(layout.ll_done, std::vector<std::uint32_t>(world, first.ll));
+  write(layout.p2p_signals, std::vector<P2pSignal>(world * kP2pChannels, {first.p2p, first.p2p}));
   std::vector<LocalState> local(1);
-  local[0].ll_epoch = first;
-  std::fill_n(local[0].channel_epoch, kMaxChannels, first);
+  local[0].ll_epoch = first.ll;
+  std::fill_n(local[0].channel_epoch, kMaxChannels, first.steps);
   for (auto& of_peer : local[0].p2p_channels) {
-    std::fill_n(of_peer, kP2pChannels, P2pCounter{first, first});
+    std::fill_n(of_peer, kP2pChannels, P2pCounter{first.p2p, first.p2p});
   }
   write(layout.local, local);
 }
@@ -184,6 +185,7 @@ CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Pl
   call.limit = kUnlimited;
   call.location = location;
   call.factor = args.factor;
+  call.poison = config_.poisons ? poison_of(args.dtype) : 0;
   const std::span<const Part> parts =
       args.input_parts.empty() ? args.output_parts : args.input_parts;
   for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -265,6 +267,11 @@ void GpuGroupKernels::launch_copies(const CollectiveArgs& args, BufferLocation l
   Plan plan;
   plan.algorithm = Algorithm::kCopyEngine;
   CollectiveParams barrier = params_of(args, plan, location);
+  if (args.kind == CollectiveKind::kAllToAll) {
+    // One array, of equal shares.
+    barrier.output = args.output_parts[0].data;
+    barrier.count = args.output_parts[0].count * args.output_parts.size();
+  }
   barrier.ends_call = false;
   start(copy_barrier_kernel_address(), 1, barrier, options);
   copies_.run(copies_of(args, config_.rank, peer_outputs),

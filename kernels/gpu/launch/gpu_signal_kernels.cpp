@@ -134,6 +134,11 @@ void GpuSignalKernels::check() const {
   const SignalPage::Report& report = resources_->page.report;
   const auto fault = static_cast<DeviceFault>(load_acquire(&report.fault));
   if (fault == DeviceFault::kTimeout) throw Error(ErrorCode::kTimeout, timeout_message(report));
+  if (fault == DeviceFault::kPeerGaveUp) {
+    throw Error(ErrorCode::kPeerLost, operation_name(report.operation), " on channel ",
+                report.channel, ": rank ", report.peer,
+                " has given up a barrier on this channel; use another channel or new memory");
+  }
   const std::lock_guard lock(mutex_);
   if (abort_reason_) throw *abort_reason_;
 }

@@ -12,10 +12,12 @@ constexpr int kMaxGroupsOfLaunch = 48;
 
 }  // namespace
 
-TransferSchedule::TransferSchedule(int rank, int world_size)
+TransferSchedule::TransferSchedule(int rank, int world_size, bool poisons)
     : rank_(rank),
       world_size_(world_size),
-      counts_(static_cast<std::size_t>(world_size) * 2 * kTagChannels) {}
+      counts_(static_cast<std::size_t>(world_size) * 2 * kTagChannels) {
+  params_.poisons = poisons;
+}
 
 void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
   entries_.clear();
@@ -37,7 +39,8 @@ void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
     entries_.push_back({(steps + world_size_) % world_size_,
                         counts_[static_cast<std::size_t>(key)]++,
                         group,
-                        {op.data, op.bytes, op.tag}});
+                        {op.data, op.bytes, op.tag},
+                        op.dtype});
   }
   std::ranges::sort(entries_, {}, [](const Entry& entry) {
     const TransferGroup& group = entry.group;
@@ -62,6 +65,7 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   params_.group_count = 0;
   for (std::size_t i = 0; i < count; ++i) {
     params_.items[i] = launch[i].item;
+    params_.dtypes[i] = launch[i].dtype;
     if (i == 0 || launch[i].group != launch[i - 1].group) {
       TransferGroup& group = params_.groups[params_.group_count++];
       group = launch[i].group;

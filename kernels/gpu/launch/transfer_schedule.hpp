@@ -21,7 +21,7 @@ namespace symm {
 
 class TransferSchedule {
  public:
-  TransferSchedule(int rank, int world_size);
+  TransferSchedule(int rank, int world_size, bool poisons);
 
   // Calls `launch` for each launch that `ops` need; at least once for a collective. `ops` as for
   // GroupKernels::transfer. A launch carries at most one message of this rank to itself, which
@@ -36,6 +36,7 @@ class TransferSchedule {
     std::uint32_t number;  // k
     TransferGroup group;   // of this message alone: no first, no count
     TransferItem item;
+    Dtype dtype;
   };
 
   void list(std::span<const TransferOp> ops, bool collective);

@@ -91,6 +91,7 @@ class LLCall {
     }
   }
 
+  __device__ Waiter& waiter() const { return waiter_; }
   __device__ int rank() const { return group_.rank; }
   __device__ int world_size() const { return group_.world_size; }
 

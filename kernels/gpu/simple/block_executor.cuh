@@ -56,17 +56,23 @@ class BlockExecutor {
     return block_all(ok);
   }
 
-  // Where data was read in place, waits until no peer reads it any more; then advances the
-  // channel's counter past this call.
+  // False where a peer gave up before this block had read the peer's memory. Where this rank's data
+  // was read in place, waits until no peer reads it any more; then advances the channel's counter
+  // past this call.
   __device__ bool end() {
     const int peer = static_cast<int>(threadIdx.x);
     bool ok = true;
-    if (in_place() && peer < world_size() && peer != rank()) ok = await_done(peer, epoch_ + steps_);
+    if (peer < world_size() && peer != rank()) {
+      ok = !has_read_in_place(peer) || stands(peer);
+      if (ok && in_place()) ok = await_done(peer, epoch_ + steps_);
+    }
     if (!block_all(ok)) return false;
     if (threadIdx.x == 0) local_state(group_).channel_epoch[blockIdx.x] = epoch_ + steps_;
     return true;
   }
 
+  __device__ Waiter& waiter() const { return waiter_; }
+  __device__ const ChannelState& state() const { return state_; }
   __device__ int rank() const { return group_.rank; }
   __device__ int world_size() const { return group_.world_size; }
   __device__ std::size_t chunk_bytes() const { return call_.slot_bytes; }
@@ -93,7 +99,7 @@ class BlockExecutor {
 
   __device__ SYMM_OUTLINED_METHOD std::byte* open_slot(std::uint32_t step) {
     took(step);
-    const std::uint32_t needed = epoch_ + step + 1 - kSlots;
+    const std::uint64_t needed = epoch_ + step + 1 - kSlots;
     if (!has_reached(credit_, needed)) {
       const int peer = static_cast<int>(threadIdx.x);
       const bool waits = peer < world_size() && peer != rank();
@@ -189,16 +195,29 @@ class BlockExecutor {
                    static_cast<unsigned>(sender)];
   }
 
-  __device__ bool await_done(int peer, std::uint32_t target) {
-    const std::uint32_t* done = &signal_at(rank(), peer).done;
+  __device__ bool has_read_in_place(int peer) const {
+    return state_.located[peer] && state_.location[peer] != 0;
+  }
+
+  // After the block's reads of the peer's memory, before this call ends: the look of NOTE [Memory
+  // of a rank that gives up] in symm_mem/group/local_group.hpp. One load over the link.
+  __device__ SYMM_OUTLINED_METHOD bool stands(int peer) {
+    acquire_for_later_work();
+    const auto& theirs =
+        *reinterpret_cast<const LocalState*>(segment_of(group_, peer) + group_.layout.local);
+    return load_relaxed(&theirs.dead) == 0 || waiter_.fail(DeviceFault::kPeerGaveUp, peer);
+  }
+
+  __device__ bool await_done(int peer, std::uint64_t target) {
+    const std::uint64_t* done = &signal_at(rank(), peer).done;
     return waiter_.wait(peer, [=] { return counter_reached(done, target); });
   }
 
   // By one thread. Also takes in the peer's buffer location, at the first step of the call.
   __device__ bool await_ready(int peer, std::uint32_t step) {
     const ChannelSignal& signal = signal_at(rank(), peer);
-    const std::uint32_t* ready = &signal.ready;
-    const std::uint32_t target = epoch_ + step + 1;
+    const std::uint64_t* ready = &signal.ready;
+    const std::uint64_t target = epoch_ + step + 1;
     if (!waiter_.wait(peer, [=] { return counter_reached(ready, target); })) return false;
     if (!state_.located[peer]) {
       const auto* location_words =
@@ -211,7 +230,7 @@ class BlockExecutor {
     return true;
   }
 
-  __device__ SYMM_OUTLINED_METHOD void signal_peers(std::uint32_t ChannelSignal::*counter,
+  __device__ SYMM_OUTLINED_METHOD void signal_peers(std::uint64_t ChannelSignal::*counter,
                                                     std::uint32_t step) {
     release_before_barrier();
     __syncthreads();
@@ -230,9 +249,9 @@ class BlockExecutor {
   const CollectiveParams& call_;
   Waiter& waiter_;
   ChannelState& state_;
-  const std::uint32_t epoch_;  // steps of all calls of this channel before this one
+  const std::uint64_t epoch_;  // steps of all calls of this channel before this one
   std::uint32_t steps_ = 0;    // steps of this call so far
-  std::uint32_t credit_ = epoch_ + 1 - kSlots;  // every peer's done is known to have reached this
+  std::uint64_t credit_ = epoch_ + 1 - kSlots;  // every peer's done is known to have reached this
 };
 
 static_assert(Executor<BlockExecutor<NoReducer>>);

@@ -26,9 +26,12 @@ VARIABLES = {
     "SYMM_DEFAULT_BACKEND": "1: programs that name no backend get symm",
     "SYMM_DETERMINISTIC": "0: algorithms may be named whose sums have other bits",
     "SYMM_DISABLE_MULTICAST": "1: no multicast objects on GPUs",
+    "SYMM_FAILURE_GRACE_MS": "how long after a failure SYMM_ON_FAILURE=abort waits",
     "SYMM_HANDLE_TYPE": "how GPU memory is handed to other processes",
     "SYMM_ISA": "instruction set of the host kernels",
     "SYMM_MEMORY_PROVIDER": "who makes the symmetric memory of torch_symm's functions",
+    "SYMM_ON_FAILURE": "abort: a group that fails on a GPU ends the process",
+    "SYMM_POISON": "0: kernels that give up leave their outputs as they are",
     "SYMM_REPLACE_BACKEND": "the backend whose name stands for symm",
     "SYMM_TUNING_FILE": "path of a tuning table",
 }

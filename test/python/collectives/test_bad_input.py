@@ -82,9 +82,12 @@ WRONG_ENVIRONMENT = {
     "SYMM_ALGO": ("foo", ["foo", "one_shot", "two_shot", "ring", "pipelined"]),
     "SYMM_DETERMINISTIC": ("yes", ["yes", "0 or 1"]),
     "SYMM_DISABLE_MULTICAST": ("yes", ["yes", "0 or 1"]),
+    "SYMM_FAILURE_GRACE_MS": ("soon", ["soon", "milliseconds from 0"]),
     "SYMM_HANDLE_TYPE": ("foo", ["foo", "auto, posix or fabric"]),
     "SYMM_ISA": ("foo", ["foo", "baseline", "avx2", "avx512"]),
     "SYMM_MEMORY_PROVIDER": ("foo", ["foo", "native, cuda, nccl, nvshmem"]),
+    "SYMM_ON_FAILURE": ("exit", ["exit", "raise or abort"]),
+    "SYMM_POISON": ("yes", ["yes", "0 or 1"]),
     "SYMM_TUNING_FILE": ("no/such/file.json", ["no/such/file.json"]),
 }
 
@@ -143,6 +146,7 @@ def test_environment_that_is_not_text(variable):
     assert "UnicodeDecodeError" not in text, text
 
 
+@pytest.mark.cpu("on a GPU a later call raises")
 def test_group_whose_name_has_control_characters():
     def body(rank):
         name = "a\nb\x1b[31m ü"

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import BACKEND, DEVICE, IS_SYMM, use_device
+from harness import BACKEND, DEVICE, IS_SYMM, synchronize, use_device
 from rank_processes import RankFailure, describe, run_processes, start_ranks
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="what this backend leaves in a Store")
@@ -70,13 +70,19 @@ def new_group_again(store, rank, index):
     dist.destroy_process_group(group)
 
 
+def sum_until_it_raises():
+    while True:  # on a GPU a later call raises
+        dist.all_reduce(torch.ones(1000, device=DEVICE))
+        synchronize()
+
+
 def recovery_after_abort(store, rank, index):
     join(store, rank)
     check_sum()
     if rank == index % WORLD:
         abort_the_world()
     with pytest.raises(RuntimeError, match="abort"):
-        check_sum()
+        sum_until_it_raises()
     dist.destroy_process_group()
 
 

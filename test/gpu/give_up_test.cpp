@@ -1,0 +1,297 @@
+// What a launch that gives up leaves behind: outputs that nobody takes for results, and memory that
+// a late peer does not read unnoticed.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/plan/plan.hpp"
+#include "test/gpu/device_rig.hpp"
+
+namespace symm::test {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+constexpr std::byte kBefore{0x11};
+constexpr std::byte kNewer{0x77};
+
+struct Case {
+  CollectiveKind kind;
+  Algorithm algorithm;
+};
+
+constexpr Case kCases[] = {
+    {CollectiveKind::kAllReduce, Algorithm::kLL},
+    {CollectiveKind::kAllReduce, Algorithm::kLLTwoShot},
+    {CollectiveKind::kAllReduce, Algorithm::kOneShot},
+    {CollectiveKind::kAllReduce, Algorithm::kTwoShot},
+    {CollectiveKind::kAllReduce, Algorithm::kRing},
+    {CollectiveKind::kReduce, Algorithm::kLL},
+    {CollectiveKind::kReduce, Algorithm::kTwoShot},
+    {CollectiveKind::kReduceScatter, Algorithm::kLL},
+    {CollectiveKind::kReduceScatter, Algorithm::kPipelined},
+    {CollectiveKind::kBroadcast, Algorithm::kLL},
+    {CollectiveKind::kBroadcast, Algorithm::kPipelined},
+    {CollectiveKind::kAllGather, Algorithm::kLL},
+    {CollectiveKind::kAllGather, Algorithm::kPipelined},
+    {CollectiveKind::kGather, Algorithm::kLL},
+    {CollectiveKind::kGather, Algorithm::kPipelined},
+    {CollectiveKind::kScatter, Algorithm::kLL},
+    {CollectiveKind::kScatter, Algorithm::kPipelined},
+};
+
+bool has_parts(CollectiveKind kind) {
+  return kind != CollectiveKind::kAllReduce && kind != CollectiveKind::kReduce &&
+         kind != CollectiveKind::kBroadcast;
+}
+bool reads_parts(CollectiveKind kind) {
+  return kind == CollectiveKind::kScatter || kind == CollectiveKind::kReduceScatter;
+}
+bool is_rooted(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast ||
+         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
+}
+
+Plan plan_of(Algorithm algorithm) {
+  Plan plan;
+  plan.algorithm = algorithm;
+  plan.channels = 4;
+  return plan;
+}
+
+Bytes filled(std::size_t count, Dtype dtype) {
+  const std::uint64_t pattern = poison_of(dtype);
+  Bytes bytes(count * dtype_bytes(dtype));
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::byte>(pattern >> (8 * (i % 8)) & 0xff);
+  }
+  return bytes;
+}
+
+Bytes read(const std::byte* data, std::size_t bytes) {
+  Bytes got(bytes);
+  check(gpuMemcpy(got.data(), data, bytes, gpuMemcpyDeviceToHost), "Memcpy");
+  return got;
+}
+
+class GiveUpTest : public testing::Test {
+ protected:
+  static constexpr int kWorld = 3;
+
+  void SetUp() override {
+    if (!gpu_visible()) GTEST_SKIP() << "no GPU is visible";
+  }
+
+  static DeviceFault fault_of(const DeviceRig& rig, int rank) {
+    return static_cast<DeviceFault>(load_acquire(&rig.page(rank).report.fault));
+  }
+
+  // One rank's part of a call, in memory of its own.
+  struct Buffers {
+    explicit Buffers(std::size_t bytes) : input(bytes), output(bytes) {
+      check(gpuMemset(input.at(0), static_cast<int>(kBefore), bytes), "Memset");
+      check(gpuMemset(output.at(0), static_cast<int>(kBefore), bytes), "Memset");
+      check(gpuDeviceSynchronize(), "DeviceSynchronize");
+    }
+    DeviceBytes input;
+    DeviceBytes output;
+  };
+
+  // Launches the part of `rank` in a call that no other rank makes; `offset`: of its buffers from
+  // an aligned address. Returns the bytes from there to the end of the output, which has room for
+  // `count` elements a rank.
+  static Bytes left_by(DeviceRig& rig, const Case& call, int rank, int root, Dtype dtype,
+                       std::size_t count, std::size_t offset) {
+    const std::size_t share = count * dtype_bytes(dtype);
+    Buffers memory(kWorld * share + 64);
+    std::vector<Part> parts;
+    std::byte* const base =
+        reads_parts(call.kind) ? memory.input.at(offset) : memory.output.at(offset);
+    for (std::size_t r = 0; r < kWorld && has_parts(call.kind); ++r) {
+      parts.push_back({base + r * share, count});
+    }
+    CollectiveArgs args;
+    args.kind = call.kind;
+    args.dtype = dtype;
+    args.op = dtype == Dtype::kBool ? ReduceOp::kMax : ReduceOp::kSum;
+    args.root = root;
+    args.count = count;
+    args.input = memory.input.at(offset);
+    args.output = memory.output.at(offset);
+    (reads_parts(call.kind) ? args.input_parts : args.output_parts) = parts;
+    LaunchOptions options = rig.options(rank);
+    options.timeout = std::chrono::milliseconds(20);
+    rig.kernels(rank).launch(args, plan_of(call.algorithm), 0, options);
+    check(gpuStreamSynchronize(rig.stream(rank)), "StreamSynchronize");
+    return read(memory.output.at(offset), kWorld * share);
+  }
+};
+
+TEST_F(GiveUpTest, WhatWasToBeWrittenIsPoisonAndTheRestIsAsItWas) {
+  constexpr std::size_t kCount = 5003;
+  for (const Case& call : kCases) {
+    for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kInt32}) {
+      SCOPED_TRACE(std::string(collective_name(call.kind)) + " by " +
+                   std::string(algorithm_name(call.algorithm)) + " of " +
+                   std::string(dtype_name(dtype)));
+      // A rank that waits for others: no root that sends, and the root that receives.
+      const bool root_receives =
+          call.kind == CollectiveKind::kReduce || call.kind == CollectiveKind::kGather;
+      const int root = root_receives ? 0 : 2;
+      DeviceRig rig(kWorld, {.workspace_bytes = kLeastDeviceWorkspace});
+      const Bytes got = left_by(rig, call, 0, root, dtype, kCount, 4);
+      ASSERT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
+      const bool writes_all =
+          call.kind == CollectiveKind::kAllGather || call.kind == CollectiveKind::kGather;
+      Bytes expected = filled(writes_all ? kWorld * kCount : kCount, dtype);
+      expected.resize(got.size(), kBefore);
+      EXPECT_EQ(got, expected);
+      // The group is dead: later launches, and replays, end at once and poison likewise.
+      EXPECT_EQ(left_by(rig, call, 0, root, dtype, kCount, 8), expected);
+      if (!is_rooted(call.kind)) continue;
+      // A root that sends writes what is not its input; others of a reduce or gather write nothing.
+      const int other_root = root_receives ? 1 : 0;
+      Bytes untouched(got.size(), kBefore);
+      EXPECT_EQ(left_by(rig, call, 0, other_root, dtype, kCount, 0),
+                root_receives ? untouched : expected);
+    }
+  }
+}
+
+TEST_F(GiveUpTest, EveryDtypeHasItsPoison) {
+  for (int d = 0; d < kDtypeCount; ++d) {
+    const auto dtype = static_cast<Dtype>(d);
+    SCOPED_TRACE(std::string(dtype_name(dtype)));
+    DeviceRig rig(kWorld, {.workspace_bytes = kLeastDeviceWorkspace});
+    const Case call{CollectiveKind::kBroadcast, Algorithm::kLL};
+    for (const std::size_t count : {1u, 7u, 1000u}) {
+      // Elements are aligned to their size at least; a view may start at any of them.
+      for (const std::size_t offset : {std::size_t{0}, dtype_bytes(dtype)}) {
+        Bytes expected = filled(count, dtype);
+        expected.resize(kWorld * count * dtype_bytes(dtype), kBefore);
+        EXPECT_EQ(left_by(rig, call, 0, 1, dtype, count, offset), expected) << count;
+      }
+    }
+  }
+}
+
+TEST_F(GiveUpTest, WithoutPoisonTheOutputStays) {
+  DeviceRig rig(kWorld, {.workspace_bytes = kLeastDeviceWorkspace, .poisons = false});
+  const Case call{CollectiveKind::kAllReduce, Algorithm::kTwoShot};
+  const Bytes got = left_by(rig, call, 0, 0, Dtype::kFloat32, 1000, 0);
+  EXPECT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
+  EXPECT_EQ(got, Bytes(got.size(), kBefore));
+}
+
+TEST_F(GiveUpTest, AMessageThatDoesNotComeIsPoison) {
+  DeviceRig rig(kWorld, {.workspace_bytes = kLeastDeviceWorkspace});
+  DeviceBytes memory(4096);
+  check(gpuMemset(memory.at(0), static_cast<int>(kBefore), 4096), "Memset");
+  check(gpuDeviceSynchronize(), "DeviceSynchronize");
+  LaunchOptions options = rig.options(0);
+  options.timeout = std::chrono::milliseconds(20);
+  const TransferOp ops[] = {
+      {.data = memory.at(0), .bytes = 1000, .tag = 1, .peer = 1, .dtype = Dtype::kFloat16},
+      {.data = memory.at(2048), .bytes = 1000, .tag = 2, .peer = 2, .is_send = true},
+      {.data = memory.at(1024), .bytes = 64, .tag = 0, .peer = 0, .is_send = true},
+      {.data = memory.at(3072), .bytes = 64, .tag = 0, .peer = 0, .dtype = Dtype::kInt8}};
+  for (int round = 0; round < 2; ++round) {
+    rig.kernels(0).transfer(ops, false, options);
+    check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
+    EXPECT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
+    EXPECT_EQ(read(memory.at(0), 1000), filled(500, Dtype::kFloat16));
+    EXPECT_EQ(read(memory.at(1000), 3096), Bytes(3096, kBefore)) << "what is sent, and copied";
+  }
+}
+
+TEST_F(GiveUpTest, CopiesThatPeersDoNotMakeArePoison) {
+  DeviceRig rig(2, {.workspace_bytes = kLeastDeviceWorkspace});
+  DeviceBytes memory(4096);
+  DeviceBytes peer(4096);
+  std::byte* bases[] = {memory.at(0), peer.at(0)};
+  std::vector<Part> parts = {{memory.at(0), 512}, {memory.at(2048), 512}};
+  std::vector<Part> inputs = {{peer.at(0), 512}, {peer.at(2048), 512}};
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllToAll;
+  args.dtype = Dtype::kFloat32;
+  args.input_parts = inputs;
+  args.output_parts = parts;
+  LaunchOptions options = rig.options(0);
+  options.timeout = std::chrono::milliseconds(20);
+  rig.kernels(0).launch_copies(args, 1, bases, options);
+  check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
+  EXPECT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
+  EXPECT_EQ(read(memory.at(0), 4096), filled(1024, Dtype::kFloat32));
+}
+
+// Every rank's tensor is symmetric, so it is read in place. Rank 0 gives up, and its user writes to
+// its tensor; the late rank finds newer data.
+class LateReaderTest : public GiveUpTest, public testing::WithParamInterface<Case> {};
+
+TEST_P(LateReaderTest, IsToldThatTheOwnerGaveUp) {
+  constexpr std::size_t kCount = 1000;  // one step: nothing more is needed of rank 0
+  constexpr std::size_t kBytes = kCount * 4;
+  const Case call = GetParam();
+  DeviceRig rig(2, {});
+  std::vector<std::unique_ptr<DeviceBytes>> data;
+  std::vector<std::byte*> bases;
+  for (int rank = 0; rank < 2; ++rank) {
+    data.push_back(std::make_unique<DeviceBytes>(2 * kBytes));
+    bases.push_back(data.back()->at(0));
+    check(gpuMemset(bases.back(), static_cast<int>(kBefore), 2 * kBytes), "Memset");
+  }
+  check(gpuDeviceSynchronize(), "DeviceSynchronize");
+  DeviceBytes output(2 * kBytes);
+  for (int rank = 0; rank < 2; ++rank) {
+    rig.kernels(rank).set_segment(0, bases);
+    std::vector<Part> parts;
+    std::byte* const mine = bases[static_cast<std::size_t>(rank)];
+    for (std::size_t r = 0; r < 2 && has_parts(call.kind); ++r) {
+      parts.push_back({(reads_parts(call.kind) ? mine : output.at(0)) + r * kBytes, kCount});
+    }
+    CollectiveArgs args;
+    args.kind = call.kind;
+    args.dtype = Dtype::kInt32;
+    args.count = kCount;
+    args.root =
+        call.kind == CollectiveKind::kBroadcast || call.kind == CollectiveKind::kScatter ? 0 : 1;
+    args.input = mine;
+    args.output = call.algorithm == Algorithm::kTwoShot ? mine : output.at(0);
+    if (call.kind == CollectiveKind::kBroadcast && rank == 0) args.output = mine;
+    (reads_parts(call.kind) ? args.input_parts : args.output_parts) = parts;
+    LaunchOptions options = rig.options(rank);
+    options.timeout = std::chrono::milliseconds(rank == 0 ? 50 : 2'000);
+    // {segment 0, offset 0}
+    rig.kernels(rank).launch(args, plan_of(call.algorithm), std::uint64_t{1} << kLocationShift,
+                             options);
+    check(gpuStreamSynchronize(rig.stream(rank)), "StreamSynchronize");
+    if (rank == 0) {
+      ASSERT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
+      check(gpuMemset(bases[0], static_cast<int>(kNewer), 2 * kBytes), "Memset");
+      check(gpuDeviceSynchronize(), "DeviceSynchronize");
+    }
+  }
+  EXPECT_NE(fault_of(rig, 1), DeviceFault::kNone) << "took the data for rank 0's input";
+  EXPECT_EQ(rig.page(1).report.peer, 0);
+  EXPECT_EQ(load_acquire(&rig.page(1).completed), 0u);
+  // Where no further signal of rank 0 is needed, the look alone tells.
+  if (call.algorithm != Algorithm::kTwoShot) {
+    EXPECT_EQ(fault_of(rig, 1), DeviceFault::kPeerGaveUp);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, LateReaderTest,
+                         testing::Values(Case{CollectiveKind::kBroadcast, Algorithm::kPipelined},
+                                         Case{CollectiveKind::kScatter, Algorithm::kPipelined},
+                                         Case{CollectiveKind::kGather, Algorithm::kPipelined},
+                                         Case{CollectiveKind::kReduce, Algorithm::kOneShot},
+                                         Case{CollectiveKind::kAllReduce, Algorithm::kOneShot},
+                                         Case{CollectiveKind::kAllReduce, Algorithm::kTwoShot},
+                                         Case{CollectiveKind::kReduceScatter,
+                                              Algorithm::kPipelined},
+                                         Case{CollectiveKind::kAllGather, Algorithm::kPipelined}));
+
+}  // namespace
+}  // namespace symm::test
