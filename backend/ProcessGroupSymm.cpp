@@ -32,6 +32,8 @@ void ProcessGroupSymm::startCoalescing() {
   impl_->coalesced_.clear();
   impl_->host_messages_.clear();
   impl_->device_block_.reset();
+  impl_->device_messages_.clear();
+  impl_->flight_->begin_block();
   impl_->coalescing_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
@@ -45,11 +47,13 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::endCoalescing() {
   if (impl_->device_block_) {
     return with_torch_errors([&]() -> WorkPtr {
       DeviceLauncher::Block block = *std::exchange(impl_->device_block_, std::nullopt);
-      impl_->device_launcher_->end(block, impl_->engine_->timeout());
+      impl_->end_device_block(block);
       return block.work;
     });
   }
+  FlightTicket end;
   if (!impl_->host_messages_.empty()) {
+    end = impl_->flight_->end_of_block(impl_->sequence_.load(), impl_->engine_->timeout());
     with_torch_errors([&] { impl_->start_messages(std::exchange(impl_->host_messages_, {})); });
   }
   TensorVector outputs;
@@ -58,7 +62,7 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::endCoalescing() {
     outputs.append(of_work.begin(), of_work.end());
   }
   return c10::make_intrusive<CoalescedWork>(rank_, impl_->sequence_.load(), std::move(works),
-                                            std::move(outputs));
+                                            std::move(outputs), end);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupSymm::split(

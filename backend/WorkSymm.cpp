@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "backend/call_audit.hpp"
 #include "backend/device_streams.hpp"
 #include "backend/engine/host/mailbox_engine.hpp"
 #include "symm_mem/c10d/errors.hpp"
@@ -60,6 +61,7 @@ void WorkSymm::finish(std::exception_ptr failure, AsyncQueue* callbacks) noexcep
     future_result = future_result_;
     cv_.notify_all();
   }
+  ticket_.ended(exception_ == nullptr);
   // One of the profiler must not end the process.
   log_exceptions([&] { end_profiled_range(); });
   if (!future && !future_result) return;
@@ -177,7 +179,12 @@ void run_on_host(const CollectiveCall& call, Communicator& communicator,
                  std::chrono::milliseconds timeout) {
   if (call.after) call.after->wait(timeout);
   copy_tensors(call.copies_before);
-  communicator.run(call.args, timeout, call.request);
+  const auto run = [&] { communicator.run(call.args, timeout, call.request); };
+  if (call.audit) [[unlikely]] {
+    call.audit->around(call, communicator.next_sequence(), run);
+  } else {
+    run();
+  }
   copy_tensors(call.copies_after);
 }
 
@@ -194,6 +201,7 @@ void CollectiveWork::run(const Error* stopped) noexcept {
   std::exception_ptr failure;
   try {
     if (stopped != nullptr) throw *stopped;
+    ticket().started();
     for (const CollectiveCall& call : calls_) run_on_host(call, *communicator_, timeout_);
   } catch (const Error& error) {
     failure = torch_error(error);
@@ -234,6 +242,7 @@ TransferWork::TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, 
 
 void TransferWork::start(std::shared_ptr<Transfer> transfer) {
   transfer_ = std::move(transfer);
+  ticket().started();
   started_.store(true, std::memory_order_release);
   transfer_done();
 }
@@ -293,9 +302,11 @@ void TransferWork::abort_group() {
 }
 
 CoalescedWork::CoalescedWork(int rank, std::uint64_t sequence,
-                             std::vector<c10::intrusive_ptr<Work>> works, TensorVector outputs)
+                             std::vector<c10::intrusive_ptr<Work>> works, TensorVector outputs,
+                             const FlightTicket& ticket)
     : WorkSymm(rank, c10d::OpType::COALESCED, nullptr, sequence, std::move(outputs)),
       works_(std::move(works)) {
+  record_as(ticket);
   if (works_.empty()) finish_at_birth();
 }
 

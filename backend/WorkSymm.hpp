@@ -25,6 +25,7 @@
 #include "backend/engine/async_queue.hpp"
 #include "backend/engine/communicator.hpp"
 #include "backend/engine/host/point_to_point.hpp"
+#include "backend/engine/record/flight_record.hpp"
 
 namespace symm {
 
@@ -39,6 +40,9 @@ class WorkSymm : public c10d::Work {
 
   // For the operation itself: the Work is born finished.
   void finish_at_birth() noexcept;
+  // The flight record learns of the end. Before the operation can end.
+  void record_as(const FlightTicket& ticket) { ticket_ = ticket; }
+  const FlightTicket& ticket() const { return ticket_; }
   // Before anybody may ask for the result.
   void add_output(const at::Tensor& tensor) { outputs_.push_back(tensor); }
 
@@ -94,6 +98,7 @@ class WorkSymm : public c10d::Work {
 
   const std::uint64_t sequence_;
   TensorVector outputs_;  // the value of the future
+  FlightTicket ticket_;
   const Clock::time_point started_;
   Clock::time_point ended_{};
   std::atomic<bool> finished_{false};
@@ -106,7 +111,7 @@ class WorkSymm : public c10d::Work {
 TensorVector outputs_of(const CallBatch& calls);
 
 // Carries out one call on the host, once the device has passed what the call comes after. Throws
-// as DevicePoint::wait and Communicator::run.
+// as DevicePoint::wait and Communicator::run, and where the call's audit cannot be written.
 void run_on_host(const CollectiveCall& call, Communicator& communicator,
                  std::chrono::milliseconds timeout);
 
@@ -117,6 +122,8 @@ class CollectiveWork final : public WorkSymm {
                  CallBatch calls, std::shared_ptr<Communicator> communicator,
                  std::chrono::milliseconds timeout);
 
+  // Before the task is queued.
+  const CallBatch& calls() const { return calls_; }
   // The task of the queue: runs the calls, or ends the Work where the queue was stopped.
   void run(const Error* stopped) noexcept;
 
@@ -167,7 +174,7 @@ class TransferWork final : public WorkSymm {
 class CoalescedWork final : public WorkSymm {
  public:
   CoalescedWork(int rank, std::uint64_t sequence, std::vector<c10::intrusive_ptr<Work>> works,
-                TensorVector outputs);
+                TensorVector outputs, const FlightTicket& ticket = {});
 
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;

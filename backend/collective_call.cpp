@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "backend/nan_check.hpp"
+
 namespace symm {
 
 namespace {
@@ -57,8 +59,10 @@ at::Tensor plain(const at::Tensor& tensor) {
 }
 
 CallBuilder::CallBuilder(CollectiveKind kind, int rank, int world_size, std::int64_t global_rank,
-                         int gpu)
-    : checks_(collective_name(kind), rank, world_size, global_rank), gpu_(gpu) {
+                         int gpu, const NanCheck& nan_check)
+    : checks_(collective_name(kind), rank, world_size, global_rank),
+      nan_check_(nan_check),
+      gpu_(gpu) {
   call_.args.kind = kind;
 }
 
@@ -91,6 +95,7 @@ const at::Tensor& CallBuilder::kept_input(const at::Tensor& tensor, const Argume
   checks_.readable(tensor, argument);
   join(tensor, argument);
   call_.inputs.push_back(plain(tensor));
+  nan_check_.check(checks_, call_.inputs.back(), argument);
   return call_.inputs.back();
 }
 
@@ -107,6 +112,9 @@ CallBuilder& CallBuilder::in_place(const at::Tensor& tensor, Argument argument) 
   if (!tensor.is_non_overlapping_and_dense()) [[unlikely]] {
     checks_.writable(tensor, argument);  // a tensor with one element may count as contiguous only
   }
+  const bool reads =
+      call_.args.kind != CollectiveKind::kBroadcast || call_.args.root == checks_.rank();
+  if (reads) nan_check_.check(checks_, tensor, argument);
   call_.args.count = count_of(tensor);
   call_.args.output = tensor.mutable_data_ptr();
   call_.args.input = call_.args.output;

@@ -16,7 +16,9 @@
 
 namespace symm {
 
+class CallAudit;
 class DevicePoint;
+class NanCheck;
 
 // A copy between contiguous tensors of one device, shape and dtype.
 struct TensorCopy {
@@ -36,6 +38,7 @@ struct CollectiveCall {
   c10::SmallVector<at::Tensor, 2> outputs;  // what the caller gets; the value of the future
   c10::SmallVector<at::Tensor, 2> inputs;   // kept alive until the call is done
   PlanRequest request;                      // a plan of the call's own
+  std::shared_ptr<CallAudit> audit;         // may be null
   std::vector<TensorCopy> copies_before;    // part of the call, where it runs: into stages
   std::vector<TensorCopy> copies_after;     // the same: out of them
 };
@@ -52,10 +55,12 @@ using CallBatch = c10::SmallVector<CollectiveCall, 1>;
 
 // Builds one call, checking each tensor as it is added. Inputs that are only read may be
 // non-contiguous: a contiguous copy is made and kept. All tensors are on one device; `gpu` is as
-// for TensorChecks::group_device. Throws as TensorChecks does.
+// for TensorChecks::group_device. Throws as TensorChecks and NanCheck do.
 class CallBuilder {
  public:
-  CallBuilder(CollectiveKind kind, int rank, int world_size, std::int64_t global_rank, int gpu);
+  // `nan_check` outlives the builder.
+  CallBuilder(CollectiveKind kind, int rank, int world_size, std::int64_t global_rank, int gpu,
+              const NanCheck& nan_check);
 
   const TensorChecks& checks() const { return checks_; }
 
@@ -105,6 +110,7 @@ class CallBuilder {
   void check_overlap() const;
 
   TensorChecks checks_;
+  const NanCheck& nan_check_;
   CollectiveCall call_;
   at::ScalarType scalar_type_ = at::ScalarType::Undefined;
   int gpu_;

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "backend/call_audit.hpp"
 #include "kernels/core/error.hpp"
 
 namespace symm {
@@ -49,13 +50,18 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, const CallBatch& call
   streams_->extend(last_collective_, launch.stream, launch.capture, launch.issuing);
   const DeviceLaunch to{launch.stream.native_handle(), timeout, launch.capture != 0};
   for (const CollectiveCall& call : calls) {
-    if (call.copies_before.empty() && call.copies_after.empty()) [[likely]] {
-      group_->launch(call.args, to, call.request);
+    const auto put_one = [&] { group_->launch(call.args, to, call.request); };
+    if (call.copies_before.empty() && call.copies_after.empty() && !call.audit) [[likely]] {
+      put_one();
       continue;
     }
     const c10::StreamGuard guard(launch.stream);
     copy_tensors(call.copies_before);
-    group_->launch(call.args, to, call.request);
+    if (call.audit) {
+      call.audit->around(call, group_->trace().next_sequence(), put_one);
+    } else {
+      put_one();
+    }
     copy_tensors(call.copies_after);
   }
 }

@@ -65,6 +65,12 @@ class DeviceLauncher {
                    bool async_op);
   void end(Block& block, std::chrono::milliseconds timeout);
 
+  // Where the device counts the last collective, or the last message of the peer and direction of
+  // `op`; nowhere once a stream of the group was captured.
+  DeviceProgress last_collective() const { return group_->last_collective(); }
+  DeviceProgress last_message(const TransferOp& op) const { return group_->last_message(op); }
+  bool captured() const { return group_->trace().captured(); }
+
   // Everything put on the device so far, and on this thread's current stream.
   std::shared_ptr<DevicePoint> mark();
 

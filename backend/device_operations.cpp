@@ -35,19 +35,37 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(const Operation& operation, cons
   DeviceLauncher& device = device_launcher(calls.front().device);
   check_block(device.device());
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  const FlightTicket ticket = flight_->collective(operation.type, calls, sequence, timeout, false);
   try {
     if (coalescing()) {
       DeviceLauncher::Block& block = device_block(sequence);
       device.collectives(block, calls, timeout, async_op);
+      note_on_device(ticket, device.last_collective());
       return block.work;
     }
     auto work = device_work(operation, outputs_of(calls), sequence);
+    work->record_as(ticket);
     device.collectives(*work, calls, timeout, async_op);
+    note_on_device(ticket, device.last_collective());
     return work;
   } catch (const Error& error) {
     // A refused call was never made, so it has no number.
-    if (is_refusal(error)) sequence_.fetch_sub(1, std::memory_order_relaxed);
+    if (is_refusal(error)) {
+      sequence_.fetch_sub(1, std::memory_order_relaxed);
+      ticket.discard();
+    }
+    ticket.ended(false);  // unless it was discarded
     throw;
+  }
+}
+
+void ProcessGroupSymm::Impl::note_on_device(const FlightTicket& ticket,
+                                            const DeviceProgress& progress) {
+  if (!ticket) return;
+  if (device_launcher_->captured() && is_captured(device_launcher_->device())) {
+    ticket.discard();
+  } else {
+    ticket.on_device(progress);
   }
 }
 
@@ -63,6 +81,18 @@ DeviceLauncher::Block& ProcessGroupSymm::Impl::device_block(std::uint64_t sequen
   device_block_.emplace();
   device_block_->work = device_work({OpType::COALESCED, "symm:coalesced"}, {}, sequence);
   return *device_block_;
+}
+
+void ProcessGroupSymm::Impl::end_device_block(DeviceLauncher::Block& block) {
+  const std::vector<DeviceMessage> messages = std::exchange(device_messages_, {});
+  const Milliseconds timeout = engine_->timeout();
+  if (!messages.empty()) block.work->record_as(flight_->end_of_block(sequence_.load(), timeout));
+  device_launcher_->end(block, timeout);
+  for (const DeviceMessage& message : messages) {
+    note_on_device(message.ticket, device_launcher_->last_message(message.op));
+  }
+  if (messages.empty()) return;
+  note_on_device(block.work->ticket(), device_launcher_->last_message(messages.back().op));
 }
 
 WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor& tensor,
@@ -86,12 +116,17 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor
   } else {
     work->add_output(tensor);
   }
+  const FlightTicket ticket =
+      flight_->message(tensor, op, sequence, engine_->timeout(), block != nullptr);
   if (block) {
     block->messages.push_back(op);
+    if (ticket) device_messages_.push_back({op, ticket});
     return work;
   }
   if (!op.is_send) work->came_from(op.peer);
+  work->record_as(ticket);
   device.message(*work, op, engine_->timeout());
+  note_on_device(ticket, device.last_message(op));
   return work;
 }
 

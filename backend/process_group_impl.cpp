@@ -2,6 +2,7 @@
 
 #include <symm/memory_provider.hpp>
 
+#include "backend/engine/group/settings.hpp"
 #include "symm_mem/c10d/c10d_store.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
@@ -11,9 +12,20 @@ using WorkPtr = ProcessGroupSymm::WorkPtr;
 
 namespace {
 
+std::string name_of(const ProcessGroupSymmOptions& options) {
+  return options.group_name.empty() ? "symm" : options.group_name;
+}
+
+std::vector<std::int64_t> global_ranks_of(const ProcessGroupSymmOptions& options, int size) {
+  const std::vector<std::uint64_t>& given = options.global_ranks_in_group;
+  std::vector<std::int64_t> ranks(given.begin(), given.end());
+  for (int rank = 0; ranks.size() < static_cast<std::size_t>(size); ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
 CommunicatorConfig config_of(const ProcessGroupSymmOptions& options, int rank, int size) {
   CommunicatorConfig config;
-  config.group_name = options.group_name.empty() ? "symm" : options.group_name;
+  config.group_name = name_of(options);
   config.rank = rank;
   config.world_size = size;
   config.global_ranks.assign(options.global_ranks_in_group.begin(),
@@ -36,7 +48,8 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
       group_(group),
       rank_(group.rank_),
       size_(group.size_),
-      options_(Options::from(options)) {
+      options_(Options::from(options)),
+      nan_check_("group \"" + name_of(*options_) + "\"", nan_check_in_environment()) {
   if (size_ < 1 || rank_ < 0 || rank_ >= size_) {
     throw Error(ErrorCode::kInvalidArgument, "rank: expected 0 to size - 1, got rank " +
                                                  std::to_string(rank_) + " of size " +
@@ -44,22 +57,30 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
   }
   options_->validate(size_);
   static_cast<void>(memory_provider());  // throws for a wrong SYMM_MEMORY_PROVIDER
+  const std::vector<std::int64_t> ranks = global_ranks_of(*options_, size_);
+  flight_ = std::make_unique<GroupFlight>(group, name_of(*options_), rank_, ranks);
+  audit_ = CallAudit::of_group(name_of(*options_), rank_, ranks);
   // The ends of their ranks say nothing about this group.
   drop_links_of_destroyed_groups();
   C10dStore adapter(store);
   engine_ = GroupEngine::create(adapter, config_of(*options_, rank_, size_));
+  flight_->write_when_failed(*engine_->communicator().local_group());
 }
 
 ProcessGroupSymm::Impl::~Impl() {
   forget_segment_user(this);
   if (!device_launcher_) return;
   blocking_section([this] { device_launcher_->leave([this] { engine_->interrupt(); }); });
+  flight_->forget_counters();
 }
 
 WorkPtr ProcessGroupSymm::Impl::issue(const Operation& operation, CallBatch calls,
                                       Milliseconds timeout, bool async_op) {
   engine_->check_usable();
   const Milliseconds limit = engine_->timeout(timeout);
+  if (audit_) [[unlikely]] {
+    for (CollectiveCall& call : calls) call.audit = audit_;
+  }
   if (!calls.empty() && calls.front().device.is_cuda()) {
     return issue_on_device(operation, calls, limit, async_op);
   }
@@ -81,16 +102,22 @@ WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const Cal
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   auto work = c10::make_intrusive<WorkSymm>(rank_, operation.type, operation.title(), sequence,
                                             outputs_of(calls));
+  const FlightTicket ticket = flight_->collective(operation.type, calls, sequence, timeout, true);
   try {
     for (const CollectiveCall& call : calls) {
       run_on_host(call, engine_->communicator(), timeout);
     }
   } catch (const Error& error) {
     // A refused call was never made, so it has no number.
-    if (is_refusal(error)) sequence_.fetch_sub(1, std::memory_order_relaxed);
+    if (is_refusal(error)) {
+      sequence_.fetch_sub(1, std::memory_order_relaxed);
+      ticket.discard();
+    }
+    ticket.ended(false);  // unless it was discarded
     work->finish_at_birth();
     throw;
   }
+  ticket.ended(true);
   work->finish_at_birth();
   return work;
 }
@@ -102,6 +129,7 @@ WorkPtr ProcessGroupSymm::Impl::enqueue(const Operation& operation, CallBatch ca
   auto work = c10::make_intrusive<CollectiveWork>(rank_, operation.type, operation.title(),
                                                   sequence, std::move(calls),
                                                   engine_->shared_communicator(), timeout);
+  work->record_as(flight_->collective(operation.type, work->calls(), sequence, timeout, false));
   AsyncQueue& queue = engine_->queue();
   const AsyncQueue::Task task = [work](const Error* stopped) { work->run(stopped); };
   if (!queue.run_here(task)) queue.post(task, work.get(), timeout);

@@ -24,11 +24,14 @@
 #include <vector>
 
 #include "backend/WorkSymm.hpp"
+#include "backend/call_audit.hpp"
 #include "backend/collective_call.hpp"
 #include "backend/configured_call.hpp"
 #include "backend/device_launcher.hpp"
 #include "backend/engine/group_engine.hpp"
 #include "backend/engine/host/point_to_point.hpp"
+#include "backend/group_flight.hpp"
+#include "backend/nan_check.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/group_links.hpp"
 
@@ -95,7 +98,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   using Milliseconds = std::chrono::milliseconds;
 
   CallBuilder builder(CollectiveKind kind) const {
-    return {kind, rank_, size_, global_rank(), gpu()};
+    return {kind, rank_, size_, global_rank(), gpu(), nan_check_};
   }
 
   // For messages; the group rank where the program has said nothing else.
@@ -173,21 +176,32 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   // A coalescing block is on one device. Throws kUnsupported.
   void check_block(at::Device device);
   void add_coalesced(const WorkPtr& work);
+  // Of the call that the record knows as `ticket`, once it is on a stream.
+  void note_on_device(const FlightTicket& ticket, const DeviceProgress& progress);
   // A message on the host that waits for the end of its block.
   struct HostMessage {
     Message message;
     c10::intrusive_ptr<TransferWork> work;
+  };
+  // On the device a message of a block is counted when the block ends.
+  struct DeviceMessage {
+    TransferOp op;
+    FlightTicket ticket;
   };
   void start_messages(std::vector<HostMessage> block);
   // Both once device_launcher() has been called.
   c10::intrusive_ptr<DeviceWork> device_work(const Operation& operation, TensorVector outputs,
                                              std::uint64_t sequence);
   DeviceLauncher::Block& device_block(std::uint64_t sequence);
+  void end_device_block(DeviceLauncher::Block& block);
 
   const ProcessGroupSymm& group_;
   const int rank_;
   const int size_;
   const c10::intrusive_ptr<Options> options_;
+  const NanCheck nan_check_;
+  std::unique_ptr<GroupFlight> flight_;
+  std::shared_ptr<CallAudit> audit_;  // null where SYMM_AUDIT is not set
   std::shared_ptr<GroupEngine> engine_;
   std::mutex device_mutex_;  // guards the making of what follows
   std::unique_ptr<DeviceLauncher> device_launcher_;
@@ -197,6 +211,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   std::atomic<std::thread::id> coalescing_thread_{};
   std::optional<DeviceLauncher::Block> device_block_;  // for that thread
   std::vector<HostMessage> host_messages_;             // for that thread
+  std::vector<DeviceMessage> device_messages_;         // for that thread
   std::mutex mutex_;                                   // guards what follows
   std::vector<WorkPtr> coalesced_;
   struct LastSplit {

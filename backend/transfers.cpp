@@ -25,6 +25,7 @@ WorkPtr ProcessGroupSymm::Impl::transfer(OpType type, Tensors& tensors, int peer
   const at::Tensor tensor = is_send ? plain(given) : given;
   checks.group_device(tensor, {"tensor"}, gpu());
   const Dtype dtype = checks.movable_dtype(tensor, {"tensor"});
+  if (is_send) nan_check_.check(checks, tensor, {"tensor"});
   if (peer == rank_ && !coalescing()) {
     checks.fail(ErrorCode::kInvalidArgument, {peer_name},
                 "expected another rank of the group, got this one: a message to oneself needs its "
@@ -47,6 +48,8 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_host(OpType type, const at::Tensor& 
   auto work = c10::make_intrusive<TransferWork>(
       rank_, type, sequence_.load(std::memory_order_relaxed), tensor,
       engine_->shared_communicator(), engine_->transfer_callbacks());
+  work->record_as(flight_->message(tensor, op, sequence_.load(std::memory_order_relaxed),
+                                   engine_->timeout(), coalescing()));
   // The engine keeps the Work, and so the tensor, until the transfer is done.
   Message message{op, [work] { work->transfer_done(); }};
   if (coalescing()) {

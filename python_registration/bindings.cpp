@@ -9,12 +9,15 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <symm/memory_provider.hpp>
 #include <utility>
 
 #include "backend/device_streams.hpp"
 #include "backend/engine/group/settings.hpp"
+#include "backend/engine/record/audit_file.hpp"
+#include "backend/engine/record/flight_record.hpp"
 #include "backend/process_group_impl.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
@@ -150,6 +153,11 @@ std::string environment_value(const std::string& name) {
       const char* const grace = std::getenv(name.c_str());
       return grace == nullptr ? "5000" : grace;
     }
+    if (name == "SYMM_NAN_CHECK") return symm::nan_check_in_environment() ? "1" : "0";
+    if (name == "SYMM_AUDIT") {
+      const char* const path = symm::audit_prefix_in_environment();
+      return path == nullptr ? "" : symm::printable(path);
+    }
     if (name == "SYMM_DISABLE_MULTICAST") return symm::multicast_disabled() ? "1" : "0";
     if (name == "SYMM_HANDLE_TYPE") {
       return std::string(symm::handle_preference_name(symm::handle_preference()));
@@ -163,6 +171,18 @@ std::string environment_value(const std::string& name) {
     }
     throw py::value_error("name: got '" + name + "'");
   });
+}
+
+std::optional<py::bytes> flight_record() {
+  std::string dump;
+  {
+    const py::gil_scoped_release release;
+    symm::FlightRecord* const record =
+        with_torch_errors([] { return symm::FlightRecord::of_process(); });
+    if (record == nullptr) return std::nullopt;
+    dump = record->dump();
+  }
+  return py::bytes(dump);
 }
 
 py::dict build_info() {
@@ -187,6 +207,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("device_library_problem", &device_library_problem, py::arg("device"),
              "The sentence that says why tensors on `device` (\"cuda\", \"hip\") cannot be used, "
              "or \"\".");
+  module.def("flight_record", &flight_record,
+             "The flight record of this process as a pickle; None where it is switched off.");
   module.def("build_info", &build_info, "What this module was compiled with.");
 
   module.def("environment_value", &environment_value, py::arg("name"),

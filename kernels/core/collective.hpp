@@ -39,6 +39,12 @@ constexpr bool reduces(CollectiveKind kind) {
          kind == CollectiveKind::kReduceScatter;
 }
 
+// True where one rank's input or output is not as the others'.
+constexpr bool has_root(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast ||
+         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
+}
+
 // One rank's share of a tensor list or of a split tensor. `count` is in elements; `data` may be
 // null where count is 0. Alignment is arbitrary.
 struct Part {

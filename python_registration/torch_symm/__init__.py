@@ -13,6 +13,8 @@ and for memory that all ranks of a group can read and write: `empty`, `zeros`, `
 `contiguous_view` gives all ranks' tensors as one, `SymmetricTensor` the way to each peer's, and
 `memory_provider` says who makes the memory.
 
+`flight_record` gives the last calls of this process, with their states.
+
 `ccl` has collectives that choose their algorithm call by call and say where tensors may stand.
 
 Importing it is cheap: the compiled module is loaded when it is first needed, by the first process
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from torch_symm import ccl
     from torch_symm._build_info import VERSION as __version__
     from torch_symm._C import ProcessGroupSymm, memory_provider, providers
+    from torch_symm.flight import flight_record
     from torch_symm.memory import (
         as_symmetric,
         copy_counts,
@@ -44,7 +47,11 @@ if TYPE_CHECKING:
     Options = ProcessGroupSymm.Options
 
 # Where the functions and classes in Python are.
-_MODULES = {"SymmetricTensor": "symmetric_tensor", "contiguous_view": "views"} | dict.fromkeys(
+_MODULES = {
+    "SymmetricTensor": "symmetric_tensor",
+    "contiguous_view": "views",
+    "flight_record": "flight",
+} | dict.fromkeys(
     ("as_symmetric", "copy_counts", "empty", "full", "is_symmetric", "mem_pool", "ones", "zeros"),
     "memory",
 )
@@ -58,6 +65,7 @@ __all__ = [
     "contiguous_view",
     "copy_counts",
     "empty",
+    "flight_record",
     "full",
     "is_symmetric",
     "mem_pool",

@@ -155,7 +155,7 @@ void LocalGroup::fail(const Error& error) {
 }
 
 void LocalGroup::fail(const Error& error, const Cause& cause) {
-  const std::lock_guard lock(failure_mutex_);
+  std::unique_lock lock(failure_mutex_);
   if (failure_.has_value()) return;
   if (abort_word_ != nullptr) store_release(abort_word_, std::uint32_t{1});
   failure_ = error;
@@ -167,6 +167,20 @@ void LocalGroup::fail(const Error& error, const Cause& cause) {
   store_release(&record.state, std::uint32_t{1});
   fence_before_writes();
   failed_.store(true, std::memory_order_release);
+  const std::function<void()> hook = std::exchange(failure_hook_, nullptr);
+  lock.unlock();
+  if (hook) hook();
+}
+
+void LocalGroup::on_failure(std::function<void()> hook) {
+  {
+    const std::lock_guard lock(failure_mutex_);
+    if (!failure_.has_value()) {
+      failure_hook_ = std::move(hook);
+      return;
+    }
+  }
+  hook();
 }
 
 void LocalGroup::set_abort_word(std::uint32_t* word) {

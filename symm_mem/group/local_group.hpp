@@ -117,6 +117,9 @@ class LocalGroup {
   Error failure() const;
   // Keeps `error` unless there is a failure already, and publishes it to the peers.
   void fail(const Error& error);
+  // `hook` is called once, by the thread that fails the group and after the peers can learn of it;
+  // at once where that has happened. It must not throw, nor call the group.
+  void on_failure(std::function<void()> hook);
   // This rank leaves in good order: its own waits end with kAborted, peers see that it has left.
   void leave();
   // From now on a failure, or leaving, sets `word` to 1 before anybody can learn of it; at once
@@ -227,6 +230,7 @@ class LocalGroup {
   mutable std::mutex failure_mutex_;  // guards what follows
   std::optional<Error> failure_;
   std::uint32_t* abort_word_ = nullptr;
+  std::function<void()> failure_hook_;
 
   Watchdog watchdog_;  // the last member: it ends first
 };

@@ -99,6 +99,34 @@ TEST_F(DeviceGroupTest, AColdCallOnACapturedStreamIsRefusedAndHarmless) {
   });
 }
 
+TEST_F(DeviceGroupTest, TheFlightRecordLearnsWhereTheDeviceCounts) {
+  run_group(2, [](DeviceRank& rank) {
+    std::vector<float> data(4);
+    const int peer = 1 - rank.number();
+    const TransferOp first{data.data(), 16, 5, peer, rank.number() == 0};
+    const TransferOp own{data.data(), 16, 5, rank.number(), true};
+    const DevicePage& page = rank.engine().trace().own_page();
+    rank.launch(sum_args(data));
+    rank.launch(sum_args(data));
+    const DeviceProgress second = rank.engine().last_collective();
+    EXPECT_EQ(second.begun, &page.entered);
+    EXPECT_EQ(second.ended, &page.completed);
+    EXPECT_EQ(second.number, 2u);
+    for (std::uint64_t number = 1; number < 3; ++number) {
+      rank.engine().transfer({&first, 1}, {});
+      const DeviceProgress message = rank.engine().last_message(first);
+      EXPECT_EQ(message.number, number);
+      EXPECT_GE(message.begun, &page.messages_entered[peer][0][0]);
+      EXPECT_EQ(message.ended - &page.messages_completed[0][0][0],
+                message.begun - &page.messages_entered[0][0][0]);
+    }
+    EXPECT_EQ(rank.engine().last_message(own).begun, nullptr);
+    rank.engine().launch(sum_args(data), {FakeGpu::captured_stream(), {}, true});
+    EXPECT_EQ(rank.engine().last_collective().begun, nullptr);
+    EXPECT_EQ(rank.engine().last_message(first).begun, nullptr);
+  });
+}
+
 TEST_F(DeviceGroupTest, AGroupUsesOneDeviceARank) {
   run_group(2, [](DeviceRank& rank) {
     rank.engine();

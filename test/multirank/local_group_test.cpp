@@ -291,6 +291,22 @@ class CountingTask final : public WatchdogTask {
   std::atomic<int> connections{0};
 };
 
+TEST(LocalGroup, AFailureIsToldOnceAndLeavingIsNone) {
+  const Groups groups = connect_all(2);
+  int failed = 0;
+  int late = 0;
+  int left = 0;
+  of(groups, 0).on_failure([&] { failed += of(groups, 0).failed() ? 1 : 100; });
+  of(groups, 0).fail(Error(ErrorCode::kAborted, "on purpose"));
+  of(groups, 0).fail(Error(ErrorCode::kAborted, "again"));
+  of(groups, 0).on_failure([&] { ++late; });
+  of(groups, 1).on_failure([&] { ++left; });
+  of(groups, 1).leave();
+  EXPECT_EQ(failed, 1);
+  EXPECT_EQ(late, 1);
+  EXPECT_EQ(left, 0);
+}
+
 TEST(LocalGroup, TheWatchdogLooksUntilATaskIsRemoved) {
   const Groups groups = connect_all(1);
   CountingTask first;

@@ -22,7 +22,7 @@ FOLDERS = [
     *["kernels/plan", "kernels/algorithms", "symm_mem/bootstrap", "kernels/gpu/interface"],
     *["kernels/cpu", "kernels/gpu/launch", "kernels/gpu/device", "symm_mem/device"],
     *["kernels/gpu/ll", "kernels/gpu/simple", "symm_mem/segment", "kernels/gpu/entry"],
-    *["symm_mem/group", "backend/engine/group", "backend/engine/host"],
+    *["backend/engine/record", "symm_mem/group", "backend/engine/group", "backend/engine/host"],
     *["symm_mem/c10d/include/symm", "symm_mem/c10d", "backend/engine/device", "backend/engine"],
     *["backend/include/symm", "backend", "python_registration"],
 ]
@@ -59,7 +59,8 @@ VENDOR_MACRO_FILES = {
     *["kernels/gpu/vendor/gpu_driver_api.hpp", "kernels/gpu/vendor/gpu_driver_hip.hpp"],
 }
 COMMANDS = [
-    ROOT / f"python_registration/torch_symm/{name}.py" for name in ("bench", "info", "probe", "run")
+    ROOT / f"python_registration/torch_symm/{name}.py"
+    for name in ("audit", "bench", "info", "probe", "run")
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s+(<|")([^>"]+)[>"]')
 

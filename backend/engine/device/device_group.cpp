@@ -293,6 +293,12 @@ void DeviceGroup::check() {
   throw_failure();
 }
 
+DeviceProgress DeviceGroup::last_collective() const {
+  if (trace_.captured()) return {};
+  const DevicePage& page = trace_.own_page();
+  return {&page.entered, &page.completed, trace_.launched()};
+}
+
 bool DeviceGroup::gave_up() const {
   const std::uint32_t& fault = trace_.own_page().report.fault;
   return load_acquire(&fault) != static_cast<std::uint32_t>(DeviceFault::kNone);

@@ -126,6 +126,12 @@ class DeviceGroup {
   // Replays of graphs that were begun before are waited for as well.
   void drain();
 
+  // Where the device counts the last collective that was put on a stream, and the last message of
+  // the peer and direction of `op`; nowhere once a stream was captured, and for a rank's messages
+  // to itself. The counters stay as long as the communicator.
+  DeviceProgress last_collective() const;
+  DeviceProgress last_message(const TransferOp& op) const { return messages_.progress(op); }
+
   // What the ranks have called, for reports.
   const DeviceTrace& trace() const { return trace_; }
 

@@ -12,6 +12,18 @@ void DeviceMessages::note(const TransferOp& op) {
   channel.last[channel.count % kNotes] = op;
 }
 
+DeviceProgress DeviceMessages::progress(const TransferOp& op) const {
+  if (trace_.captured() || op.peer == rank_) return {};
+  const auto peer = static_cast<std::size_t>(op.peer);
+  const auto channel = static_cast<std::size_t>(tag_channel_of(op.tag));
+  const std::size_t direction = op.is_send ? 0 : 1;
+  const DevicePage& page = trace_.own_page();
+  const std::lock_guard lock(mutex_);
+  return {&page.messages_entered[peer][channel][direction],
+          &page.messages_completed[peer][channel][direction],
+          peers_[peer][channel][direction].count};
+}
+
 bool DeviceMessages::all_ended() const {
   const std::lock_guard lock(mutex_);
   const DevicePage& page = trace_.own_page();

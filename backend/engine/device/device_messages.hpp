@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/engine/device/device_trace.hpp"
+#include "backend/engine/record/flight_record.hpp"
 #include "kernels/gpu/interface/group_kernels.hpp"
 
 namespace symm {
@@ -22,6 +23,9 @@ class DeviceMessages {
       : rank_(rank), trace_(trace), peers_(static_cast<std::size_t>(world_size)) {}
 
   void note(const TransferOp& op);
+
+  // Where the device counts the last message of the peer, tag channel and direction of `op`.
+  DeviceProgress progress(const TransferOp& op) const;
 
   // True where every message of this rank that was put on a stream has ended; of use as long as no
   // stream was captured.

@@ -15,11 +15,6 @@ namespace symm {
 
 namespace {
 
-bool has_root(CollectiveKind kind) {
-  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast ||
-         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
-}
-
 // FNV-1a over the ranks' counts: lists that are the same on all ranks must be equal element by
 // element.
 std::uint64_t hash_counts(std::span<const Part> parts) {

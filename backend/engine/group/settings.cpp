@@ -25,12 +25,11 @@ constexpr SizeRange kWorkspaceSizes{
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-// A switch that is on where it is unset.
-bool is_on(const char* variable) {
-  const char* const value = std::getenv(variable);
-  const std::string text = value == nullptr ? "1" : value;
+bool flag_in_environment(const char* name, const char* unset) {
+  const char* const value = std::getenv(name);
+  const std::string text = value == nullptr ? unset : value;
   if (text != "0" && text != "1") {
-    refuse(std::string(variable) + ": expected 0 or 1, got '" + text + "'");
+    refuse(std::string(name) + ": expected 0 or 1, got '" + text + "'");
   }
   return text == "1";
 }
@@ -42,9 +41,11 @@ Algorithm algorithm_in_environment() {
   return name == nullptr ? Algorithm::kAuto : parse_algorithm(name, "SYMM_ALGO");
 }
 
-bool deterministic_in_environment() { return is_on("SYMM_DETERMINISTIC"); }
+bool deterministic_in_environment() { return flag_in_environment("SYMM_DETERMINISTIC", "1"); }
 
-bool poison_in_environment() { return is_on("SYMM_POISON"); }
+bool nan_check_in_environment() { return flag_in_environment("SYMM_NAN_CHECK", "0"); }
+
+bool poison_in_environment() { return flag_in_environment("SYMM_POISON", "1"); }
 
 PlanTables tables_in_environment() {
   const char* const path = std::getenv("SYMM_TUNING_FILE");

@@ -6,6 +6,7 @@ The core never imports this package. Each command is a module of torch_symm that
     probe   python -m torch_symm.probe
     info    python -m torch_symm.info
     run     python -m torch_symm.run
+    audit   python -m torch_symm.audit
     command what the command lines of bench and probe share
     ranks   processes for bench and probe: one a rank, watched
     machine what the tools tell about this machine

@@ -23,6 +23,7 @@ app = typer.Typer(add_completion=False)
 # Each variable with what it means; docs describe them.
 VARIABLES = {
     "SYMM_ALGO": "algorithm forced for every collective that has it",
+    "SYMM_AUDIT": "path of the audit's files, to which a rank adds its number",
     "SYMM_DEFAULT_BACKEND": "1: programs that name no backend get symm",
     "SYMM_DETERMINISTIC": "0: algorithms may be named whose sums have other bits",
     "SYMM_DISABLE_MULTICAST": "1: no multicast objects on GPUs",
@@ -30,6 +31,7 @@ VARIABLES = {
     "SYMM_HANDLE_TYPE": "how GPU memory is handed to other processes",
     "SYMM_ISA": "instruction set of the host kernels",
     "SYMM_MEMORY_PROVIDER": "who makes the symmetric memory of torch_symm's functions",
+    "SYMM_NAN_CHECK": "1: inputs with NaN are refused",
     "SYMM_ON_FAILURE": "abort: a group that fails on a GPU ends the process",
     "SYMM_POISON": "0: kernels that give up leave their outputs as they are",
     "SYMM_REPLACE_BACKEND": "the backend whose name stands for symm",

@@ -80,15 +80,18 @@ def test_group_that_the_rank_is_not_in():
 
 WRONG_ENVIRONMENT = {
     "SYMM_ALGO": ("foo", ["foo", "one_shot", "two_shot", "ring", "pipelined"]),
+    "SYMM_AUDIT": ("no/such/run", ["cannot write no/such/run.0: No such file"]),
     "SYMM_DETERMINISTIC": ("yes", ["yes", "0 or 1"]),
     "SYMM_DISABLE_MULTICAST": ("yes", ["yes", "0 or 1"]),
     "SYMM_FAILURE_GRACE_MS": ("soon", ["soon", "milliseconds from 0"]),
     "SYMM_HANDLE_TYPE": ("foo", ["foo", "auto, posix or fabric"]),
     "SYMM_ISA": ("foo", ["foo", "baseline", "avx2", "avx512"]),
+    "SYMM_NAN_CHECK": ("yes", ["yes", "0 or 1"]),
     "SYMM_MEMORY_PROVIDER": ("foo", ["foo", "native, cuda, nccl, nvshmem"]),
     "SYMM_ON_FAILURE": ("exit", ["exit", "raise or abort"]),
     "SYMM_POISON": ("yes", ["yes", "0 or 1"]),
     "SYMM_TUNING_FILE": ("no/such/file.json", ["no/such/file.json"]),
+    "TORCH_FR_BUFFER_SIZE": ("many", ["many", "from 0 to 1048576"]),
 }
 
 

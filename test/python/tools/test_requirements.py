@@ -31,6 +31,7 @@ dist.destroy_process_group()
 print("done")
 """
 TOOLS = {
+    "audit": ["typer"],
     "bench": ["numpy", "rich", "typer"],
     "probe": ["numpy", "rich", "typer"],
     "info": ["rich", "typer"],
