@@ -54,7 +54,7 @@ void TensorChecks::readable(const at::Tensor& tensor, const Argument& argument) 
   if (tensor.layout() != at::kStrided) [[unlikely]] {
     fail(ErrorCode::kUnsupported, argument,
          "expected a dense tensor (layout torch.strided), got layout " +
-             layout_text(tensor.layout()));
+             layout_text(tensor.layout()) + "; pass tensor.to_dense()");
   }
   if (tensor.device().is_cpu() || tensor.device().is_cuda()) [[likely]]
     return;
@@ -104,7 +104,7 @@ void TensorChecks::writable(const at::Tensor& tensor, const Argument& argument) 
   if (!tensor.is_contiguous()) [[unlikely]] {
     fail(ErrorCode::kInvalidArgument, argument,
          "expected a contiguous tensor, got size " + printed(tensor.sizes()) + " with strides " +
-             printed(tensor.strides()));
+             printed(tensor.strides()) + "; pass a contiguous one and copy from it");
   }
 }
 
@@ -112,7 +112,8 @@ Dtype TensorChecks::arithmetic_dtype(const at::Tensor& tensor, const Argument& a
   const std::optional<Dtype> dtype = dtype_of(tensor.scalar_type());
   if (!dtype) [[unlikely]] {
     fail(ErrorCode::kUnsupported, argument,
-         "no reduction is defined for dtype " + dtype_text(tensor.scalar_type()));
+         "no reduction is defined for dtype " + dtype_text(tensor.scalar_type()) +
+             "; convert the tensor to one that has arithmetic");
   }
   return *dtype;
 }
@@ -122,7 +123,8 @@ Dtype TensorChecks::movable_dtype(const at::Tensor& tensor, const Argument& argu
   if (!dtype && !tensor.is_quantized()) dtype = carrier_of(tensor.element_size());
   if (!dtype) [[unlikely]] {
     fail(ErrorCode::kUnsupported, argument,
-         "dtype " + dtype_text(tensor.scalar_type()) + " cannot be sent");
+         "dtype " + dtype_text(tensor.scalar_type()) +
+             " cannot be sent; convert the tensor, or send what it is made of");
   }
   return *dtype;
 }
@@ -170,7 +172,8 @@ ReduceOp TensorChecks::reduce_op(const c10d::ReduceOp& op, double& factor) const
   }
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (!supplement) {
-    fail(ErrorCode::kInvalidArgument, {"op"}, "PREMUL_SUM came without its factor");
+    fail(ErrorCode::kInvalidArgument, {"op"},
+         "expected PREMUL_SUM with its factor, got none; make it by _make_nccl_premul_sum(factor)");
   }
   const at::Tensor& tensor = supplement->tensor_factor;
   if (tensor.defined()) readable(tensor, {"op"});
