@@ -198,6 +198,19 @@ def test_the_core_imports_no_tool():
     assert not faults, "\n" + "\n".join(faults)
 
 
+def test_no_stream_reads_numbers():
+    """NOTE [Numbers and iostreams] in kernels/core/decimal.hpp. Files are read as text, so a stream
+    over a string can only be for numbers."""
+    reads = re.compile(r"\bstd::(i?stringstream|stoi|stol|stoul|stoull|stod)\b")
+    faults = [
+        f"{path}:{number}: {line.strip()}"
+        for path in SOURCES
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+        if reads.search(line)
+    ]
+    assert not faults, "use parse_decimal():\n" + "\n".join(faults)
+
+
 def vendor_conditions(path: Path) -> list[str]:
     found = []
     for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
