@@ -192,6 +192,9 @@ void check_import(int fd, std::size_t bytes) {
         "seals, got seals ",
         seals);
   }
+  if ((::fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR) {
+    refuse_import("it is not open for reading and writing");
+  }
   if (status.st_size < 0 || static_cast<std::size_t>(status.st_size) != bytes) {
     refuse_import("expected ", bytes, " bytes, it has ", status.st_size);
   }

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "kernels/core/atomics.hpp"
@@ -87,10 +89,17 @@ std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
   if (config.world_size == 1) {
     group->own_page_ = std::make_unique<GroupPage>();
   } else {
-    group->pages_ = Segment::rendezvous(
-        *group->mesh_,
-        LocalSegment::allocate(host_runtime(), sizeof(GroupPage) + config.region_bytes),
-        kPagesSequence, deadline.remaining(), {});
+    const std::optional<Error> failed = try_step([&] {
+      group->pages_ = Segment::rendezvous(
+          *group->mesh_,
+          LocalSegment::allocate(host_runtime(), sizeof(GroupPage) + config.region_bytes),
+          kPagesSequence, deadline.remaining(), {});
+    });
+    if (failed) {
+      const std::string prefix = mesh_prefix(config.group_name, names, config.rank);
+      const bool named = std::string_view(failed->what()).starts_with(prefix);
+      throw Error(failed->code(), named ? "" : prefix, failed->what());
+    }
   }
   group->number_ = config.first_exchange;
   store_release(&group->page(config.rank).lifecycle,

@@ -83,8 +83,14 @@ void SegmentRendezvous::receive(std::size_t chunk,
       throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " sent more memory than the ",
                   descriptors_[rank].mapped_bytes, " bytes that it has described");
     }
-    memory.chunks.push_back(runtime_.import_memory(
-        handle_of(kind, descriptors[rank].handles, std::move(received[rank].descriptor)), bytes));
+    const std::optional<Error> refused = try_step([&] {
+      memory.chunks.push_back(runtime_.import_memory(
+          handle_of(kind, descriptors[rank].handles, std::move(received[rank].descriptor)), bytes));
+    });
+    if (refused) {
+      throw Error(refused->code(), "rendezvous: memory of ",
+                  round_.mesh.rank_name(static_cast<int>(rank)), ": ", refused->what());
+    }
   }
 }
 

@@ -193,7 +193,7 @@ TEST(Segment, ForgedMemoryIsRefusedOnEveryRank) {
     Segment::rendezvous(*meshes[r], local[r], 0, kMeshTimeout, nullptr);
   });
   for (const auto& error : errors) {
-    expect_error(error, ErrorCode::kSecurity, {"expected 16384 bytes, it has 4096"});
+    expect_error(error, ErrorCode::kSecurity, {"rank 1", "expected 16384 bytes, it has 4096"});
   }
 }
 

@@ -129,6 +129,10 @@ TEST(HostMemory, ImportRefusesWhatIsNotSealedMemory) {
   refused(make_memfd(kPage, true, kAllSeals), 2 * kPage, "expected 8192 bytes, it has 4096");
   refused(make_memfd(4 * kPage, false, kAllSeals), 4 * kPage, "allocated");
   refused(make_memfd(kPage, true, kAllSeals), kPage - 1, "multiple");
+  const FileDescriptor writable = make_memfd(kPage, true, kAllSeals);
+  const std::string name = "/proc/self/fd/" + std::to_string(writable.get());
+  refused(FileDescriptor(::open(name.c_str(), O_RDONLY | O_CLOEXEC)), kPage,
+          "not open for reading and writing");
   refused(FileDescriptor(), kPage, "open descriptor");
   char path[] = "/tmp/symm-test-file-XXXXXX";
   FileDescriptor file(::mkstemp(path));
