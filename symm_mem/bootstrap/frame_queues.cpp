@@ -118,10 +118,21 @@ void FrameQueues::throw_if_over(std::size_t peer) const {
     throw Error(ErrorCode::kSecurity, prefix_, names_.name(rank), " sent ", from.offence);
   }
   if (from.closed) {
-    throw Error(ErrorCode::kPeerLost, prefix_,
-                names_.name(rank, text_of("pid ", records_[peer].process.pid)),
+    throw Error(ErrorCode::kPeerLost, prefix_, names_of_the_gone(peer),
                 " ended or closed its group");
   }
+}
+
+// A rank that gave up because of another one closes after that one, so whoever is gone by now
+// includes the cause.
+std::string FrameQueues::names_of_the_gone(std::size_t seen) const {
+  std::string text;
+  for (std::size_t peer = 0; peer < sockets_.size(); ++peer) {
+    if (peer != seen && !(sockets_[peer].valid() && is_hung_up(sockets_[peer].get()))) continue;
+    text += text.empty() ? "" : ", ";
+    text += names_.name(static_cast<int>(peer), text_of("pid ", records_[peer].process.pid));
+  }
+  return text;
 }
 
 }  // namespace symm

@@ -76,6 +76,7 @@ class FrameQueues {
   void read(std::size_t peer, const std::deque<PeerFrame>& waiting);
   void sort(std::size_t peer, ReceivedFrame received);
   void throw_if_over(std::size_t peer) const;
+  std::string names_of_the_gone(std::size_t seen) const;
 
   const std::string prefix_;
   const RankNames& names_;

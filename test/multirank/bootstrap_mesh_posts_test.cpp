@@ -414,5 +414,27 @@ TEST_F(FrameQueuesTest, AClosedPeerIsLostOnceAllIsHandedOut) {
   expect_error(error_of([&] { queues_->next_exchange(1); }), ErrorCode::kPeerLost, {"rank 1"});
 }
 
+// The one that is asked for may have gone because of the other one.
+TEST(FrameQueues, AllThatAreGoneAreNamed) {
+  std::vector<GuardedDescriptor> sockets(4);
+  std::vector<PeerRecord> records(4);
+  std::vector<FileDescriptor> far(4);
+  for (const std::size_t peer : {0u, 1u, 3u}) {
+    std::array<int, 2> pair{};
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair.data()),
+              0);
+    far[peer].reset(pair[0]);
+    sockets[peer] = GuardedDescriptor::open([&] { return pair[1]; });
+    records[peer].process.pid = 1000 + static_cast<std::int64_t>(peer);
+  }
+  const RankNames names;
+  FrameQueues queues("test: ", names, sockets, records);
+  far[1].reset();
+  far[0].reset();
+  const auto error = error_of([&] { queues.next_exchange(0); });
+  expect_error(error, ErrorCode::kPeerLost, {"rank 0 (pid 1000), rank 1 (pid 1001) ended"});
+  EXPECT_EQ(std::string(error->what()).find("rank 3"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace symm
