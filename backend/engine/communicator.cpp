@@ -70,7 +70,12 @@ Communicator::Communicator(KeyValueStore& store, CommunicatorConfig config)
 void Communicator::adopt_agreement() {
   std::vector<Agreement> proposals;
   for (int rank = 0; rank < world_size(); ++rank) {
-    proposals.push_back(Agreement::decode(group_->payload(rank)));
+    const std::optional<Error> refused =
+        try_step([&] { proposals.push_back(Agreement::decode(group_->payload(rank))); });
+    if (refused) {
+      throw Error(refused->code(), group_->prefix(), group_->rank_name(rank), ": ",
+                  refused->what());
+    }
     check_same(*group_, "workspace_bytes", &Agreement::workspace_bytes, proposals);
     check_same(*group_, "device_workspace_bytes", &Agreement::device_workspace_bytes, proposals);
     check_same(*group_, "deterministic", &Agreement::deterministic, proposals);

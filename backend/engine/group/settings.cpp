@@ -122,7 +122,7 @@ Agreement Agreement::decode(std::span<const std::uint8_t> bytes) {
   const auto deterministic = reader.integer<std::uint32_t>();
   const std::string text = reader.text(kMaxTableText);
   if (!reader.finished() || algorithm >= kAlgorithmCount || deterministic > 1) {
-    throw Error(ErrorCode::kSecurity, "a rank's settings in the Store cannot be read");
+    throw Error(ErrorCode::kSecurity, "its settings in the Store cannot be read");
   }
   return {.algorithm = static_cast<Algorithm>(algorithm),
           .workspace_bytes = workspace_bytes,
