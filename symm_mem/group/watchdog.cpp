@@ -3,8 +3,11 @@
 #include <pthread.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
+#include "kernels/core/error.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
@@ -13,9 +16,18 @@ namespace {
 constexpr std::chrono::milliseconds kLookPeriod{4};
 constexpr int kLooksBetweenConnections = 4;
 
+bool is_switched_on() {
+  const char* const value = std::getenv("SYMM_WATCHDOG");
+  const std::string_view word = value == nullptr ? "1" : value;
+  if (word != "0" && word != "1") {
+    throw Error(ErrorCode::kInvalidArgument, "SYMM_WATCHDOG: expected 0 or 1, got '", word, "'");
+  }
+  return word == "1";
+}
+
 }  // namespace
 
-Watchdog::Watchdog() : fork_generation_(fork_generation()) {}
+Watchdog::Watchdog() : fork_generation_(fork_generation()), on_(is_switched_on()) {}
 
 Watchdog::~Watchdog() {
   if (fork_generation() != fork_generation_) {
@@ -33,7 +45,7 @@ Watchdog::~Watchdog() {
 void Watchdog::add(WatchdogTask& task) {
   const std::lock_guard lock(mutex_);
   tasks_.push_back(&task);
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  if (on_ && !thread_.joinable()) thread_ = std::thread([this] { run(); });
 }
 
 void Watchdog::remove(WatchdogTask& task) {

@@ -5,6 +5,9 @@
 // every 16 ms the task also tests the connections, which takes a system call a peer. The thread
 // calls no function of a device, so it disturbs no stream and no capture and works when a device is
 // stuck. On the host there is no such thread: whoever waits polls.
+//
+// SYMM_WATCHDOG=0 leaves the thread out, so that its cost can be measured: a kernel then waits for
+// ever for a peer that is gone.
 #pragma once
 
 #include <condition_variable>
@@ -25,6 +28,7 @@ class WatchdogTask {
 // Thread safe.
 class Watchdog {
  public:
+  // Throws Error(kInvalidArgument) for a wrong SYMM_WATCHDOG.
   Watchdog();
   // Ends the thread. A forked child has none and leaves it alone.
   ~Watchdog();
@@ -38,6 +42,7 @@ class Watchdog {
   void run();
 
   const std::uint32_t fork_generation_;
+  const bool on_;
   std::mutex mutex_;  // guards what follows, and is held while tasks look
   std::condition_variable wake_;
   std::vector<WatchdogTask*> tasks_;

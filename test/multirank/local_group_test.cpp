@@ -18,6 +18,7 @@
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/group/host_signals.hpp"
+#include "test/support/environment.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/file_store.hpp"
 #include "test/support/forked_child.hpp"
@@ -326,6 +327,16 @@ TEST(LocalGroup, TheWatchdogLooksUntilATaskIsRemoved) {
   EXPECT_GE(second.looks, others + 3);
   watchdog.remove(second);
   watchdog.remove(second);
+}
+
+TEST(LocalGroup, TheWatchdogCanBeLeftOut) {
+  const test::ScopedVariable variable("SYMM_WATCHDOG", "0");
+  const Groups groups = connect_all(1);
+  CountingTask task;
+  of(groups, 0).watchdog().add(task);
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(task.looks, 0);
+  of(groups, 0).watchdog().remove(task);
 }
 
 // What an earlier try left in the store must not disturb the next one, whoever tries again first.
