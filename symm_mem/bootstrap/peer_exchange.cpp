@@ -48,7 +48,10 @@ class Exchange {
   std::vector<BootstrapMesh::Received> run(const Deadline& deadline,
                                            const std::function<bool()>& give_up) {
     for (;;) {
-      for (std::size_t peer = 0; peer < progress_.size(); ++peer) advance(peer);
+      // To all before any is heard: what one peer has done ends the round, and the others are to
+      // learn what this rank had to say.
+      for (std::size_t peer = 0; peer < progress_.size(); ++peer) offer(peer);
+      for (std::size_t peer = 0; peer < progress_.size(); ++peer) hear(peer);
       const std::vector<int> missing = unfinished();
       if (missing.empty()) break;
       if (give_up && give_up()) {
@@ -66,13 +69,16 @@ class Exchange {
   }
 
  private:
-  void advance(std::size_t peer) {
+  void offer(std::size_t peer) {
     PeerProgress& progress = progress_[peer];
-    if (!progress.sent) {
-      // To a closed socket counts as sent: what the peer said before it left is still to be read.
-      progress.sent = send_frame(round_.sockets[peer].get(), frame_, round_.descriptor) !=
-                      SocketStatus::kWouldBlock;
-    }
+    if (progress.sent) return;
+    // To a closed socket counts as sent: what the peer said before it left is still to be read.
+    progress.sent = send_frame(round_.sockets[peer].get(), frame_, round_.descriptor) !=
+                    SocketStatus::kWouldBlock;
+  }
+
+  void hear(std::size_t peer) {
+    PeerProgress& progress = progress_[peer];
     if (progress.received) return;
     std::optional<PeerFrame> frame = queues_.next_exchange(peer, round_.sequence.stream);
     if (!frame) return;
