@@ -199,7 +199,7 @@ FORKS = {
 }
 
 
-def _judged(body, world, label):
+def judged(body, world, label):
     """Runs `body(rank)` giving problems on `world` ranks, and times it."""
     start = time.monotonic()
     try:
@@ -222,7 +222,7 @@ def forked_after_init(index: int) -> Trial:
             problems += _sum_is_right(rank, 3, salt)
         return problems
 
-    return _judged(body, 3, name)
+    return judged(body, 3, name)
 
 
 def _numbered(tensor):
@@ -340,4 +340,4 @@ def awkward_tensors(index: int) -> Trial:
         wrong = model.mismatch(name, got.contiguous(), expected, exact=IS_SYMM)
         return wrong + _sum_is_right(rank, 3)
 
-    return _judged(body, 3, f"{name}, n = {n}")
+    return judged(body, 3, f"{name}, n = {n}")

@@ -26,6 +26,7 @@ class Trial:
     passed: bool
     seconds: list[float]
     detail: str = ""
+    facts: dict = dataclasses.field(default_factory=dict)  # of the whole run, in its row
 
 
 class Progress:
@@ -179,6 +180,11 @@ class Ending:
     ended: float
     error: str | None = None
     rebuilt: str | None = None  # what went wrong with a new group of the survivors; "" nothing
+
+
+def quiet() -> None:
+    """What this rank logs about those that it refuses is not shown."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def settle() -> None:

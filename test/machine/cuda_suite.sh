@@ -130,7 +130,7 @@ step_pytest() {
 }
 step_faults() {
   # shellcheck disable=SC2086
-  run_step faults 200 python3 test/fault/run_faults.py --trials 11 --json "$out/faults.json" \
+  run_step faults 400 python3 test/fault/run_faults.py --trials 11 --json "$out/faults.json" \
     ${FAULT_ARGS:-}
 }
 step_probe() {

@@ -7,29 +7,17 @@ order. Hypothesis shrinks a failing program to a short one. The examples are the
 
 import os
 
-import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import calls
-import model
-from call import Call
-from harness import (
-    IS_SYMM,
-    ON_CUDA,
-    WORLD_SIZE,
-    expect_no_mismatch,
-    new_group_in_order,
-    run_ranks,
-)
+from harness import WORLD_SIZE, expect_no_mismatch, run_ranks
+from random_programs import ANY_CALL, ANY_DTYPE, EDGES, carry_out, ops_of
 
 EXAMPLES = int(os.environ.get("SYMM_RANDOM_EXAMPLES", "12"))
-ANY_CALL = [f for f in calls.EVERY_CALL if IS_SYMM or f not in calls.GLOO_LACKS]
-ANY_CALL = [f for f in ANY_CALL if not ON_CUDA or f not in calls.NOT_ON_CUDA]
 SIZES = st.one_of(
     st.integers(0, 5),
     st.integers(0, 3000),
-    st.sampled_from([4095, 4096, 4097, 65535, 65536, 65537, 131071, 600001]),
+    st.sampled_from(EDGES),
 )
 
 
@@ -41,15 +29,13 @@ def programs(draw):
     steps = []
     for salt in range(draw(st.integers(5, 25))):
         collective = draw(st.integers(0, len(ANY_CALL) - 1))
-        dtype = draw(st.sampled_from(model.DTYPES if IS_SYMM else model.GLOO_DTYPES))
-        every_op = model.OPS if IS_SYMM else model.GLOO_OPS
-        ops = [op for op in every_op if calls.accepts(ANY_CALL[collective], op, dtype)]
+        dtype = draw(st.sampled_from(ANY_DTYPE))
         steps.append(
             {
                 "collective": collective,
                 "group": draw(st.integers(-1, len(groups) - 1)),
                 "dtype": dtype,
-                "op": draw(st.sampled_from(ops)),
+                "op": draw(st.sampled_from(ops_of(collective, dtype))),
                 "count": draw(SIZES),
                 "aligned": draw(st.booleans()),
                 "async_op": draw(st.booleans()),
@@ -57,25 +43,6 @@ def programs(draw):
             }
         )
     return world_size, groups, steps
-
-
-def carry_out(rank, world_size, groups, steps):
-    everybody = (dist.group.WORLD, list(range(world_size)))
-    made = [new_group_in_order(ranks) for ranks in groups]
-    problems = []
-    for number, step in enumerate(steps):
-        fields = dict(step)
-        collective = ANY_CALL[fields.pop("collective")]
-        index = fields.pop("group")
-        group, ranks = everybody if index < 0 else made[index]
-        if rank not in ranks or (len(ranks) == 1 and collective in calls.NEEDS_A_PEER):
-            continue
-        if collective in calls.POINT_TO_POINT:
-            fields["count"] = min(fields["count"], 70000)  # they keep many buffers at a time
-        call = Call(group=group, ranks=ranks, me=ranks.index(rank), **fields)
-        collective(call)
-        problems += [f"step {number} {collective.__name__} {line}" for line in call.finish()]
-    return problems
 
 
 @settings(

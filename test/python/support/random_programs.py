@@ -1,0 +1,71 @@
+"""Programs of random calls over random groups, carried out against the sequential model.
+
+A program is (world size, groups as lists of ranks, steps as dicts), the same on every rank.
+"""
+
+import random
+
+import torch.distributed as dist
+
+import calls
+import model
+from call import Call
+from harness import IS_SYMM, ON_CUDA, new_group_in_order
+
+ANY_CALL = [f for f in calls.EVERY_CALL if IS_SYMM or f not in calls.GLOO_LACKS]
+ANY_CALL = [f for f in ANY_CALL if not ON_CUDA or f not in calls.NOT_ON_CUDA]
+ANY_DTYPE = model.DTYPES if IS_SYMM else model.GLOO_DTYPES
+EDGES = [4095, 4096, 4097, 65535, 65536, 65537, 131071, 600001]
+
+
+def ops_of(collective: int, dtype) -> list[str]:
+    """What ANY_CALL[collective] may be asked for."""
+    every_op = model.OPS if IS_SYMM else model.GLOO_OPS
+    return [op for op in every_op if calls.accepts(ANY_CALL[collective], op, dtype)]
+
+
+def random_program(seed: int, world_size: int):
+    """The program of that seed, for soaks; tests draw theirs so that they can be shrunk."""
+    rng = random.Random(seed)
+    ranks = range(world_size)
+    groups = [rng.sample(ranks, rng.randint(1, world_size)) for _ in range(rng.randint(0, 3))]
+    steps = []
+    for salt in range(rng.randint(5, 25)):
+        collective, dtype = rng.randrange(len(ANY_CALL)), rng.choice(ANY_DTYPE)
+        sizes = [rng.randint(0, 5), rng.randint(0, 3000), rng.choice(EDGES)]
+        steps.append(
+            {
+                "collective": collective,
+                "group": rng.randrange(-1, len(groups)),
+                "dtype": dtype,
+                "op": rng.choice(ops_of(collective, dtype)),
+                "count": rng.choice(sizes),
+                "aligned": rng.random() < 0.5,
+                "async_op": rng.random() < 0.5,
+                "salt": salt,
+            }
+        )
+    return world_size, groups, steps
+
+
+def carry_out(rank, world_size, groups, steps) -> list[str]:
+    """What was found wrong with the calls of `rank`."""
+    everybody = (dist.group.WORLD, list(range(world_size)))
+    made = [new_group_in_order(ranks) for ranks in groups]
+    problems = []
+    for number, step in enumerate(steps):
+        fields = dict(step)
+        collective = ANY_CALL[fields.pop("collective")]
+        index = fields.pop("group")
+        group, ranks = everybody if index < 0 else made[index]
+        if rank not in ranks or (len(ranks) == 1 and collective in calls.NEEDS_A_PEER):
+            continue
+        if collective in calls.POINT_TO_POINT:
+            fields["count"] = min(fields["count"], 70000)  # they keep many buffers at a time
+        call = Call(group=group, ranks=ranks, me=ranks.index(rank), **fields)
+        collective(call)
+        problems += [f"step {number} {collective.__name__} {line}" for line in call.finish()]
+    for group, ranks in made:
+        if rank in ranks:
+            dist.destroy_process_group(group)
+    return problems
