@@ -45,7 +45,8 @@ def test_entries_say_what_was_called():
     for rank, found in enumerate(run_ranks(calls_of_a_rank, RANKS, fresh=True)):
         entries = found["entries"]
         message = "nccl:recv 1<-0" if rank else "nccl:send 0->1"
-        assert names(entries) == ["nccl:all_reduce", "nccl:broadcast", message, "nccl:barrier"]
+        barrier = "nccl:all_reduce_barrier"
+        assert names(entries) == ["nccl:all_reduce", "nccl:broadcast", message, barrier]
         assert [entry["record_id"] for entry in entries] == [0, 1, 2, 3]
         assert [entry["collective_seq_id"] for entry in entries] == [1, 2, 2, 3]
         assert [entry["is_p2p"] for entry in entries] == [False, False, True, False]
