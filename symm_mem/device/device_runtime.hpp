@@ -37,6 +37,9 @@ class PhysicalMemory {
  public:
   virtual ~PhysicalMemory() = default;
   virtual std::size_t bytes() const = 0;  // a multiple of the runtime's granularity
+  // Lets go of what exporting and mapping need, where that is something: neither is possible from
+  // now on. Mappings stay.
+  virtual void close_handle() noexcept {}
 };
 
 // Physical chunks that are side by side in one range of addresses: a buffer that begins `start`

@@ -13,15 +13,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <fstream>
-#include <limits>
 #include <string>
 #include <utility>
 
-#include "kernels/core/decimal.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
 #include "symm_mem/device/device_runtime.hpp"
+#include "symm_mem/process/available_memory.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 #include "symm_mem/process/guarded_descriptor.hpp"
 #include "symm_mem/process/system_error.hpp"
@@ -48,6 +46,7 @@ class HostMemory final : public PhysicalMemory {
 
   std::size_t bytes() const override { return bytes_; }
   int descriptor() const { return descriptor_.get(); }
+  void close_handle() noexcept override { descriptor_.reset(); }
 
  private:
   GuardedDescriptor descriptor_;
@@ -65,7 +64,7 @@ class HostRange final : public AddressRange {
     base_ = static_cast<std::byte*>(base);
   }
   ~HostRange() override {
-    // A child has holes where the mappings were and may have put its own memory there.
+    // A child keeps what it found: its tensors may be in mappings of this range.
     if (generation_ == fork_generation()) ::munmap(base_, bytes_);
   }
   HostRange(const HostRange&) = delete;
@@ -96,14 +95,17 @@ class HostMapping final : public Mapping {
     }
     base_ = static_cast<std::byte*>(base);
     try {
-      hold.unmap_in_child(base_, bytes());
+      hold.view_privately_in_child(base_, bytes(), fd);
     } catch (...) {
       unmap();
       throw;
     }
   }
   ~HostMapping() override {
-    if (generation_ == fork_generation()) unmap();
+    if (generation_ != fork_generation()) return;
+    ForkHold hold;
+    hold.end_private_view(base_);
+    unmap();
   }
   HostMapping(const HostMapping&) = delete;
   HostMapping& operator=(const HostMapping&) = delete;
@@ -132,39 +134,20 @@ std::string allocation_phrase(std::size_t bytes) {
   return "allocating " + std::to_string(bytes) + " bytes of shared memory";
 }
 
-// Bytes that the machine can still give, or the largest value where that cannot be read.
-std::size_t available_bytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  std::string kib;
-  std::string unit;
-  std::size_t total = 0;
-  bool found = false;
-  while (file >> key >> kib) {
-    std::getline(file, unit);
-    if (key != "MemAvailable:" && key != "SwapFree:") continue;
-    if (key == "MemAvailable:") found = true;
-    total += parse_decimal<std::size_t>(kib).value_or(0) * 1024;
-  }
-  return found ? total : std::numeric_limits<std::size_t>::max();
-}
-
-// Refuses what could only end in SIGXFSZ or in the out-of-memory killer.
-void check_limits(std::size_t bytes) {
+// Refuses what could only end in SIGXFSZ.
+void check_file_size(std::size_t bytes) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       bytes > limit.rlim_cur) {
     throw_system_error(allocation_phrase(bytes), EFBIG);
   }
-  const std::size_t available = available_bytes();
-  if (bytes > available) {
-    throw Error(ErrorCode::kSystem, allocation_phrase(bytes), " failed: the machine has ",
-                available, " bytes available");
-  }
 }
 
+// Others take memory too meanwhile, so each piece is looked at: what is too much ends in the
+// out-of-memory killer, not in an error.
 void fill_with_pages(int fd, std::size_t bytes) {
   for (std::size_t done = 0; done < bytes;) {
+    check_available_memory(allocation_phrase(bytes), bytes - done);
     const std::size_t chunk = std::min(kAllocationPiece, bytes - done);
     if (::fallocate(fd, 0, static_cast<off_t>(done), static_cast<off_t>(chunk)) == 0) {
       done += chunk;
@@ -215,7 +198,8 @@ class HostRuntime final : public DeviceRuntime {
       throw Error(ErrorCode::kInvalidArgument, "allocate: bytes must be at least 1, got 0");
     }
     // Before rounding up, which would wrap for sizes near the end of the address space.
-    check_limits(bytes);
+    check_file_size(bytes);
+    check_available_memory(allocation_phrase(bytes), bytes);
     const std::size_t rounded = align_up(bytes, page_bytes());
     GuardedDescriptor memory = GuardedDescriptor::open(
         [] { return ::memfd_create("symm", MFD_CLOEXEC | MFD_ALLOW_SEALING); });

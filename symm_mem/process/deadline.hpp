@@ -6,14 +6,20 @@
 
 namespace symm {
 
+// A longer time-out counts as this one, so that no sum of times overflows.
+inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
+
+constexpr std::chrono::milliseconds within_longest(std::chrono::milliseconds timeout) {
+  return std::min(timeout, kLongestTimeout);
+}
+
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // A time-out below zero counts as zero, one above a year as a year (so that nothing overflows).
+  // A time-out below zero counts as zero.
   explicit Deadline(std::chrono::milliseconds timeout)
-      : end_(Clock::now() + std::clamp(timeout, std::chrono::milliseconds(0),
-                                       std::chrono::milliseconds(std::chrono::hours(24 * 365)))) {}
+      : end_(Clock::now() + std::clamp(timeout, std::chrono::milliseconds(0), kLongestTimeout)) {}
 
   bool passed() const { return Clock::now() >= end_; }
 

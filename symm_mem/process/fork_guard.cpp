@@ -17,9 +17,16 @@ namespace {
 
 std::atomic<std::uint32_t> generation{0};
 
+struct View {
+  void* base;
+  std::size_t bytes;
+  int fd;  // -1: forgotten
+};
+
 struct Registry {
   std::mutex mutex;
   std::vector<int> descriptors;
+  std::vector<View> views;
 };
 
 // Never destroyed: a fork may come after static destructors have begun.
@@ -28,11 +35,25 @@ Registry& registry() {
   return *instance;
 }
 
+// Takes nothing away from what another handler of the child may have put there.
+bool map_into_hole(const View& view, int protection, int flags, int fd) {
+  void* const got = ::mmap(view.base, view.bytes, protection,
+                           MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED_NOREPLACE | flags, fd, 0);
+  if (got == MAP_FAILED) return false;
+  if (got != view.base) ::munmap(got, view.bytes);  // Linux before 4.17
+  return true;
+}
+
 // The child of a threaded process may only use what is async-signal-safe: no allocation here.
 void after_fork_in_child() {
   generation.fetch_add(1, std::memory_order_relaxed);
   Registry& r = registry();
+  for (const View& view : r.views) {
+    if (view.fd >= 0 && map_into_hole(view, PROT_READ | PROT_WRITE, 0, view.fd)) continue;
+    map_into_hole(view, PROT_NONE, MAP_ANONYMOUS, -1);
+  }
   for (const int fd : r.descriptors) ::close(fd);
+  r.views.clear();
   r.descriptors.clear();
   r.mutex.unlock();
 }
@@ -54,13 +75,24 @@ ForkHold::~ForkHold() { registry().mutex.unlock(); }
 
 void ForkHold::close_in_child(int fd) { registry().descriptors.push_back(fd); }
 
-void ForkHold::forget(int fd) noexcept { std::erase(registry().descriptors, fd); }
-
-void ForkHold::unmap_in_child(void* base, std::size_t bytes) {
-  if (::madvise(base, bytes, MADV_DONTFORK) != 0) {
-    throw_system_error("keeping " + std::to_string(bytes) + " mapped bytes out of forked children",
-                       errno);
+void ForkHold::forget(int fd) noexcept {
+  std::erase(registry().descriptors, fd);
+  for (View& view : registry().views) {
+    if (view.fd == fd) view.fd = -1;
   }
+}
+
+void ForkHold::view_privately_in_child(void* base, std::size_t bytes, int fd) {
+  registry().views.push_back({base, bytes, fd});
+  if (::madvise(base, bytes, MADV_DONTFORK) == 0) return;
+  const int error = errno;
+  registry().views.pop_back();
+  throw_system_error("keeping " + std::to_string(bytes) + " mapped bytes out of forked children",
+                     error);
+}
+
+void ForkHold::end_private_view(void* base) noexcept {
+  std::erase_if(registry().views, [base](const View& view) { return view.base == base; });
 }
 
 }  // namespace symm

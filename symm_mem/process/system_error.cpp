@@ -3,7 +3,6 @@
 #include <sys/resource.h>
 
 #include <cerrno>
-#include <system_error>
 
 #include "kernels/core/error.hpp"
 
@@ -44,6 +43,14 @@ std::string describe_system_error(int error) {
 
 void throw_system_error(const std::string& action, int error) {
   throw Error(ErrorCode::kSystem, action, " failed: ", describe_system_error(error));
+}
+
+void throw_no_thread(const std::string& users, const std::system_error& error) {
+  throw Error(ErrorCode::kSystem, "cannot start the thread that ", users,
+              " need: ", error.code().message(),
+              "; threads are limited by RLIMIT_NPROC = ", limit_text(RLIMIT_NPROC),
+              " (`ulimit -u`) and pids.max of the control group, their stacks by RLIMIT_AS = ",
+              limit_text(RLIMIT_AS), " (`ulimit -v`)");
 }
 
 }  // namespace symm

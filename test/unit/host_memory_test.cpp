@@ -244,7 +244,7 @@ TEST(HostMemoryLimits, AddressSpaceLimitIsNamed) {
 }
 #endif
 
-TEST(HostMemoryFork, ChildHasNeitherMappingNorDescriptor) {
+TEST(HostMemoryFork, ChildReadsWhatIsThereAndKeepsWhatItWrites) {
   auto memory = host_runtime().allocate(2 * kPage);
   auto mapping = host_runtime().map(memory);
   auto range = host_runtime().reserve(4 * kPage);
@@ -253,18 +253,19 @@ TEST(HostMemoryFork, ChildHasNeitherMappingNorDescriptor) {
   const std::uint32_t generation = fork_generation();
   ForkedChild child([&] {
     if (fork_generation() != generation + 1) return 1;
-    if (is_mapped(mapping->base(), kPage)) return 2;
-    if (is_mapped(inside->base(), kPage)) return 3;
+    if (mapping->base()[0] != std::byte{77}) return 2;
+    if (inside->base()[0] != std::byte{77}) return 3;
     if (!error_of([&] { host_runtime().export_descriptor(*memory); })) return 4;
-    // What the child puts in the holes must survive the parent's owners.
-    void* const own = ::mmap(inside->base(), kPage, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    if (own != inside->base()) return 5;
+    mapping->base()[0] = inside->base()[0] = std::byte{5};
+    ForkedChild grandchild([&] { return mapping->base()[0] == std::byte{5} ? 0 : 1; });
+    if (grandchild.wait() != 0) return 5;
+    // Tensors of the child may be there.
+    volatile std::byte* const own = inside->base();
     inside.reset();
     range.reset();
     mapping.reset();
     memory.reset();
-    if (!is_mapped(own, kPage)) return 6;
+    if (own[0] != std::byte{5}) return 6;
     const auto fresh = host_runtime().map(host_runtime().allocate(kPage));
     fresh->base()[1] = std::byte{1};
     return fresh->base()[1] == std::byte{1} ? 0 : 7;
@@ -273,6 +274,26 @@ TEST(HostMemoryFork, ChildHasNeitherMappingNorDescriptor) {
   EXPECT_EQ(mapping->base()[0], std::byte{77});
   EXPECT_EQ(inside->base()[0], std::byte{77});
   EXPECT_EQ(fork_generation(), generation);
+}
+
+TEST(HostMemoryFork, NothingComesToLieWhereMemoryWithoutADescriptorIs) {
+  auto memory = host_runtime().allocate(kPage);
+  auto mapping = host_runtime().map(memory);
+  memory->close_handle();
+  mapping->base()[0] = std::byte{77};
+  EXPECT_TRUE(error_of([&] { host_runtime().map(memory); }));
+  std::byte* const base = mapping->base();
+  ForkedChild child([&] {
+    void* const other = ::mmap(base, kPage, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    return other == MAP_FAILED && errno == EEXIST ? 0 : 1;
+  });
+  EXPECT_EQ(child.wait(), 0);
+  EXPECT_EQ(mapping->base()[0], std::byte{77});
+  mapping.reset();
+  // Nothing is kept for the next child.
+  ForkedChild later([&] { return is_mapped(base, kPage) ? 1 : 0; });
+  EXPECT_EQ(later.wait(), 0);
 }
 
 TEST(HostMemoryFork, GuardedDescriptorIsClosedInTheChildAndLeftAloneThere) {
