@@ -72,6 +72,7 @@ bool DeviceWork::passed() {
 
 bool DeviceWork::isCompleted() {
   if (finished()) return true;
+  check_process();
   if (!launch_) return false;
   if (const std::optional<Error> failure = streams_->failure()) {
     finish(torch_error(*failure));
@@ -147,6 +148,7 @@ void DeviceWork::synchronize() { wait(kNoTimeout); }
 
 bool DeviceWork::wait(std::chrono::milliseconds /*timeout*/) {
   const Launch& mine = launch();
+  if (!finished()) check_process();
   if (std::exception_ptr failure = exception()) {
     follow_failed();
     std::rethrow_exception(std::move(failure));
@@ -161,6 +163,7 @@ void DeviceWork::abort_group() { streams_->abort("abort() of an operation was ca
 
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   const Launch& mine = launch();
+  if (!finished()) check_process();
   {
     const std::lock_guard lock(mutex_);
     if (device_future_) return device_future_;

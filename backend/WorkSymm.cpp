@@ -9,8 +9,11 @@
 
 #include "backend/call_audit.hpp"
 #include "backend/device_streams.hpp"
+#include "backend/engine/group_engine.hpp"
 #include "backend/engine/host/mailbox_engine.hpp"
 #include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
 
@@ -105,18 +108,34 @@ void WorkSymm::throw_block_has_not_ended() {
                           "the operation belongs to a coalescing block that has not ended"));
 }
 
+void WorkSymm::check_process() const {
+  if (in_forked_child()) throw_torch_error(made_by_parent());
+}
+
+bool WorkSymm::isCompleted() {
+  if (finished()) return true;
+  check_process();
+  return false;
+}
+
 bool WorkSymm::wait(std::chrono::milliseconds timeout) {
-  if (!finished()) AsyncQueue::run_up_to(this);
   if (!finished()) {
+    check_process();
+    AsyncQueue::run_up_to(this);
+  }
+  if (!finished()) {
+    constexpr std::chrono::milliseconds kLookPeriod{5};
+    const Clock::time_point end = Clock::now() + within_longest(timeout);
     std::unique_lock lock(mutex_);
-    const auto ended = [this] { return completed_; };
-    if (timeout.count() <= 0) {
-      cv_.wait(lock, ended);
-    } else if (!cv_.wait_for(lock, timeout, ended)) {
-      throw_torch_error(Error(ErrorCode::kTimeout,
-                              "wait() of operation " + std::to_string(sequence_) +
-                                  " on group rank " + std::to_string(rank_) + ": not done after " +
-                                  std::to_string(timeout.count()) + " ms; it stays in flight"));
+    while (!cv_.wait_for(lock, kLookPeriod, [this] { return completed_; })) {
+      lock.unlock();
+      with_torch_errors(check_interrupts);
+      lock.lock();
+      if (timeout.count() <= 0 || Clock::now() < end || completed_) continue;
+      lock.unlock();
+      throw_torch_error(Error(ErrorCode::kTimeout, "wait() of operation ", sequence_, " on ",
+                              rank_name(), ": not done after ", timeout.count(),
+                              " ms; it stays in flight"));
     }
   }
   release_inputs();
@@ -125,7 +144,7 @@ bool WorkSymm::wait(std::chrono::milliseconds timeout) {
 }
 
 void WorkSymm::abort() {
-  if (!finished()) abort_group();
+  if (!finished() && !in_forked_child()) abort_group();
 }
 
 float WorkSymm::getDuration() const {
@@ -148,6 +167,7 @@ void WorkSymm::complete_result(c10::ivalue::Future& future) const {
 
 WorkSymm::FuturePtr WorkSymm::future_of(FuturePtr& future, const c10::TypePtr& type,
                                         void (WorkSymm::*complete)(c10::ivalue::Future&) const) {
+  if (!finished()) check_process();
   std::unique_lock lock(mutex_);
   if (!future) {
     future = c10::make_intrusive<c10::ivalue::Future>(type);
@@ -205,6 +225,8 @@ void CollectiveWork::run(const Error* stopped) noexcept {
     for (const CollectiveCall& call : calls_) run_on_host(call, *communicator_, timeout_);
   } catch (const Error& error) {
     failure = torch_error(error);
+  } catch (const Interrupted& interrupted) {
+    failure = interrupted.cause;
   } catch (...) {
     failure = std::current_exception();
   }
@@ -220,6 +242,11 @@ void CollectiveWork::release_inputs() {
   CallBatch calls;
   std::lock_guard lock(mutex_);
   calls.swap(calls_);
+}
+
+std::string CollectiveWork::rank_name() const {
+  const std::lock_guard lock(mutex_);
+  return communicator_ ? communicator_->local_group()->rank_name(rank_) : WorkSymm::rank_name();
 }
 
 void CollectiveWork::abort_group() {
@@ -262,19 +289,21 @@ void TransferWork::finish_from_transfer(AsyncQueue* callbacks) noexcept {
 
 bool TransferWork::isCompleted() {
   if (!finished() && started() && transfer_->done()) finish_from_transfer();
-  return finished();
+  return WorkSymm::isCompleted();
 }
 
 bool TransferWork::wait(std::chrono::milliseconds timeout) {
   if (!isCompleted()) {
     if (!started()) throw_block_has_not_ended();
     if (const std::shared_ptr<Communicator> communicator = communicator_.lock()) {
-      try {
-        communicator->point_to_point().wait(*transfer_, timeout);
-      } catch (const Error& error) {
-        // The transfer's own failure is reported below, from the transfer.
-        if (!transfer_->done()) throw_torch_error(error);
-      }
+      with_torch_errors([&] {
+        try {
+          communicator->point_to_point().wait(*transfer_, timeout);
+        } catch (const Error&) {
+          // The transfer's own failure is reported below, from the transfer.
+          if (!transfer_->done()) throw;
+        }
+      });
     }
     if (transfer_->done()) finish_from_transfer();
   }

@@ -6,6 +6,10 @@
 // born finished. Waiters are woken before the callbacks of a future run. Tensors are kept until
 // wait() or the destructor, so that they are released on a thread of the user where there is one.
 //
+// In a forked child a Work that was pending at the fork will never end: waiting for it, asking
+// whether it is complete and asking for its future raise what a call on its group raises. One that
+// had finished is as in the parent.
+//
 // Thread safety: every member may be called from any thread (functional collectives wait from other
 // threads). wait() blocks: call it without Python's interpreter lock.
 #pragma once
@@ -19,6 +23,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/collective_call.hpp"
@@ -26,6 +31,7 @@
 #include "backend/engine/communicator.hpp"
 #include "backend/engine/host/point_to_point.hpp"
 #include "backend/engine/record/flight_record.hpp"
+#include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
 
@@ -46,7 +52,7 @@ class WorkSymm : public c10d::Work {
   // Before anybody may ask for the result.
   void add_output(const at::Tensor& tensor) { outputs_.push_back(tensor); }
 
-  bool isCompleted() override { return finished(); }
+  bool isCompleted() override;
   bool isSuccess() const override { return finished() && !exception_; }
   std::exception_ptr exception() const override { return finished() ? exception_ : nullptr; }
   int sourceRank() const override;
@@ -74,6 +80,9 @@ class WorkSymm : public c10d::Work {
   // of `callbacks`.
   void finish(std::exception_ptr failure, AsyncQueue* callbacks = nullptr) noexcept;
   bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
+  bool in_forked_child() const { return generation_ != fork_generation(); }
+  // For a pending Work: throws PyTorch's exception in a forked child.
+  void check_process() const;
   void rethrow_failure() const;
   // For what has to wait for the end of the coalescing block that the operation belongs to.
   [[noreturn]] static void throw_block_has_not_ended();
@@ -85,6 +94,8 @@ class WorkSymm : public c10d::Work {
   // Lets go of what only the running operation needed. On a waiter's thread.
   virtual void release_inputs() {}
   virtual void abort_group() {}
+  // Of this rank, for messages; mutex_ is not held.
+  virtual std::string rank_name() const { return "rank " + std::to_string(rank_); }
 
  private:
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
@@ -97,6 +108,7 @@ class WorkSymm : public c10d::Work {
                       void (WorkSymm::*complete)(c10::ivalue::Future&) const);
 
   const std::uint64_t sequence_;
+  const std::uint32_t generation_ = fork_generation();
   TensorVector outputs_;  // the value of the future
   FlightTicket ticket_;
   const Clock::time_point started_;
@@ -130,6 +142,7 @@ class CollectiveWork final : public WorkSymm {
  private:
   void release_inputs() override;
   void abort_group() override;
+  std::string rank_name() const override;
 
   CallBatch calls_;
   std::shared_ptr<Communicator> communicator_;  // until finished; under mutex_

@@ -9,6 +9,7 @@
 
 #include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
 
@@ -169,13 +170,14 @@ void DevicePoint::wait(milliseconds limit) const {
   // A kernel that waits in vain gives up at its own time-out, which names the peer; the failure
   // arrives here a little later.
   constexpr milliseconds kGrace{500};
-  const Deadline deadline(limit + kGrace);
+  const Deadline deadline(within_longest(limit) + kGrace);
   // Asks often at first, since most points are reached soon, then seldom.
   constexpr int kYields = 64;
   constexpr microseconds kLongestSleep{500};
   microseconds sleep{10};
   for (int turn = 0; !passed(); ++turn) {
     if (const std::optional<Error> failure = streams_->failure()) throw *failure;
+    check_interrupts();
     if (deadline.passed()) {
       throw Error(ErrorCode::kTimeout, "the work on " + streams_->device().str() +
                                            " before the barrier is not done after " +

@@ -58,11 +58,9 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_host(OpType type, const at::Tensor& 
     return work;
   }
   MailboxEngine& engine = engine_->communicator().point_to_point();
-  std::shared_ptr<Transfer> started = engine.start(std::move(message), engine_->timeout());
-  const bool done = started->done();
-  work->start(std::move(started));
   // Nobody may ever wait for this Work, and the peer needs our progress all the same.
-  if (!done) engine.progress_in_background();
+  engine.progress_in_background();
+  work->start(engine.start(std::move(message), engine_->timeout()));
   return work;
 }
 
@@ -73,18 +71,14 @@ void ProcessGroupSymm::Impl::start_messages(std::vector<HostMessage> block) {
   std::vector<std::shared_ptr<Transfer>> started;
   try {
     engine_->check_usable();
-    started = engine_->communicator().point_to_point().start_batch(std::move(messages),
-                                                                   engine_->timeout());
+    MailboxEngine& engine = engine_->communicator().point_to_point();
+    engine.progress_in_background();
+    started = engine.start_batch(std::move(messages), engine_->timeout());
   } catch (const Error& error) {
     for (const HostMessage& one : block) one.work->cancel(error);
     throw;
   }
-  bool done = true;
-  for (std::size_t i = 0; i < block.size(); ++i) {
-    done = done && started[i]->done();
-    block[i].work->start(std::move(started[i]));
-  }
-  if (!done) engine_->communicator().point_to_point().progress_in_background();
+  for (std::size_t i = 0; i < block.size(); ++i) block[i].work->start(std::move(started[i]));
 }
 
 WorkPtr ProcessGroupSymm::send(Tensors& tensors, int destination, int tag) {

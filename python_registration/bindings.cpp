@@ -26,6 +26,7 @@
 #include "symm_mem/device/memory_handle.hpp"
 #include "symm_mem/device/multicast.hpp"
 #include "symm_mem/process/blocking_section.hpp"
+#include "symm_mem/process/interrupt.hpp"
 #include "symm_mem/process/printable_text.hpp"
 
 namespace {
@@ -46,6 +47,14 @@ void without_interpreter_lock(void (*body)(void*), void* context) {
   } else {
     body(context);
   }
+}
+
+// Py_IsInitialized() is true while the interpreter ends.
+void run_signal_handlers() {
+  if (!Py_IsInitialized()) return;
+  const py::gil_scoped_acquire lock;
+  if (PyErr_CheckSignals() == 0) return;
+  throw symm::Interrupted{std::make_exception_ptr(py::error_already_set())};
 }
 
 OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
@@ -200,6 +209,7 @@ PYBIND11_MODULE(_C, module) {
   // Registers Backend, Backend.Options and Store, which the classes below need.
   py::module_::import("torch.distributed");
   symm::set_blocking_hook(&without_interpreter_lock);
+  symm::set_interrupt_hook(&run_signal_handlers);
   bind_process_group(module);
   symm::bind_configured_calls(module);
   symm::bind_symmetric_memory(module);

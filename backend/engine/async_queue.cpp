@@ -13,6 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/system_error.hpp"
+
 namespace symm {
 
 namespace {
@@ -21,7 +24,6 @@ using std::chrono::milliseconds;
 using QueueClock = std::chrono::steady_clock;
 
 constexpr milliseconds kDestructorLimit{5'000};
-constexpr milliseconds kLongestLimit = std::chrono::hours(24 * 365);  // nothing overflows
 
 }  // namespace
 
@@ -199,7 +201,7 @@ QueueClock::time_point AsyncQueue::State::deadline() const {
   if (!in_callbacks || run_by_callbacks > 0 || waiting.empty() || !overdue) return kNever;
   const QueuedTask& next = waiting.front();
   if (next.limit.count() <= 0) return kNever;
-  return std::max(held_since, next.posted) + std::min(next.limit, kLongestLimit);
+  return std::max(held_since, next.posted) + within_longest(next.limit);
 }
 
 void AsyncQueue::State::look_at_limits() {
@@ -273,9 +275,7 @@ void AsyncQueue::post(Task task, const void* name, milliseconds limit) {
     state_->look_at_limits();
   } catch (const std::system_error& error) {
     state_->waiting.pop_back();
-    throw Error(ErrorCode::kSystem, std::string("cannot start the thread that asynchronous "
-                                                "operations need: ") +
-                                        error.what());
+    throw_no_thread("asynchronous operations", error);
   }
   state_->unfinished.fetch_add(1, std::memory_order_acq_rel);
 }

@@ -6,6 +6,7 @@
 
 #include "backend/engine/group/call_record.hpp"
 #include "backend/engine/group/group_memory.hpp"
+#include "backend/engine/group/message_notes.hpp"
 #include "backend/engine/group/settings.hpp"
 #include "backend/engine/group/validation.hpp"
 #include "backend/engine/host/host_trace.hpp"
@@ -13,6 +14,8 @@
 #include "kernels/cpu/host_collectives.hpp"
 #include "kernels/plan/plan.hpp"
 #include "symm_mem/device/device_library.hpp"
+#include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
 namespace {
@@ -38,6 +41,7 @@ void check_same(const LocalGroup& group, const char* name, Value Agreement::*set
 Communicator::Communicator(KeyValueStore& store, CommunicatorConfig config)
     : config_(std::move(config)) {
   check_config(config_);
+  config_.timeout = within_longest(config_.timeout);
   const std::vector<std::int64_t> global_ranks = config_.global_ranks;
   if (config_.global_ranks.empty()) {
     config_.global_ranks.resize(static_cast<std::size_t>(config_.world_size));
@@ -52,7 +56,8 @@ Communicator::Communicator(KeyValueStore& store, CommunicatorConfig config)
                                   .global_ranks = global_ranks,
                                   .timeout = config_.timeout,
                                   .payload = agreement_->encode(),
-                                  .region_bytes = GroupMemory::region_bytes(config_.world_size)});
+                                  .region_bytes = GroupMemory::region_bytes(config_.world_size),
+                                  .later_bytes = agreement_->workspace_bytes});
   if (world_size() > 1) {
     adopt_agreement();
     memory_ = std::make_unique<GroupMemory>(
@@ -63,7 +68,8 @@ Communicator::Communicator(KeyValueStore& store, CommunicatorConfig config)
   if (memory_) {
     executor_ = std::make_unique<HostExecutor>(memory_->view(), group_->policy(), *trace_);
   }
-  mailboxes_ = std::make_unique<MailboxEngine>(config_, memory_.get(), *group_);
+  comparison_ = std::make_unique<MessageComparison>(*group_, memory_.get());
+  mailboxes_ = std::make_unique<MailboxEngine>(config_, memory_.get(), *group_, *comparison_);
 }
 
 // Every rank has all proposals, so all decide the same.
@@ -84,11 +90,16 @@ void Communicator::adopt_agreement() {
 }
 
 template <class Body>
-void Communicator::run_call(const CallRecord& record, milliseconds timeout, Body&& body) {
-  trace_->enter(record, timeout.count() > 0 ? timeout : config_.timeout);
+void Communicator::run_call(const CallRecord& record, const CollectiveArgs& args,
+                            milliseconds timeout, Body&& body) {
+  trace_->enter(record, args, timeout.count() > 0 ? within_longest(timeout) : config_.timeout);
   bool went_well = false;
   try {
     went_well = trace_->verify_all() && body();
+  } catch (const Interrupted&) {
+    const Error error = interrupted_error();
+    trace_->fail(error.code(), error.what());
+    throw;
   } catch (const Error& error) {
     // A peer that left because of a failure has published it: that is the cause.
     if (trace_->check_peers()) trace_->fail(error.code(), error.what());
@@ -112,7 +123,7 @@ Plan Communicator::plan(const CollectiveArgs& args, const PlanRequest& request,
 
 void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
                        const PlanRequest& request) {
-  validate_collective(args, rank(), world_size());
+  validate_collective(args, rank(), world_size(), group_->names());
   const std::lock_guard lock(call_mutex_);
   const Plan plan = this->plan(args, request, PlanTarget::kHost);
   const ReduceKernels* kernels =
@@ -134,13 +145,13 @@ void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
                     .kernels = kernels,
                     .factor = args.factor,
                     .in_place = record.segment != 0});
-  run_call(record, timeout,
+  run_call(record, args, timeout,
            [&] { return run_collective(*executor_, args, plan, *memory_) && executor_->end(); });
 }
 
 void Communicator::validate(const CollectiveArgs& args) const {
   group_->check_usable();
-  validate_collective(args, rank(), world_size());
+  validate_collective(args, rank(), world_size(), group_->names());
 }
 
 std::uint64_t Communicator::next_sequence() const { return trace_->sequence() + 1; }
@@ -205,7 +216,7 @@ DeviceGroup& Communicator::device_group(DeviceId device) {
 // A failure is posted to the peers and thrown by every later call. Peers that the post does not
 // reach have their time-out; the error itself matters more.
 void Communicator::make_device_group(GpuRuntime& runtime) {
-  const DeviceGroupContext context{config_, *agreement_, *group_, memory_.get()};
+  const DeviceGroupContext context{config_, *agreement_, *group_, memory_.get(), *comparison_};
   const auto failed =
       try_step([&] { device_group_ = std::make_unique<DeviceGroup>(context, runtime); });
   if (failed) {
@@ -228,7 +239,7 @@ Communicator::~Communicator() {
   if (!mailboxes_->on_background_thread()) return;
   device_group_.reset();
   std::thread([group = std::move(group_), memory = std::move(memory_),
-               mailboxes = std::move(mailboxes_)]() mutable {
+               comparison = std::move(comparison_), mailboxes = std::move(mailboxes_)]() mutable {
     mailboxes.reset();
   }).detach();
 }

@@ -39,6 +39,7 @@ class GroupMemory;
 class HostExecutor;
 class HostTrace;
 class MailboxEngine;
+class MessageComparison;
 
 class Communicator {
  public:
@@ -121,7 +122,8 @@ class Communicator {
   void make_device_group(GpuRuntime& runtime);
   // Runs `body`, which returns false or throws when it cannot go on, as the call `record`.
   template <class Body>
-  void run_call(const CallRecord& record, std::chrono::milliseconds timeout, Body&& body);
+  void run_call(const CallRecord& record, const CollectiveArgs& args,
+                std::chrono::milliseconds timeout, Body&& body);
 
   CommunicatorConfig config_;
   std::unique_ptr<Agreement> agreement_;
@@ -129,6 +131,7 @@ class Communicator {
   std::unique_ptr<GroupMemory> memory_;  // null in a group of one
   std::unique_ptr<HostTrace> trace_;
   std::unique_ptr<HostExecutor> executor_;  // as memory_
+  std::unique_ptr<MessageComparison> comparison_;
   std::unique_ptr<MailboxEngine> mailboxes_;
   std::mutex call_mutex_;
 

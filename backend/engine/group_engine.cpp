@@ -100,13 +100,11 @@ bool GroupEngine::is_forked_child() const { return fork_generation() != fork_gen
 
 void GroupEngine::throw_unusable() const {
   if (is_forked_child()) {
-    throw Error(ErrorCode::kAborted,
-                "this process group was made before fork() and belongs to the parent process; "
-                "a child must make its own");
+    throw made_by_parent();
   }
-  throw Error(ErrorCode::kAborted, "process group '" + communicator_->config().group_name +
-                                       "' (rank " + std::to_string(communicator_->rank()) +
-                                       ") was destroyed; no further operation is possible");
+  const LocalGroup& group = *communicator_->local_group();
+  throw Error(ErrorCode::kAborted, "process group '", group.group_name(), "' (",
+              group.rank_name(group.rank()), ") was destroyed; no further operation is possible");
 }
 
 void GroupEngine::set_timeout(std::chrono::milliseconds timeout) {

@@ -31,6 +31,13 @@
 
 namespace symm {
 
+// The error of a use, in a forked child, of what its parent's group has made.
+inline Error made_by_parent() {
+  return {ErrorCode::kAborted,
+          "this process group was made before fork() and belongs to the parent process; a child "
+          "must make its own"};
+}
+
 class GroupEngine {
  public:
   // Collective, as the constructor of Communicator; registers the group for the end of the process.

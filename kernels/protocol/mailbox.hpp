@@ -32,7 +32,7 @@ struct Envelope {
   std::uint64_t id;  // counts the messages of this pair from 1
   std::int64_t tag;
   std::uint64_t bytes;
-  std::uint64_t reserved;
+  std::uint64_t dtype;
   std::byte data[kInlineBytes];
 };
 static_assert(sizeof(Envelope) == kEnvelopeBytes);
@@ -41,14 +41,34 @@ static_assert(sizeof(Envelope) == kEnvelopeBytes);
 struct ClearToSend {
   std::uint64_t id;
   std::uint64_t capacity;  // bytes of the recv; other than the message's: refused
+  std::uint64_t dtype;     // of the recv; the same
 };
 inline constexpr std::uint64_t kClearToSends = 16;
+
+// What a rank tells of a message with a peer when it starts it, on the host or on a device, so that
+// two ends which do not belong together are noticed where neither engine sees both (NOTE [Message
+// notes] in backend/engine/group/message_notes.hpp).
+struct MessageNote {
+  std::uint64_t stamp;  // 1 + place among the notes of its direction; 0 while it is written
+  std::int64_t tag;
+  std::uint64_t ordinal;  // among the messages of its direction with this tag, from 0
+  std::uint64_t bytes;
+  std::uint64_t ends;  // dtype, and the kind of device above it
+};
+inline constexpr std::uint64_t kMessageNotes = 8;
+
+struct alignas(kCacheLine) MessageNotes {
+  std::uint64_t count;  // notes so far; the n-th at n % kMessageNotes
+  MessageNote notes[kMessageNotes];
+};
 
 struct alignas(kCacheLine) Inbox {
   std::uint64_t taken;
   std::uint64_t cts_posted;
   alignas(kCacheLine) std::uint64_t data_read;
   alignas(kCacheLine) ClearToSend cts[kClearToSends];
+  MessageNotes sends;  // of messages to the peer
+  MessageNotes recvs;
 };
 
 struct alignas(kCacheLine) OutboxHeader {

@@ -14,6 +14,7 @@
 #include "symm_mem/bootstrap/private_directory.hpp"
 #include "symm_mem/bootstrap/unix_socket.hpp"
 #include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
 namespace {
@@ -69,6 +70,7 @@ std::unique_ptr<BootstrapMesh> BootstrapMesh::connect(KeyValueStore& store,
     board.publish(directory.socket_path());
     std::vector<PeerRecord> records = board.collect(deadline);
     connector.run(records, deadline);
+    if (config.check) config.check();
     // The Store may end with the first rank that returns.
     board.joined(records);
     mesh.reset(new BootstrapMesh(config, std::move(records), std::move(connector.sockets())));
@@ -80,6 +82,11 @@ std::unique_ptr<BootstrapMesh> BootstrapMesh::connect(KeyValueStore& store,
     };
     mesh->exchange(kSetupSequence, ready, -1, deadline.remaining(), look);
   } catch (const Error& error) {
+    say_goodbye(prefix, config.rank, mesh ? mesh->sockets_ : connector.sockets(), error);
+    board.failed(error);
+    throw;
+  } catch (const Interrupted&) {
+    const Error error = interrupted_error();
     say_goodbye(prefix, config.rank, mesh ? mesh->sockets_ : connector.sockets(), error);
     board.failed(error);
     throw;

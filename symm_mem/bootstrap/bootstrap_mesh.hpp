@@ -52,6 +52,8 @@ struct BootstrapMeshConfig {
   std::vector<std::uint8_t> payload;
   // Called every few milliseconds while the set-up waits; what it throws ends it. May be null.
   std::function<void()> look;
+  // Called once, when all ranks are connected; what it throws ends the set-up of all. May be null.
+  std::function<void()> check = {};
 };
 
 class BootstrapMesh {

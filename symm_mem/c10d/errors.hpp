@@ -6,12 +6,15 @@
 //
 // Names, paths and what a peer says may hold any bytes. Python decodes a message as UTF-8 and would
 // raise UnicodeDecodeError in place of the exception, so the message is made printable here.
+//
+// What a signal handler of the program has raised goes on as it is.
 #pragma once
 
 #include <exception>
 #include <utility>
 
 #include "kernels/core/error.hpp"
+#include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
 
@@ -32,6 +35,8 @@ decltype(auto) with_torch_errors(Body&& body) {
     return std::forward<Body>(body)();
   } catch (const Error& error) {
     throw_torch_error(error);
+  } catch (const Interrupted& interrupted) {
+    std::rethrow_exception(interrupted.cause);
   }
 }
 

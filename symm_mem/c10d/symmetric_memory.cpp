@@ -1,5 +1,6 @@
 #include "symm_mem/c10d/symmetric_memory.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/process/blocking_section.hpp"
+#include "symm_mem/process/deadline.hpp"
 
 namespace symm {
 namespace {
@@ -15,7 +17,10 @@ namespace {
 using std::chrono::milliseconds;
 
 milliseconds time_limit(const SharedAllocation& shared, std::size_t timeout_ms) {
-  return timeout_ms > 0 ? milliseconds(timeout_ms) : shared.link().timeout(shared.device().type());
+  if (timeout_ms == 0) return within_longest(shared.link().timeout(shared.device().type()));
+  // Before the number becomes a signed one.
+  constexpr auto kLongest = static_cast<std::size_t>(kLongestTimeout.count());
+  return milliseconds(std::min(timeout_ms, kLongest));
 }
 
 // Runs `on_host(signals, timeout)` to its end, or puts `on_gpu(kernels, pads, options)` on the

@@ -10,8 +10,10 @@ namespace symm {
 DeviceSignals::DeviceSignals(GpuRuntime& runtime, LocalGroup& group)
     : group_(group),
       runtime_(runtime),
-      kernels_(
-          runtime.make_signal_kernels({.rank = group.rank(), .world_size = group.world_size()})) {
+      kernels_(runtime.make_signal_kernels(
+          {.rank = group.rank(), .world_size = group.world_size(), .rank_name = [&group](int rank) {
+             return group.rank_name(rank);
+           }})) {
   if (group.world_size() == 1) return;
   failure_exit_ = FailureExit::of_environment(group.watchdog(), [this] { return failure(); });
   group_.watchdog().add(*this);

@@ -6,6 +6,7 @@
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
 namespace {
@@ -39,6 +40,7 @@ class HostSignals::Patience {
  private:
   template <typename StandingOf>
   void look(StandingOf&& standing) {
+    check_interrupts();
     group_.check_usable();
     if (!deadline_) {
       limit_ = timeout_();

@@ -14,7 +14,9 @@
 #include "symm_mem/process/byte_codec.hpp"
 #include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/process/interrupt.hpp"
 #include "symm_mem/process/process_identity.hpp"
+#include "symm_mem/process/process_limits.hpp"
 #include "symm_mem/segment/segment_rendezvous.hpp"
 
 namespace symm {
@@ -25,10 +27,23 @@ using std::chrono::milliseconds;
 // The sequence, in the collectives' stream, of the exchange that makes the pages.
 constexpr std::uint64_t kPagesSequence = 1;
 
+// While memory is shared a rank has descriptors of all of it, of which it keeps none.
+constexpr std::size_t kSpareDescriptors = 4;
+
 const char* purpose_name(std::uint64_t purpose) {
   constexpr std::array kNames{"an unknown call", "rendezvous", "contiguous_view",
                               "an exchange of messages", "a rendezvous of signal pads"};
   return kNames[purpose < kNames.size() ? purpose : 0];
+}
+
+// What the group takes now and later: the first large call should not be the one that finds a
+// limit.
+void check_needs(const LocalGroupConfig& config) {
+  const auto ranks = static_cast<std::size_t>(config.world_size);
+  const std::size_t bytes = sizeof(GroupPage) + config.region_bytes + config.later_bytes;
+  check_process_limits(
+      text_of("a group of ", ranks, " ranks"),
+      {.descriptors = ranks + kSpareDescriptors, .address_space = ranks * bytes, .memory = bytes});
 }
 
 }  // namespace
@@ -44,6 +59,7 @@ class LocalGroup::ExchangeSupervisor final : public WaitSupervisor {
       : group_(group), number_(number), deadline_(timeout) {}
 
   bool keep_waiting(int peer) override {
+    check_interrupts();
     timed_out_ = deadline_.passed();
     if (timed_out_ || group_.failed() || group_.is_gone(peer)) return false;
     for (int other = 0; other < group_.world_size(); ++other) {
@@ -84,7 +100,12 @@ std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
                                                 .names = names,
                                                 .timeout = config.timeout,
                                                 .payload = payload.take(),
-                                                .look = [&watch] { watch.look(); }});
+                                                .look =
+                                                    [&watch] {
+                                                      check_interrupts_of_setup();
+                                                      watch.look();
+                                                    },
+                                                .check = [&config] { check_needs(config); }});
   group->learn_ranks();
   if (config.world_size == 1) {
     group->own_page_ = std::make_unique<GroupPage>();
@@ -94,6 +115,7 @@ std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
           *group->mesh_,
           LocalSegment::allocate(host_runtime(), sizeof(GroupPage) + config.region_bytes),
           kPagesSequence, deadline.remaining(), {});
+      group->pages_->close_handles();
     });
     if (failed) {
       const std::string prefix = mesh_prefix(config.group_name, names, config.rank);
@@ -164,6 +186,7 @@ void LocalGroup::fail(const Error& error) {
 }
 
 void LocalGroup::fail(const Error& error, const Cause& cause) {
+  if (in_forked_child()) return;
   std::unique_lock lock(failure_mutex_);
   if (failure_.has_value()) return;
   if (abort_word_ != nullptr) store_release(abort_word_, std::uint32_t{1});
@@ -199,6 +222,7 @@ void LocalGroup::set_abort_word(std::uint32_t* word) {
 }
 
 void LocalGroup::leave() {
+  if (in_forked_child()) return;
   const std::lock_guard lock(failure_mutex_);
   if (abort_word_ != nullptr) store_release(abort_word_, std::uint32_t{1});
   store_release(&page(rank_).lifecycle, static_cast<std::uint32_t>(Lifecycle::kLeft));
@@ -393,6 +417,7 @@ void LocalGroup::run_rendezvous(milliseconds timeout,
   check_usable();
   const std::uint64_t number = number_ + 1;
   const std::function<bool()> is_over = [this, number] {
+    check_interrupts();
     if (failed()) return true;
     for (int peer = 0; peer < world_size_; ++peer) {
       if (has_given_up(peer, number)) return true;

@@ -76,6 +76,8 @@ struct LocalGroupConfig {
   // Shared host memory of a rank behind its page, zero at the start; the same on every rank. A
   // group of one has none.
   std::size_t region_bytes = 0;
+  // What each rank will share later: room for it is looked for now.
+  std::size_t later_bytes = 0;
   // Metadata exchanges that count as over, the same on every rank: tests set it near the widths of
   // words.
   std::uint64_t first_exchange = 0;

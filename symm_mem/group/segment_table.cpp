@@ -35,12 +35,6 @@ std::shared_ptr<Segment> SegmentTable::at(std::size_t number) const {
   return number < entries_.size() ? entries_[number].segment : nullptr;
 }
 
-std::byte* SegmentTable::base(std::size_t number, int peer) const {
-  const std::lock_guard lock(mutex_);
-  if (number >= entries_.size() || !entries_[number].segment) return nullptr;
-  return entries_[number].segment->base(peer);
-}
-
 std::vector<SegmentTable::Entry> SegmentTable::entries() const {
   const std::lock_guard lock(mutex_);
   return entries_;

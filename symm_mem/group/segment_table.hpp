@@ -38,8 +38,6 @@ class SegmentTable {
 
   // Null where the number is free.
   std::shared_ptr<Segment> at(std::size_t number) const;
-  // Start of `peer`'s buffer of segment `number`; null where the number is free.
-  std::byte* base(std::size_t number, int peer) const;
   std::vector<Entry> entries() const;  // by number
 
   // Where [data, data + bytes) of this rank is; nullopt outside of all segments. One load while the

@@ -9,6 +9,7 @@
 
 #include "kernels/core/error.hpp"
 #include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/process/system_error.hpp"
 
 namespace symm {
 namespace {
@@ -44,8 +45,12 @@ Watchdog::~Watchdog() {
 
 void Watchdog::add(WatchdogTask& task) {
   const std::lock_guard lock(mutex_);
+  try {
+    if (on_ && !thread_.joinable()) thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    throw_no_thread("GPUs of a group", error);
+  }
   tasks_.push_back(&task);
-  if (on_ && !thread_.joinable()) thread_ = std::thread([this] { run(); });
 }
 
 void Watchdog::remove(WatchdogTask& task) {

@@ -40,7 +40,8 @@ struct ViewLayout {
 };
 
 // All ranks know all sizes, so all throw or none.
-ViewLayout view_layout(const std::vector<ChunkedMemory>& memories, std::size_t granularity) {
+ViewLayout view_layout(const std::vector<ChunkedMemory>& memories, std::size_t granularity,
+                       const RankNames& names) {
   ViewLayout layout;
   for (const ChunkedMemory& memory : memories) layout.start = std::max(layout.start, memory.start);
   for (std::size_t rank = 0; rank < memories.size(); ++rank) {
@@ -49,8 +50,8 @@ ViewLayout view_layout(const std::vector<ChunkedMemory>& memories, std::size_t g
       throw Error(
           ErrorCode::kUnsupported,
           "contiguous_view: the buffers begin at different places of what can be mapped: byte ",
-          memories[rank].start, " of the first chunk on rank ", rank, ", byte ", layout.start,
-          " on another, which is no multiple of ", granularity,
+          memories[rank].start, " of the first chunk on ", names.name(static_cast<int>(rank)),
+          ", byte ", layout.start, " on another, which is no multiple of ", granularity,
           " apart; copy the tensor into one of torch_symm.empty on every rank");
     }
     layout.stride = std::max(layout.stride, lead + memories[rank].bytes());
@@ -96,9 +97,11 @@ bool LocalSegment::contains(const void* pointer, std::size_t bytes) const {
   return bytes <= bytes_ - (address - start) && (!still_there_ || still_there_());
 }
 
-Segment::Segment(std::shared_ptr<LocalSegment> local, int rank, std::vector<ChunkedMemory> memories)
+Segment::Segment(std::shared_ptr<LocalSegment> local, int rank, std::vector<ChunkedMemory> memories,
+                 RankNames names)
     : local_(std::move(local)),
       rank_(rank),
+      names_(std::move(names)),
       memories_(std::move(memories)),
       bases_(memories_.size(), local_->base()) {
   DeviceRuntime& runtime = local_->runtime();
@@ -121,6 +124,12 @@ void Segment::set_multicast(Multicast multicast) {
   if (multicast_.available()) mapping_count.fetch_add(1, std::memory_order_relaxed);
 }
 
+void Segment::close_handles() noexcept {
+  for (const ChunkedMemory& memory : memories_) {
+    for (const std::shared_ptr<PhysicalMemory>& chunk : memory.chunks) chunk->close_handle();
+  }
+}
+
 std::shared_ptr<Segment> Segment::rendezvous(BootstrapMesh& mesh,
                                              std::shared_ptr<LocalSegment> local,
                                              FramePosition position,
@@ -134,7 +143,7 @@ Segment::ContiguousView Segment::contiguous_view() {
   const std::lock_guard<std::mutex> lock(view_mutex_);
   if (view_.owner) return view_;
   DeviceRuntime& runtime = local_->runtime();
-  const ViewLayout layout = view_layout(memories_, runtime.granularity());
+  const ViewLayout layout = view_layout(memories_, runtime.granularity(), names_);
   if (layout.stride > std::numeric_limits<std::size_t>::max() / memories_.size()) {
     throw Error(ErrorCode::kSystem, "contiguous_view: ", memories_.size(), " times ", layout.stride,
                 " bytes exceed the address space");

@@ -106,6 +106,10 @@ class Segment {
   };
   ContiguousView contiguous_view();
 
+  // For memory that is shared for good: lets go of the descriptors of all ranks' memory, this
+  // rank's too, so that it can join no other segment and has no contiguous view.
+  void close_handles() noexcept;
+
   // The group's multicast object over the ranks' buffers, made at the rendezvous; its base() throws
   // why there is none. Lives as long as the segment.
   const Multicast& multicast() const { return multicast_; }
@@ -113,11 +117,13 @@ class Segment {
  private:
   friend class SegmentRendezvous;
   // Maps the peers' memory. Local.
-  Segment(std::shared_ptr<LocalSegment> local, int rank, std::vector<ChunkedMemory> memories);
+  Segment(std::shared_ptr<LocalSegment> local, int rank, std::vector<ChunkedMemory> memories,
+          RankNames names);
   void set_multicast(Multicast multicast);
 
   std::shared_ptr<LocalSegment> local_;
   int rank_;
+  const RankNames names_;
   std::vector<ChunkedMemory> memories_;             // by rank
   std::vector<std::shared_ptr<Mapping>> mappings_;  // of the peers' chunks
   std::vector<std::byte*> bases_;                   // by rank

@@ -19,7 +19,7 @@ std::string size_text(const SegmentDescriptor& descriptor) {
 }
 
 // Of a rank's first descriptor. Each chunk's size is held against the sum as the chunks come.
-void check_claims(const SegmentDescriptor& descriptor, std::size_t rank) {
+void check_claims(const SegmentDescriptor& descriptor, const std::string& name) {
   const bool fits = descriptor.start < descriptor.chunk_bytes &&
                     descriptor.start <= descriptor.mapped_bytes &&
                     descriptor.bytes <= descriptor.mapped_bytes - descriptor.start;
@@ -29,7 +29,7 @@ void check_claims(const SegmentDescriptor& descriptor, std::size_t rank) {
                               descriptor.chunks <= SegmentDescriptor::kMaxChunks && fits
                         : descriptor.chunks == 1 && descriptor.start == 0 && fits;
   if (sane) return;
-  throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " offered ", size_text(descriptor),
+  throw Error(ErrorCode::kSecurity, "rendezvous: ", name, " offered ", size_text(descriptor),
               " in ", descriptor.chunks, " chunks from byte ", descriptor.start,
               " on, which cannot be");
 }
@@ -66,14 +66,16 @@ std::vector<std::uint8_t> SegmentDescriptor::encode() const {
   return writer.take();
 }
 
-SegmentDescriptor SegmentDescriptor::decode(std::span<const std::uint8_t> bytes, int rank) {
+SegmentDescriptor SegmentDescriptor::decode(std::span<const std::uint8_t> bytes, int rank,
+                                            const RankNames& names) {
   ByteReader reader(bytes);
   SegmentDescriptor descriptor;
   std::uint32_t code = kNoError;
   std::string text;
   code_descriptor(reader, descriptor, descriptor.device_name, code, text);
   if (!reader.finished()) {
-    throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " sent a malformed descriptor");
+    throw Error(ErrorCode::kSecurity, "rendezvous: ", names.name(rank),
+                " sent a malformed descriptor");
   }
   if (code != kNoError) {
     const auto last = static_cast<std::uint32_t>(ErrorCode::kSecurity);
@@ -82,32 +84,34 @@ SegmentDescriptor SegmentDescriptor::decode(std::span<const std::uint8_t> bytes,
   return descriptor;
 }
 
-void throw_first_failure(std::span<const SegmentDescriptor> descriptors) {
+void throw_first_failure(std::span<const SegmentDescriptor> descriptors, const RankNames& names) {
   for (std::size_t rank = 0; rank < descriptors.size(); ++rank) {
     const std::optional<Error>& error = descriptors[rank].error;
     if (!error) continue;
-    throw Error(error->code(), "rendezvous: rank ", rank, " failed: ", error->what());
+    throw Error(error->code(), "rendezvous: ", names.name(static_cast<int>(rank)),
+                " failed: ", error->what());
   }
 }
 
-void check_descriptors(std::span<const SegmentDescriptor> descriptors) {
-  throw_first_failure(descriptors);
+void check_descriptors(std::span<const SegmentDescriptor> descriptors, const RankNames& names) {
+  throw_first_failure(descriptors, names);
   bool user_buffer = false;
   for (std::size_t rank = 0; rank < descriptors.size(); ++rank) {
-    check_claims(descriptors[rank], rank);
+    check_claims(descriptors[rank], names.name(static_cast<int>(rank)));
     user_buffer = user_buffer || descriptors[rank].user_buffer;
   }
   for (std::size_t rank = 1; rank < descriptors.size(); ++rank) {
     const SegmentDescriptor& first = descriptors[0];
     const SegmentDescriptor& other = descriptors[rank];
+    const std::string name = names.name(static_cast<int>(rank));
     if (other.device != first.device) {
-      throw Error(ErrorCode::kMismatch, "rendezvous: rank 0 and rank ", rank,
+      throw Error(ErrorCode::kMismatch, "rendezvous: ", names.name(0), " and ", name,
                   " brought memory of different devices");
     }
     if (user_buffer ? other.bytes != first.bytes : other.mapped_bytes != first.mapped_bytes) {
       throw Error(ErrorCode::kMismatch,
-                  "rendezvous: every rank must bring a segment of the same size; rank 0 brought ",
-                  size_text(first), ", rank ", rank, " brought ", size_text(other));
+                  "rendezvous: every rank must bring a segment of the same size; ", names.name(0),
+                  " brought ", size_text(first), ", ", name, " brought ", size_text(other));
     }
   }
 }

@@ -41,18 +41,20 @@ struct SegmentDescriptor {
   std::optional<Error> error;
 
   std::vector<std::uint8_t> encode() const;
-  // Hostile input from `rank`. Throws Error(kSecurity) that names it.
-  static SegmentDescriptor decode(std::span<const std::uint8_t> bytes, int rank);
+  // Hostile input from `rank`. Throws Error(kSecurity) that names it, by `names`.
+  static SegmentDescriptor decode(std::span<const std::uint8_t> bytes, int rank,
+                                  const RankNames& names = {});
 };
 
 // Throws the first rank's error, with its name, where one has failed. `descriptors` by rank.
-void throw_first_failure(std::span<const SegmentDescriptor> descriptors);
+void throw_first_failure(std::span<const SegmentDescriptor> descriptors,
+                         const RankNames& names = {});
 
 // `descriptors` by rank, of the first round. Throws Error(kMismatch) where they do not fit
 // together, kSecurity for claims that no honest rank makes, or the first rank's error: the same on
 // every rank that has the same descriptors. Ranks bring segments of the same mapped size; where one
 // brings a user buffer, whose chunks may be cut differently on each rank, buffers of the same
 // size.
-void check_descriptors(std::span<const SegmentDescriptor> descriptors);
+void check_descriptors(std::span<const SegmentDescriptor> descriptors, const RankNames& names = {});
 
 }  // namespace symm

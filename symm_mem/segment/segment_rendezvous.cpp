@@ -51,7 +51,8 @@ std::vector<SegmentDescriptor> SegmentRendezvous::decode(
   std::vector<SegmentDescriptor> descriptors;
   for (int rank = 0; rank < round_.world_size(); ++rank) {
     const auto& message = received[static_cast<std::size_t>(rank)].message;
-    descriptors.push_back(rank == round_.rank() ? own : SegmentDescriptor::decode(message, rank));
+    descriptors.push_back(
+        rank == round_.rank() ? own : SegmentDescriptor::decode(message, rank, names()));
   }
   return descriptors;
 }
@@ -65,7 +66,7 @@ HandleKind SegmentRendezvous::choose(std::size_t chunk,
     handles.push_back(has_it ? descriptors[rank].handles
                              : HandleDescriptor{.has_descriptor = true, .fabric = FabricHandle{}});
   }
-  return choose_handle_kind(handles, round_.mesh.names());
+  return choose_handle_kind(handles, names());
 }
 
 void SegmentRendezvous::receive(std::size_t chunk,
@@ -80,8 +81,9 @@ void SegmentRendezvous::receive(std::size_t chunk,
     ChunkedMemory& memory = memories_[rank];
     const std::uint64_t bytes = descriptors[rank].chunk_bytes;
     if (bytes > descriptors_[rank].mapped_bytes - memory.bytes()) {
-      throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " sent more memory than the ",
-                  descriptors_[rank].mapped_bytes, " bytes that it has described");
+      throw Error(ErrorCode::kSecurity, "rendezvous: ", names().name(static_cast<int>(rank)),
+                  " sent more memory than the ", descriptors_[rank].mapped_bytes,
+                  " bytes that it has described");
     }
     const std::optional<Error> refused = try_step([&] {
       memory.chunks.push_back(runtime_.import_memory(
@@ -97,8 +99,9 @@ void SegmentRendezvous::receive(std::size_t chunk,
 void SegmentRendezvous::check_complete() const {
   for (std::size_t rank = 0; rank < memories_.size(); ++rank) {
     if (memories_[rank].bytes() == descriptors_[rank].mapped_bytes) continue;
-    throw Error(ErrorCode::kSecurity, "rendezvous: rank ", rank, " described ",
-                descriptors_[rank].mapped_bytes, " bytes and sent ", memories_[rank].bytes());
+    throw Error(ErrorCode::kSecurity, "rendezvous: ", names().name(static_cast<int>(rank)),
+                " described ", descriptors_[rank].mapped_bytes, " bytes and sent ",
+                memories_[rank].bytes());
   }
 }
 
@@ -108,7 +111,7 @@ void SegmentRendezvous::open() {
   std::vector<BootstrapMesh::Received> received = round_.take_all();
   if (own_->error) throw Error(*own_->error);
   descriptors_ = decode(*own_, received);
-  check_descriptors(descriptors_);
+  check_descriptors(descriptors_, names());
   memories_.resize(descriptors_.size());
   for (std::size_t rank = 0; rank < descriptors_.size(); ++rank) {
     memories_[rank].start = descriptors_[rank].start;
@@ -130,7 +133,7 @@ std::optional<Error> SegmentRendezvous::carry(std::size_t chunk) {
   });
   if (own.error) throw Error(*own.error);
   if (failed) return failed;
-  throw_first_failure(descriptors);
+  throw_first_failure(descriptors, names());
   return try_step([&] { receive(chunk, descriptors, std::move(received)); });
 }
 
@@ -143,7 +146,7 @@ void SegmentRendezvous::exchange_status(const std::optional<Error>& own) {
       try_step([&] { descriptors = decode(status, round_.exchange(status.encode())); });
   if (own) throw Error(*own);
   if (late) throw Error(*late);
-  throw_first_failure(descriptors);
+  throw_first_failure(descriptors, names());
 }
 
 Multicast SegmentRendezvous::agree_on_multicast() const {
@@ -167,7 +170,7 @@ std::shared_ptr<Segment> SegmentRendezvous::run(const std::function<void()>& pre
   if (!own) {
     own = try_step([&] {
       check_complete();
-      segment.reset(new Segment(local_, round_.rank(), std::move(memories_)));
+      segment.reset(new Segment(local_, round_.rank(), std::move(memories_), names()));
       if (prepare) prepare();
     });
   }

@@ -37,6 +37,7 @@ class SegmentRendezvous {
   std::shared_ptr<Segment> run(const std::function<void()>& prepare = {});
 
  private:
+  const RankNames& names() const { return round_.mesh.names(); }
   SegmentDescriptor describe() const;
   void open();
   std::optional<Error> carry(std::size_t chunk);

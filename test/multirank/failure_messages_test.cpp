@@ -186,6 +186,45 @@ TEST(FailureMessages, MemoryOfAGroupNamesGlobalRanks) {
                {"group 'test', rank 0 (global rank 10): ", "rank 1 (global rank 11) did not come"});
 }
 
+TEST(FailureMessages, ArgumentsAreRefusedByNamesOfGlobalRanksToo) {
+  test::MemoryStore store;
+  const auto errors = test::errors_of_ranks(2, [&](int rank) {
+    Communicator communicator(store, two_ranks(rank));
+    CollectiveArgs args;
+    args.kind = CollectiveKind::kBroadcast;
+    args.root = 2;
+    communicator.run(args);
+  });
+  expect_error(errors[1], ErrorCode::kInvalidArgument,
+               {"broadcast on rank 1 (global rank 11): root: expected a group rank from 0 to 1"});
+}
+
+TEST(FailureMessages, SegmentsThatDoNotFitAreThoseOfGlobalRanksToo) {
+  test::MemoryStore store;
+  const auto errors = test::errors_of_ranks(2, [&](int rank) {
+    const auto group = LocalGroup::connect(store, group_config("test", rank, 2));
+    const std::size_t bytes = rank == 0 ? 4096 : 8192;
+    group->share(LocalSegment::allocate(host_runtime(), bytes), kPatience);
+  });
+  for (const auto& error : errors) {
+    expect_error(error, ErrorCode::kMismatch,
+                 {"rank 0 (global rank 10) brought 4096 bytes",
+                  "rank 1 (global rank 11) brought 8192 bytes"});
+  }
+}
+
+TEST(FailureMessages, ARankWithoutRoomForItsGroupTellsTheOthers) {
+  test::MemoryStore store;
+  const auto errors = test::errors_of_ranks(2, [&](int rank) {
+    LocalGroupConfig config = group_config("test", rank, 2);
+    if (rank == 1) config.later_bytes = std::size_t{1} << 60;
+    LocalGroup::connect(store, config);
+  });
+  expect_error(errors[1], ErrorCode::kSystem, {"of a group of 2 ranks", "bytes available"});
+  expect_error(errors[0], ErrorCode::kSystem,
+               {"rank 0 (global rank 10): rank 1 (global rank 11) failed: ", "bytes available"});
+}
+
 // `rank` gives up its set-up because of `error`, and the next lower one because of its goodbye.
 void pass_goodbye_on(int rank, const Error& error) {
   const RankNames names(global_ranks_of(4));

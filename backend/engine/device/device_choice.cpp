@@ -123,7 +123,7 @@ std::optional<DeviceGroup::Found> DeviceGroup::symmetric_output(const Collective
       args.kind == CollectiveKind::kAllToAll && !(requested && target.even);
   if (!forced || (target.bytes_a_peer == 0 && !row_may_be_uneven)) return std::nullopt;
   throw Error(ErrorCode::kUnsupported,
-              std::string(collective_name(args.kind)) + " on rank " + std::to_string(rank()) +
+              std::string(collective_name(args.kind)) + " on " + context_.group.rank_name(rank()) +
                   ": the algorithm copy_engine needs an output that is one array with equal "
                   "shares inside " +
                   symmetric_segment(requested) + ", or choose another algorithm");
@@ -136,7 +136,7 @@ std::optional<DeviceGroup::Found> DeviceGroup::symmetric_output(const Collective
 DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const Plan& plan,
                                              bool call_is_symmetric) const {
   const std::string call =
-      std::string(collective_name(args.kind)) + " on rank " + std::to_string(rank()) + ": ";
+      std::string(collective_name(args.kind)) + " on " + context_.group.rank_name(rank()) + ": ";
   const auto symmetric = [&](const InputArray& array, const char* what) {
     const std::string needs = call + "the algorithm multimem needs ";
     const std::optional<Found> found = find_symmetric(array, call_is_symmetric);

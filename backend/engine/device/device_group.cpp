@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/engine/device/device_choice.hpp"
+#include "backend/engine/group/message_notes.hpp"
 #include "backend/engine/group/settings.hpp"
 #include "backend/engine/group/validation.hpp"
 #include "kernels/core/atomics.hpp"
@@ -21,7 +22,7 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
     : context_(context),
       runtime_(runtime),
       trace_(context.group, context.memory),
-      messages_(context.config.rank, context.config.world_size, trace_),
+      messages_(context.group, trace_),
       resources_(std::make_unique<Resources>()) {
   const DeviceLayout layout =
       DeviceLayout::of(world_size(), context.agreement.device_workspace_bytes);
@@ -38,7 +39,8 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
   peer_outputs_.resize(static_cast<std::size_t>(world_size()));
   connected_ = world_size() == 1;
   if (world_size() > 1) resources_->peers->post();
-  watchdog_ = std::make_unique<DeviceWatchdog>(context.group, trace_, messages_);
+  watchdog_ =
+      std::make_unique<DeviceWatchdog>(context.group, trace_, messages_, context.comparison);
   if (world_size() > 1) {
     LocalGroup& group = context.group;
     failure_exit_ =
@@ -143,7 +145,7 @@ void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to,
                          const PlanRequest& request) {
   const std::lock_guard lock(mutex_);
   check_usable();
-  validate_collective(args, rank(), world_size());
+  validate_collective(args, rank(), world_size(), context_.group.names());
   const Choice choice = choose(args, request);
   connect(limit(to.timeout), to.captured, std::string(collective_name(args.kind)));
   if (to.captured) trace_.note_capture();
@@ -226,16 +228,15 @@ SelfMessages DeviceGroup::check_transfer(std::span<const TransferOp> ops) const 
   SelfMessages own(context_.group);
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const TransferOp& op = ops[i];
-    const std::string name = op.is_send ? "send" : "recv";
+    const char* const name = op.is_send ? "send" : "recv";
+    const std::string here = context_.group.rank_name(rank());
     if (op.peer < 0 || op.peer >= world_size()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  name + ": expected a group rank from 0 to " + std::to_string(world_size() - 1) +
-                      ", got " + std::to_string(op.peer) + " on rank " + std::to_string(rank()));
+      throw Error(ErrorCode::kInvalidArgument, name, ": expected a group rank from 0 to ",
+                  world_size() - 1, ", got ", op.peer, " on ", here);
     }
     if (op.bytes > 0 && op.data == nullptr) {
-      throw Error(ErrorCode::kInvalidArgument, name + " with rank " + std::to_string(op.peer) +
-                                                   " on rank " + std::to_string(rank()) +
-                                                   ": expected memory");
+      throw Error(ErrorCode::kInvalidArgument, name, " with ", context_.group.rank_name(op.peer),
+                  " on ", here, ": expected memory");
     }
     if (op.peer == rank()) own.add(i, op);
   }
@@ -265,11 +266,23 @@ void DeviceGroup::transfer(std::span<const TransferOp> ops, const DeviceLaunch& 
   if (ops.empty()) return;
   for (const TransferOp& op : ops) {
     if (op.peer == rank()) continue;
-    connect_peer(op.peer, limit(to.timeout), to.captured, op.is_send ? "send" : "recv");
+    // Before the peer is waited for, which may have given its end to the host.
+    if (!to.captured) context_.comparison.note(op, runtime_.kind());
+  }
+  try {
+    for (const TransferOp& op : ops) {
+      if (op.peer == rank()) continue;
+      connect_peer(op.peer, limit(to.timeout), to.captured, op.is_send ? "send" : "recv");
+    }
+  } catch (const Error&) {
+    for (const TransferOp& op : ops) context_.comparison.lose_count(op);
+    throw;
   }
   if (to.captured) trace_.note_capture();
   for (const TransferOp& op : ops) {
-    if (op.peer != rank()) messages_.note(op);
+    if (op.peer == rank()) continue;
+    if (to.captured) context_.comparison.lose_count(op);
+    messages_.note(op);
   }
   try {
     resources_->kernels->transfer(arranged(ops, own), false,

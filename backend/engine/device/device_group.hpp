@@ -44,9 +44,11 @@
 #include "symm_mem/device/device_runtime.hpp"
 #include "symm_mem/group/failure_exit.hpp"
 #include "symm_mem/group/local_group.hpp"
+#include "symm_mem/process/deadline.hpp"
 
 namespace symm {
 
+class MessageComparison;
 struct Agreement;
 struct InputArray;
 struct Plan;
@@ -68,6 +70,7 @@ struct DeviceGroupContext {
   const Agreement& agreement;
   LocalGroup& group;
   GroupMemory* memory;  // null in a group of one
+  MessageComparison& comparison;
 };
 
 // Where a call goes.
@@ -152,7 +155,7 @@ class DeviceGroup {
   int rank() const { return context_.config.rank; }
   int world_size() const { return context_.config.world_size; }
   std::chrono::milliseconds limit(std::chrono::milliseconds timeout) const {
-    return timeout.count() > 0 ? timeout : context_.config.timeout;
+    return timeout.count() > 0 ? within_longest(timeout) : context_.config.timeout;
   }
 
   void check_usable() const;

@@ -13,7 +13,7 @@ void DeviceMessages::note(const TransferOp& op) {
 }
 
 DeviceProgress DeviceMessages::progress(const TransferOp& op) const {
-  if (trace_.captured() || op.peer == rank_) return {};
+  if (trace_.captured() || op.peer == group_.rank()) return {};
   const auto peer = static_cast<std::size_t>(op.peer);
   const auto channel = static_cast<std::size_t>(tag_channel_of(op.tag));
   const std::size_t direction = op.is_send ? 0 : 1;
@@ -40,7 +40,7 @@ bool DeviceMessages::all_ended() const {
 
 std::string DeviceMessages::needing(int peer) const {
   const auto other = static_cast<std::size_t>(peer);
-  const auto self = static_cast<std::size_t>(rank_);
+  const auto self = static_cast<std::size_t>(group_.rank());
   const DevicePage& mine = trace_.own_page();
   const DevicePage& theirs = trace_.page(peer);
   for (int group = 1; group < kTagChannels; ++group) {
@@ -66,13 +66,13 @@ std::string DeviceMessages::name(int peer, std::uint64_t number) const {
       }
     }
   }
-  return "a message with rank " + std::to_string(peer);
+  return "a message with " + group_.rank_name(peer);
 }
 
 std::string DeviceMessages::describe(int peer, int tag_channel, int direction,
                                      std::uint64_t number) const {
-  std::string text = direction == 0 ? "send to rank " : "recv from rank ";
-  text += std::to_string(peer) + " (message " + std::to_string(number) + " of its tag channel";
+  std::string text = direction == 0 ? "send to " : "recv from ";
+  text += group_.rank_name(peer) + " (message " + std::to_string(number) + " of its tag channel";
   const std::lock_guard lock(mutex_);
   const Direction& channel =
       peers_[static_cast<std::size_t>(peer)][static_cast<std::size_t>(tag_channel)]

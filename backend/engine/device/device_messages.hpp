@@ -19,8 +19,8 @@ namespace symm {
 class DeviceMessages {
  public:
   // References must outlive the object.
-  DeviceMessages(int rank, int world_size, const DeviceTrace& trace)
-      : rank_(rank), trace_(trace), peers_(static_cast<std::size_t>(world_size)) {}
+  DeviceMessages(const LocalGroup& group, const DeviceTrace& trace)
+      : group_(group), trace_(trace), peers_(static_cast<std::size_t>(group.world_size())) {}
 
   void note(const TransferOp& op);
 
@@ -50,7 +50,7 @@ class DeviceMessages {
 
   std::string describe(int peer, int tag_channel, int direction, std::uint64_t number) const;
 
-  const int rank_;
+  const LocalGroup& group_;
   const DeviceTrace& trace_;
   mutable std::mutex mutex_;
   std::vector<TagChannels> peers_;

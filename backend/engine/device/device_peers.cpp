@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "symm_mem/process/interrupt.hpp"
+
 namespace symm {
 namespace {
 
@@ -67,6 +69,7 @@ BootstrapMesh::Received DevicePeers::wait_for(int peer, std::uint64_t topic,
   bool is_gone = false;
   try {
     return group_.mesh().take(peer, topic, deadline.remaining(), [&] {
+      check_interrupts();
       if (!group_.poll(call)) return true;
       is_gone = group_.is_gone(peer, &gone);
       return is_gone;
@@ -111,7 +114,8 @@ void DevicePeers::take(int peer, const Deadline& deadline, const std::string& ca
   if (entry.descriptor) return;
   BootstrapMesh::Received received = wait_for(peer, kDescriptorTopic, deadline, call);
   try {
-    SegmentDescriptor descriptor = SegmentDescriptor::decode(received.message, peer);
+    SegmentDescriptor descriptor =
+        SegmentDescriptor::decode(received.message, peer, group_.names());
     check(peer, descriptor);
     entry.descriptor = std::move(descriptor);
     entry.file = std::move(received.descriptor);
@@ -187,8 +191,8 @@ void DevicePeers::connect_all(const Deadline& deadline, const std::string& call)
     if (peer == group_.rank()) continue;
     const BootstrapMesh::Received received = wait_for(peer, kStatusTopic, deadline, call);
     std::optional<Error>& status = statuses[static_cast<std::size_t>(peer)];
-    const auto malformed =
-        try_step([&] { status = SegmentDescriptor::decode(received.message, peer).error; });
+    const auto malformed = try_step(
+        [&] { status = SegmentDescriptor::decode(received.message, peer, group_.names()).error; });
     if (malformed) status = malformed;
   }
   const auto refused = std::find_if(statuses.begin(), statuses.end(),

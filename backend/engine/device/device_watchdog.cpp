@@ -8,8 +8,8 @@
 namespace symm {
 
 DeviceWatchdog::DeviceWatchdog(LocalGroup& group, DeviceTrace& trace,
-                               const DeviceMessages& messages)
-    : group_(group), trace_(trace), messages_(messages) {
+                               const DeviceMessages& messages, MessageComparison& comparison)
+    : group_(group), trace_(trace), messages_(messages), comparison_(comparison) {
   group_.watchdog().add(*this);
 }
 
@@ -18,6 +18,10 @@ DeviceWatchdog::DeviceWatchdog(LocalGroup& group, DeviceTrace& trace,
 void DeviceWatchdog::look(bool at_connections) {
   if (group_.failed()) return;
   if (const std::optional<Error> error = trace_.difference()) {
+    group_.fail(*error);
+    return;
+  }
+  if (const std::optional<Error> error = comparison_.difference()) {
     group_.fail(*error);
     return;
   }

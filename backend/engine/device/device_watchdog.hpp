@@ -10,6 +10,7 @@
 
 #include "backend/engine/device/device_messages.hpp"
 #include "backend/engine/device/device_trace.hpp"
+#include "backend/engine/group/message_notes.hpp"
 #include "symm_mem/group/local_group.hpp"
 #include "symm_mem/group/watchdog.hpp"
 
@@ -18,7 +19,8 @@ namespace symm {
 class DeviceWatchdog final : public WatchdogTask {
  public:
   // References must outlive the object.
-  DeviceWatchdog(LocalGroup& group, DeviceTrace& trace, const DeviceMessages& messages);
+  DeviceWatchdog(LocalGroup& group, DeviceTrace& trace, const DeviceMessages& messages,
+                 MessageComparison& comparison);
   ~DeviceWatchdog() override { stop(); }
 
   void stop() { group_.watchdog().remove(*this); }
@@ -33,6 +35,7 @@ class DeviceWatchdog final : public WatchdogTask {
   LocalGroup& group_;
   DeviceTrace& trace_;
   const DeviceMessages& messages_;
+  MessageComparison& comparison_;
 };
 
 }  // namespace symm

@@ -95,6 +95,22 @@ InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm
   return joined_parts(args.input_parts, size);
 }
 
+std::size_t input_bytes(const CollectiveArgs& args, int peer, int world_size) {
+  const std::size_t size = dtype_bytes(args.dtype);
+  switch (args.kind) {
+    case CollectiveKind::kAllGather:
+      return args.output_parts[static_cast<std::size_t>(peer)].count * size;
+    case CollectiveKind::kScatter:
+      return static_cast<std::size_t>(world_size) * args.count * size;
+    case CollectiveKind::kReduceScatter:
+      return size *
+             std::accumulate(args.input_parts.begin(), args.input_parts.end(), std::size_t{0},
+                             [](std::size_t sum, const Part& part) { return sum + part.count; });
+    default:
+      return args.count * size;
+  }
+}
+
 std::string describe_call(const CallRecord& record) {
   if (record.kind >= kCollectiveKindCount || record.dtype >= kDtypeCount ||
       record.op >= kReduceOpCount || record.algorithm >= kAlgorithmCount) {

@@ -33,6 +33,9 @@ struct InputArray {
 };
 InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm);
 
+// The bytes of the input that `peer` lets others read in place, by this rank's arguments.
+std::size_t input_bytes(const CollectiveArgs& args, int peer, int world_size);
+
 // The start and the bytes of `parts` where they follow each other in memory; else null.
 InputArray joined_parts(std::span<const Part> parts, std::size_t element_bytes);
 

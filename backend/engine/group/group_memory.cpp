@@ -41,6 +41,7 @@ SlotProvider::Slots GroupMemory::workspace() {
     workspace_ =
         Segment::rendezvous(group_.mesh(), LocalSegment::allocate(host_runtime(), workspace_bytes_),
                             kWorkspaceSequence, patience_.timeout, patience_.give_up);
+    workspace_->close_handles();
   }
   return {workspace_->bases(), workspace_bytes_ / kSlots};
 }

@@ -4,14 +4,27 @@
 #include <string>
 
 namespace symm {
+namespace {
 
-Error size_mismatch(const LocalGroup& group, const MessageEnd& sender, const MessageEnd& receiver,
-                    std::int64_t tag) {
-  return Error(ErrorCode::kMismatch,
-               group.prefix() + "send and recv with tag " + std::to_string(tag) +
-                   " differ in size: " + group.rank_name(sender.rank) + " sends " +
-                   std::to_string(sender.bytes) + " bytes, " + group.rank_name(receiver.rank) +
-                   " receives " + std::to_string(receiver.bytes));
+// A peer may make one up.
+std::string dtype_text(Dtype dtype) {
+  const bool known = static_cast<int>(dtype) < kDtypeCount;
+  return known ? std::string(dtype_name(dtype)) : "an unknown dtype";
+}
+
+}  // namespace
+
+Error end_mismatch(const LocalGroup& group, const MessageEnd& sender, const MessageEnd& receiver,
+                   std::int64_t tag) {
+  const std::string ends = text_of(group.prefix(), "send and recv with tag ", tag, " differ in ");
+  const std::string sends = group.rank_name(sender.rank) + " sends ";
+  const std::string receives = ", " + group.rank_name(receiver.rank) + " receives ";
+  if (sender.bytes != receiver.bytes) {
+    return {ErrorCode::kMismatch, ends,     "size: ", sends,
+            sender.bytes,         " bytes", receives, receiver.bytes};
+  }
+  return {ErrorCode::kMismatch,      ends, "dtype: ", sends, dtype_text(sender.dtype), receives,
+          dtype_text(receiver.dtype)};
 }
 
 void SelfMessages::add(std::size_t place, const TransferOp& end) {
@@ -23,10 +36,10 @@ void SelfMessages::add(std::size_t place, const TransferOp& end) {
     pairs_.push_back({place, place});
     return;
   }
-  if (first->end.bytes != end.bytes) {
-    const MessageEnd mine{group_.rank(), end.bytes};
-    const MessageEnd other{group_.rank(), first->end.bytes};
-    throw size_mismatch(group_, end.is_send ? mine : other, end.is_send ? other : mine, end.tag);
+  const MessageEnd mine{group_.rank(), end.bytes, end.dtype};
+  const MessageEnd other{group_.rank(), first->end.bytes, first->end.dtype};
+  if (!mine.fits(other)) {
+    throw end_mismatch(group_, end.is_send ? mine : other, end.is_send ? other : mine, end.tag);
   }
   Pair& pair = pairs_[first->pair];
   (end.is_send ? pair.send : pair.recv) = place;

@@ -15,15 +15,18 @@
 
 namespace symm {
 
-// One end of a message, as a group rank and its bytes.
+// One end of a message, as a group rank and what it gave.
 struct MessageEnd {
   int rank;
   std::uint64_t bytes;
+  Dtype dtype;
+
+  bool fits(const MessageEnd& other) const { return bytes == other.bytes && dtype == other.dtype; }
 };
 
-// The error of a recv whose size differs from its message's, of oneself or of another rank.
-Error size_mismatch(const LocalGroup& group, const MessageEnd& sender, const MessageEnd& receiver,
-                    std::int64_t tag);
+// The error of a recv that does not fit its message, of oneself or of another rank.
+Error end_mismatch(const LocalGroup& group, const MessageEnd& sender, const MessageEnd& receiver,
+                   std::int64_t tag);
 
 class SelfMessages {
  public:
@@ -37,7 +40,7 @@ class SelfMessages {
   explicit SelfMessages(const LocalGroup& group) : group_(group) {}
 
   // One end, at `place` of the batch. Throws Error(kMismatch) where it meets an end
-  // of another size.
+  // of another size or dtype.
   void add(std::size_t place, const TransferOp& end);
 
   // After the last end: throws Error(kInvalidArgument) where one has met no other end.

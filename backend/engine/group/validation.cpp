@@ -16,8 +16,8 @@ namespace {
 // What a rank must bring: a pointer where it says that it has elements, a list of all ranks.
 class Checker {
  public:
-  Checker(const CollectiveArgs& args, int rank, int world_size)
-      : args_(args), rank_(rank), world_size_(world_size) {}
+  Checker(const CollectiveArgs& args, int rank, int world_size, const RankNames& names)
+      : args_(args), rank_(rank), world_size_(world_size), names_(names) {}
 
   void buffer(const void* pointer, const char* name) const {
     if (args_.count > 0 && pointer == nullptr) refuse(std::string(name) + ": expected memory");
@@ -58,21 +58,22 @@ class Checker {
   bool at_root() const { return rank_ == args_.root; }
 
   [[noreturn]] void refuse(const std::string& message) const {
-    throw Error(ErrorCode::kInvalidArgument, std::string(collective_name(args_.kind)) +
-                                                 " on rank " + std::to_string(rank_) + ": " +
-                                                 message);
+    throw Error(ErrorCode::kInvalidArgument, collective_name(args_.kind), " on ",
+                names_.name(rank_), ": ", message);
   }
 
  private:
   const CollectiveArgs& args_;
   int rank_;
   int world_size_;
+  const RankNames& names_;
 };
 
 }  // namespace
 
-void validate_collective(const CollectiveArgs& args, int rank, int world_size) {
-  const Checker check(args, rank, world_size);
+void validate_collective(const CollectiveArgs& args, int rank, int world_size,
+                         const RankNames& names) {
+  const Checker check(args, rank, world_size, names);
   if (reduces(args.kind) && !op_supports(args.op, args.dtype)) {
     throw Error(ErrorCode::kUnsupported, std::string(collective_name(args.kind)) + ": ReduceOp " +
                                              std::string(reduce_op_name(args.op)) +

@@ -6,17 +6,20 @@
 
 #include "backend/engine/group/call_record.hpp"
 #include "kernels/core/atomics.hpp"
+#include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
 
 HostTrace::HostTrace(LocalGroup& group, GroupMemory* memory)
     : group_(group), memory_(memory), verified_(static_cast<std::size_t>(group.world_size())) {}
 
-void HostTrace::enter(const CallRecord& record, std::chrono::milliseconds timeout) {
+void HostTrace::enter(const CallRecord& record, const CollectiveArgs& args,
+                      std::chrono::milliseconds timeout) {
   ControlRegion& control = memory_->control(group_.rank());
   control.calls[record.sequence % kCallRing] = record;
   sequence_.store(record.sequence, std::memory_order_relaxed);
   store_release(&control.progress.entered, record.sequence);
+  args_ = &args;
   start_ = Clock::now();
   timeout_ = timeout;
 }
@@ -34,6 +37,7 @@ void HostTrace::fail(ErrorCode code, const std::string& text) {
 }
 
 bool HostTrace::keep_waiting(int peer) {
+  check_interrupts();
   if (!check_peers() || !verify_all()) return false;
   const Clock::duration elapsed = Clock::now() - start_;
   if (elapsed < timeout_) return true;
@@ -48,17 +52,29 @@ bool HostTrace::check_peer(int peer, const std::byte** base, double* factor) {
   if (!verify(peer, sequence())) return false;
   const CallRecord& theirs = record(peer, sequence());
   if (theirs.segment != 0) {
-    const std::byte* const buffer = group_.segments().base(theirs.segment - 1, peer);
-    if (buffer == nullptr) {
-      fail(ErrorCode::kMismatch, group_.rank_name(peer) + " passed memory of segment " +
-                                     std::to_string(theirs.segment - 1) +
-                                     ", which this rank does not know");
-      return false;
-    }
-    *base = buffer + theirs.offset;
+    *base = locate_input(peer, theirs);
+    if (*base == nullptr) return false;
   }
   *factor = theirs.factor;
   return true;
+}
+
+const std::byte* HostTrace::locate_input(int peer, const CallRecord& theirs) {
+  const std::size_t number = theirs.segment - 1;
+  const std::shared_ptr<Segment> segment = group_.segments().at(number);
+  if (segment == nullptr) {
+    fail(ErrorCode::kMismatch, text_of(group_.rank_name(peer), " passed memory of segment ", number,
+                                       ", which this rank does not know"));
+    return nullptr;
+  }
+  const std::size_t bytes = input_bytes(*args_, peer, group_.world_size());
+  if (bytes > segment->bytes() || theirs.offset > segment->bytes() - bytes) {
+    fail(ErrorCode::kSecurity,
+         text_of(group_.rank_name(peer), " says that its ", bytes, " bytes of input begin at byte ",
+                 theirs.offset, " of segment ", number, ", which has ", segment->bytes()));
+    return nullptr;
+  }
+  return segment->base(peer) + theirs.offset;
 }
 
 // An owner does not complete its call before this rank is done with it, so one that is gone has

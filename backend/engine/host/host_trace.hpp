@@ -28,8 +28,10 @@ class HostTrace final : public CallObserver {
   // Number of the last call that was entered, from 1. Any thread.
   std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
 
-  // From now on the last call is `record`, which is to end within `timeout`.
-  void enter(const CallRecord& record, std::chrono::milliseconds timeout);
+  // From now on the last call is `record` of `args`, which is to end within `timeout`; `args` must
+  // outlive the call.
+  void enter(const CallRecord& record, const CollectiveArgs& args,
+             std::chrono::milliseconds timeout);
   void count() { sequence_.fetch_add(1, std::memory_order_relaxed); }  // in a group of one
   void complete();
 
@@ -65,6 +67,8 @@ class HostTrace final : public CallObserver {
   // Who has entered the last call, and what the others did last.
   std::string arrival_report() const;
   bool verify(int peer, std::uint64_t sequence);
+  // Where `peer` says that its input is; null, having failed the group, where that cannot be.
+  const std::byte* locate_input(int peer, const CallRecord& theirs);
   bool is_there(int peer, const std::string& call);
   const ProgressLine& progress(int rank) const { return memory_->control(rank).progress; }
   const CallRecord& record(int rank, std::uint64_t sequence) const {
@@ -74,7 +78,8 @@ class HostTrace final : public CallObserver {
   LocalGroup& group_;
   GroupMemory* const memory_;
   std::atomic<std::uint64_t> sequence_{0};
-  Clock::time_point start_;  // of the last call
+  const CollectiveArgs* args_ = nullptr;  // of the last call, while it runs
+  Clock::time_point start_;               // of the last call
   std::chrono::milliseconds timeout_{0};
   std::vector<std::uint64_t> verified_;  // by peer: its calls up to here were compared
 };

@@ -4,9 +4,10 @@
 
 #include <cstring>
 
-#include "backend/engine/group/self_messages.hpp"
 #include "kernels/core/atomics.hpp"
-#include "symm_mem/process/fork_guard.hpp"
+#include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/interrupt.hpp"
+#include "symm_mem/process/system_error.hpp"
 
 namespace symm {
 
@@ -43,8 +44,12 @@ void copy_to_self(Transfer& send, Transfer& recv) {
 }  // namespace
 
 MailboxEngine::MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory,
-                             LocalGroup& group)
-    : config_(config), memory_(memory), group_(group), policy_(wait_policy(config.world_size)) {
+                             LocalGroup& group, MessageComparison& comparison)
+    : config_(config),
+      memory_(memory),
+      group_(group),
+      comparison_(comparison),
+      policy_(wait_policy(config.world_size)) {
   policy_.pauses /= 10;  // a round here looks at every peer, which takes as long as ten pauses
   if (memory == nullptr) return;
   doorbell_ = &memory->control(config.rank).doorbell;
@@ -81,7 +86,7 @@ MailboxEngine::TransferPtr MailboxEngine::make_transfer(Message message,
                                                         milliseconds timeout) const {
   auto item = std::make_shared<Transfer>(std::move(message));
   item->started = Clock::now();
-  item->deadline = item->started + (timeout.count() > 0 ? timeout : config_.timeout);
+  item->deadline = item->started + within_longest(timeout.count() > 0 ? timeout : config_.timeout);
   return item;
 }
 
@@ -130,6 +135,16 @@ void MailboxEngine::begin(const TransferPtr& item) {
   item->number = ++started_;
   item->slot = in_flight_.size();
   in_flight_.push_back(item);
+  const TransferOp op{.bytes = item->bytes,
+                      .tag = item->tag,
+                      .peer = item->peer(),
+                      .is_send = item->is_send,
+                      .dtype = item->dtype};
+  if (op.peer == kAnySource) {
+    comparison_.lose_count(op);
+  } else {
+    comparison_.note(op, DeviceKind::kHost);
+  }
   if (item->is_send) {
     PeerTraffic& traffic = traffic_[static_cast<std::size_t>(item->peer())];
     traffic.unposted.push_back(item);
@@ -146,9 +161,15 @@ void MailboxEngine::begin(const TransferPtr& item) {
 }
 
 void MailboxEngine::progress_in_background() {
+  if (memory_ == nullptr) return;  // a group of one only copies
   const std::lock_guard lock(mutex_);
   if (stopping_ || thread_.joinable()) return;
-  thread_ = std::thread([this] { background(); });
+  try {
+    thread_ = std::thread([this] { background(); });
+    pthread_setname_np(thread_.native_handle(), "symm_transfers");
+  } catch (const std::system_error& error) {
+    throw_no_thread("messages", error);
+  }
 }
 
 void MailboxEngine::run_callbacks(std::unique_lock<std::mutex>& lock) {
@@ -175,8 +196,9 @@ bool MailboxEngine::turn() {
 }
 
 void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
-  const Clock::time_point end = Clock::now() + limit;
+  const Clock::time_point end = Clock::now() + within_longest(limit);
   waiters_.fetch_add(1);
+  std::exception_ptr interruption;
   int round = 0;
   while (!transfer.done()) {
     const std::uint64_t bell = load_acquire(&doorbell_->value);
@@ -185,13 +207,21 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
       continue;
     }
     if (transfer.done() || (limit.count() > 0 && Clock::now() >= end)) break;
-    if (!spin_or_yield(round++, policy_)) sleep_on(*doorbell_, bell, kLookPeriod);
+    if (spin_or_yield(round++, policy_)) continue;
+    sleep_on(*doorbell_, bell, kLookPeriod);
+    try {
+      check_interrupts();
+    } catch (const Interrupted&) {
+      interruption = std::current_exception();
+      break;
+    }
   }
   {
     const std::lock_guard lock(mutex_);
     waiters_.fetch_sub(1);
     last_wait_ = Clock::now();
   }
+  if (interruption) std::rethrow_exception(interruption);
   if (!transfer.done()) {
     throw Error(ErrorCode::kTimeout, group_.prefix() + "a transfer is not done after " +
                                          std::to_string(limit.count()) + " ms");
@@ -200,7 +230,6 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
 }
 
 void MailboxEngine::background() {
-  pthread_setname_np(pthread_self(), "symm_transfers");
   background_id_.store(std::this_thread::get_id());
   int idle_rounds = 0;
   std::unique_lock lock(mutex_);
@@ -252,6 +281,12 @@ bool MailboxEngine::look_at_item(const Transfer& item, Clock::time_point now) {
 void MailboxEngine::look_for_trouble() {
   const Clock::time_point now = Clock::now();
   bool failed = !group_.poll("point-to-point");
+  if (!failed) {
+    if (const std::optional<Error> error = comparison_.difference()) {
+      group_.fail(*error);
+      failed = true;
+    }
+  }
   for (std::size_t i = 0; i < in_flight_.size() && !failed; ++i) {
     const TransferPtr item = in_flight_[i];
     failed = look_at_item(*item, now);

@@ -11,6 +11,8 @@
 
 #include "backend/engine/group/communicator_config.hpp"
 #include "backend/engine/group/group_memory.hpp"
+#include "backend/engine/group/message_notes.hpp"
+#include "backend/engine/group/self_messages.hpp"
 #include "backend/engine/host/point_to_point.hpp"
 #include "kernels/cpu/wait.hpp"
 #include "symm_mem/group/local_group.hpp"
@@ -21,8 +23,9 @@ class MailboxEngine {
  public:
   using TransferPtr = std::shared_ptr<Transfer>;
 
-  // `memory` is null in a group of one. Memory and group must outlive the engine.
-  MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory, LocalGroup& group);
+  // `memory` is null in a group of one. All references must outlive the engine.
+  MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory, LocalGroup& group,
+                MessageComparison& comparison);
   ~MailboxEngine();
 
   // Starts a message whose peer is another rank. timeout <= 0 means the group's default, counted
@@ -34,8 +37,9 @@ class MailboxEngine {
   std::vector<TransferPtr> start_batch(std::vector<Message> messages,
                                        std::chrono::milliseconds timeout);
 
-  // Makes sure that transfers progress while nobody is in wait(): call it for an asynchronous
-  // operation. Starts the background thread on first use.
+  // Makes sure that transfers progress while nobody is in wait(): call it before an asynchronous
+  // operation, which cannot be taken back. Starts the background thread on first use. Throws
+  // Error(kSystem) where there is no thread to be had.
   void progress_in_background();
 
   // Makes progress on this thread until `transfer` is done; throws its error, or kTimeout when
@@ -55,7 +59,7 @@ class MailboxEngine {
   struct Arrival {
     std::uint64_t id;
     std::int64_t tag;
-    std::uint64_t bytes;
+    MessageEnd sender;
     std::vector<std::byte> data;  // what travelled inside the envelope
   };
 
@@ -96,11 +100,11 @@ class MailboxEngine {
   void take_cts(PeerTraffic& traffic);
   void stream_out(PeerTraffic& traffic);
   void stream_in(PeerTraffic& traffic);
-  bool match_arrival(PeerTraffic& traffic, std::uint64_t id, std::int64_t tag, std::uint64_t bytes,
-                     const std::byte* data);
+  bool match_arrival(PeerTraffic& traffic, std::uint64_t id, std::int64_t tag,
+                     const MessageEnd& sender, const std::byte* data);
   bool match_recv(const TransferPtr& recv);
-  void deliver(PeerTraffic& traffic, std::uint64_t id, std::uint64_t bytes, const std::byte* data,
-               const TransferPtr& recv);
+  void deliver(PeerTraffic& traffic, std::uint64_t id, const MessageEnd& sender,
+               const std::byte* data, const TransferPtr& recv);
   void finish(const TransferPtr& item, std::optional<Error> error);
 
   // With mutex_ held.
@@ -116,6 +120,7 @@ class MailboxEngine {
   const CommunicatorConfig config_;
   GroupMemory* memory_;
   LocalGroup& group_;
+  MessageComparison& comparison_;
   WaitPolicy policy_;
   SignalLine* doorbell_ = nullptr;
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backend/engine/group/self_messages.hpp"
 #include "backend/engine/host/mailbox_engine.hpp"
 #include "kernels/core/atomics.hpp"
 
@@ -63,6 +62,7 @@ void MailboxEngine::post_envelopes(PeerTraffic& traffic) {
     envelope.id = item->id;
     envelope.tag = item->tag;
     envelope.bytes = item->bytes;
+    envelope.dtype = static_cast<std::uint64_t>(item->dtype);
     const bool fits = item->bytes <= kInlineBytes;
     if (fits && item->bytes > 0) std::memcpy(envelope.data, item->data, item->bytes);
     store_release(&traffic.outbox->posted, posted + 1);
@@ -82,11 +82,12 @@ void MailboxEngine::take_envelopes(PeerTraffic& traffic) {
   while (taken != load_acquire(&traffic.peer_outbox->posted)) {
     const Envelope& envelope = layout.envelope(mailboxes, traffic.peer, config_.rank, taken);
     const bool fits = envelope.bytes <= kInlineBytes;
-    if (!match_arrival(traffic, envelope.id, envelope.tag, envelope.bytes, envelope.data)) {
+    const MessageEnd sender{traffic.peer, envelope.bytes, static_cast<Dtype>(envelope.dtype)};
+    if (!match_arrival(traffic, envelope.id, envelope.tag, sender, envelope.data)) {
       traffic.arrivals.push_back(
           {.id = envelope.id,
            .tag = envelope.tag,
-           .bytes = envelope.bytes,
+           .sender = sender,
            .data = fits ? std::vector<std::byte>(envelope.data, envelope.data + envelope.bytes)
                         : std::vector<std::byte>()});
     }
@@ -97,13 +98,13 @@ void MailboxEngine::take_envelopes(PeerTraffic& traffic) {
 
 // The first recv that asks for such a message takes it.
 bool MailboxEngine::match_arrival(PeerTraffic& traffic, std::uint64_t id, std::int64_t tag,
-                                  std::uint64_t bytes, const std::byte* data) {
+                                  const MessageEnd& sender, const std::byte* data) {
   for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
     const int wanted = (*it)->peer();
     if ((wanted != kAnySource && wanted != traffic.peer) || (*it)->tag != tag) continue;
     const TransferPtr recv = *it;
     recvs_.erase(it);
-    deliver(traffic, id, bytes, data, recv);
+    deliver(traffic, id, sender, data, recv);
     return true;
   }
   return false;
@@ -118,27 +119,28 @@ bool MailboxEngine::match_recv(const TransferPtr& recv) {
       if (it->tag != recv->tag) continue;
       const Arrival arrival = std::move(*it);
       traffic.arrivals.erase(it);
-      deliver(traffic, arrival.id, arrival.bytes, arrival.data.data(), recv);
+      deliver(traffic, arrival.id, arrival.sender, arrival.data.data(), recv);
       return true;
     }
   }
   return false;
 }
 
-void MailboxEngine::deliver(PeerTraffic& traffic, std::uint64_t id, std::uint64_t bytes,
+void MailboxEngine::deliver(PeerTraffic& traffic, std::uint64_t id, const MessageEnd& sender,
                             const std::byte* data, const TransferPtr& recv) {
   recv->set_peer(traffic.peer);
   recv->id = id;
-  const bool same = bytes == recv->bytes;
-  if (bytes > kInlineBytes) {
-    traffic.unposted_cts.push_back({.id = id, .capacity = recv->bytes});
+  const MessageEnd receiver{config_.rank, recv->bytes, recv->dtype};
+  const bool same = sender.fits(receiver);
+  if (sender.bytes > kInlineBytes) {
+    traffic.unposted_cts.push_back(
+        {.id = id, .capacity = recv->bytes, .dtype = static_cast<std::uint64_t>(recv->dtype)});
     if (same) traffic.incoming.push_back(recv);
   }
   if (!same) {
-    finish(recv,
-           size_mismatch(group_, {traffic.peer, bytes}, {config_.rank, recv->bytes}, recv->tag));
-  } else if (bytes <= kInlineBytes) {
-    if (bytes > 0) std::memcpy(recv->data, data, bytes);
+    finish(recv, end_mismatch(group_, sender, receiver, recv->tag));
+  } else if (sender.bytes <= kInlineBytes) {
+    if (sender.bytes > 0) std::memcpy(recv->data, data, sender.bytes);
     finish(recv, std::nullopt);
   }
 }
@@ -165,11 +167,12 @@ void MailboxEngine::take_cts(PeerTraffic& traffic) {
     if (it == traffic.posted.end()) continue;
     const TransferPtr item = *it;
     traffic.posted.erase(it);
-    if (clear.capacity == item->bytes) {
+    const MessageEnd sender{config_.rank, item->bytes, item->dtype};
+    const MessageEnd receiver{traffic.peer, clear.capacity, static_cast<Dtype>(clear.dtype)};
+    if (sender.fits(receiver)) {
       traffic.outgoing.push_back(item);
     } else {
-      finish(item, size_mismatch(group_, {config_.rank, item->bytes},
-                                 {traffic.peer, clear.capacity}, item->tag));
+      finish(item, end_mismatch(group_, sender, receiver, item->tag));
     }
   }
 }

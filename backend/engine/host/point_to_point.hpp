@@ -8,7 +8,7 @@
 // A message's bytes stay in the sender's buffer until the receiver has asked for them, so a send
 // of any size needs no memory; the buffer may be reused once the transfer is done.
 //
-// A recv whose size differs from the message's is an error (kMismatch) that names both sizes, on
+// A recv whose size or dtype differs from the message's is an error (kMismatch) that names both, on
 // both sides unless the message was so small that its sender was already done; the group stays
 // usable.
 //
@@ -46,6 +46,7 @@ class Transfer {
         data(static_cast<std::byte*>(message.op.data)),
         bytes(message.op.bytes),
         tag(message.op.tag),
+        dtype(message.op.dtype),
         on_done(std::move(message.on_done)),
         peer_(message.op.peer) {}
 
@@ -66,6 +67,7 @@ class Transfer {
   std::byte* const data;
   const std::size_t bytes;
   const std::int64_t tag;
+  const Dtype dtype;
   std::function<void()> on_done;
   std::chrono::steady_clock::time_point started;
   std::chrono::steady_clock::time_point deadline;

@@ -59,7 +59,7 @@ struct TransferOp {
   std::int64_t tag = 0;
   int peer = 0;  // group rank
   bool is_send = false;
-  Dtype dtype = Dtype::kUInt8;  // of what is received, for NOTE [Poison]
+  Dtype dtype = Dtype::kUInt8;  // for NOTE [Poison], and for the host, which compares the ends
 };
 
 // A range of symmetric memory at the same location on all ranks: its multicast address, and by rank

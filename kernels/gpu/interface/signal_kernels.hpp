@@ -18,7 +18,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 
 #include "kernels/core/error.hpp"
 #include "kernels/gpu/interface/group_kernels.hpp"
@@ -30,6 +32,8 @@ struct SignalKernelsConfig {
   int world_size = 1;
   // As in GroupKernelsConfig.
   std::uint32_t poll_period = 256;
+  // What messages call a rank; empty: "rank 1". Called by check(), from any thread.
+  std::function<std::string(int rank)> rank_name{};
 };
 
 // The signal pads of one allocation: by rank their addresses in this process, [world_size], and the

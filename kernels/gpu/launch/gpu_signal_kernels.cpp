@@ -144,11 +144,13 @@ void GpuSignalKernels::check() const {
 }
 
 std::string GpuSignalKernels::timeout_message(const SignalPage::Report& report) const {
-  const std::string peer = "rank " + std::to_string(report.peer);
+  const auto name = [this](int rank) {
+    return config_.rank_name ? config_.rank_name(rank) : "rank " + std::to_string(rank);
+  };
   return std::string(operation_name(report.operation)) + " on channel " +
          std::to_string(report.channel) + ": Timed out after " +
-         std::to_string(report.timeout_ns / 1'000'000) + " ms: rank " +
-         std::to_string(config_.rank) + " waited for " + peer +
+         std::to_string(report.timeout_ns / 1'000'000) + " ms: " + name(config_.rank) +
+         " waited for " + name(report.peer) +
          (report.putting != 0 ? " to take the signal before" : ", whose signal did not come");
 }
 

@@ -130,27 +130,23 @@ def test_beside_messages_of_others(count):
 
 
 def odd_tensors(rank):
-    """A view with holes is sent as its elements; a tensor is received into itself; as between two
-    ranks, bytes count and not dtypes."""
+    """A view with holes is sent as its elements; a tensor is received into itself."""
     grid = torch.arange(600.0).reshape(20, 30).add_(rank).to(DEVICE)
     columns, same = poisoned(4 * 20 * 10, torch.float32), grid.clone()
-    numbers = poisoned(8 * 75, torch.int64)
     exchange(
         [
             send(grid[:, ::3], rank, 1),
             recv(columns, rank, 1),
             send(same, rank, 2),
             recv(same, rank, 2),
-            send(grid.view(-1)[:150], rank, 3),
-            recv(numbers, rank, 3),
         ]
     )
     whole = torch.arange(600.0).reshape(20, 30).add_(rank)
-    expected = [whole[:, ::3].reshape(-1), whole, whole.view(-1)[:150]]
-    return mismatches("odd", [columns, same, numbers.view(torch.float32)], expected)
+    expected = [whole[:, ::3].reshape(-1), whole]
+    return mismatches("odd", [columns, same], expected)
 
 
-def test_views_and_dtypes():
+def test_views():
     run(odd_tensors)
 
 

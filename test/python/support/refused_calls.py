@@ -138,6 +138,15 @@ CASES = {
         lambda: batch_to_oneself(([4, 4], [4, 5])),
         ["DistBackendError", "mismatch", "tag 7 differ in size", "sends 16.*receives 20"],
     ),
+    "batch with another dtype to oneself": (
+        lambda: dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, ones(4), dist.get_rank(), tag=7),
+                dist.P2POp(dist.irecv, zeros(2, dtype=torch.int64), dist.get_rank(), tag=7),
+            ]
+        ),
+        ["DistBackendError", "mismatch", "tag 7 differ in dtype", "sends float32.*receives int64"],
+    ),
     "send to a rank outside": (lambda: dist.send(ones(4), group_dst=9), ["9"]),
     "recv from a rank outside": (lambda: dist.recv(ones(4), group_src=9), ["9"]),
     "all_gather list too short": (
