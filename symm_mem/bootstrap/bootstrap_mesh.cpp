@@ -180,6 +180,10 @@ BootstrapMesh::Received BootstrapMesh::take(int peer, FramePosition topic,
   }
 }
 
+void BootstrapMesh::leave(const Error& reason) const noexcept {
+  say_goodbye(prefix_, rank_, sockets_, reason);
+}
+
 void BootstrapMesh::restart(FramePosition first) {
   Stream& stream = state(first.stream);
   stream.failure.clear();

@@ -98,6 +98,11 @@ class BootstrapMesh {
   Received take(int peer, FramePosition topic, std::chrono::milliseconds timeout,
                 const std::function<bool()>& give_up);
 
+  // Tells the peers why this rank gives the mesh up; then destroy it. A peer that is in a round, or
+  // comes to one, raises `reason` with this rank's name, or with that of the peer which told it.
+  // Local.
+  void leave(const Error& reason) const noexcept;
+
   // Starts `first.stream` again at that number: forgets an exchange of it that failed, and drops
   // what peers have sent or will send under lower numbers. Local; not beside a call of this stream.
   void restart(FramePosition first);

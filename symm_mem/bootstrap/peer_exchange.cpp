@@ -89,16 +89,17 @@ class Exchange {
   void take(std::size_t peer, PeerFrame frame) {
     if (!frame.problem.empty()) {
       note(frame.problem_code, peer, frame.problem);
-    } else if (frame.number != round_.sequence.number) {
+      return;
+    }
+    if (frame.number == kSetupSequence) {
+      throw_if_goodbye(round_.prefix, round_.names, static_cast<int>(peer), frame.content.message);
+    }
+    if (frame.number != round_.sequence.number) {
       note(ErrorCode::kMismatch, peer, "exchange ", frame.number, ", this rank is at exchange ",
            round_.sequence.number);
-    } else {
-      if (round_.sequence.number == kSetupSequence) {
-        throw_if_goodbye(round_.prefix, round_.names, static_cast<int>(peer),
-                         frame.content.message);
-      }
-      received_[peer] = std::move(frame.content);
+      return;
     }
+    received_[peer] = std::move(frame.content);
   }
 
   // The first problem is the one that is thrown.

@@ -4,7 +4,10 @@
 // A rank whose set-up or round fails sends its peers the reason before it closes its sockets, so
 // that they name the cause and not just the rank that left. An ordinary round of set-up carries
 // {1}; a goodbye has the same sequence and carries {0, error code, rank, text}: the rank on which
-// the failure arose and what it said. Who gives up because of a goodbye passes both on.
+// the failure arose and what it said. Who gives up because of a goodbye passes both on. A rank that
+// gives up in the first round behind set-up (BootstrapMesh::leave) says goodbye in the same way:
+// the kernel closes the sockets of a dead process one by one, so that a peer may see a survivor
+// leave before it sees the death.
 #pragma once
 
 #include <chrono>

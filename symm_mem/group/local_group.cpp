@@ -110,17 +110,17 @@ std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
   if (config.world_size == 1) {
     group->own_page_ = std::make_unique<GroupPage>();
   } else {
-    const std::optional<Error> failed = try_step([&] {
+    try {
       group->pages_ = Segment::rendezvous(
           *group->mesh_,
           LocalSegment::allocate(host_runtime(), sizeof(GroupPage) + config.region_bytes),
           kPagesSequence, deadline.remaining(), {});
       group->pages_->close_handles();
-    });
-    if (failed) {
+    } catch (const Error& error) {
+      group->mesh_->leave(error);
       const std::string prefix = mesh_prefix(config.group_name, names, config.rank);
-      const bool named = std::string_view(failed->what()).starts_with(prefix);
-      throw Error(failed->code(), named ? "" : prefix, failed->what());
+      const bool named = std::string_view(error.what()).starts_with(prefix);
+      throw Error(error.code(), named ? "" : prefix, error.what());
     }
   }
   group->number_ = config.first_exchange;

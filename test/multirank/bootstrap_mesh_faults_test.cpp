@@ -345,6 +345,20 @@ TEST(BootstrapMeshFaults, AFailureIsPassedOnWithItsCause) {
   for (const auto& error : errors) expect_error(error, ErrorCode::kPeerLost, {"rank 2"});
 }
 
+TEST(BootstrapMeshFaults, ARankThatLeavesTellsThoseInTheNextRound) {
+  auto meshes = test::connect_all(3);
+  meshes[2]->leave(Error(ErrorCode::kPeerLost, "rank 0 died"));
+  meshes[2].reset();
+  const auto error =
+      test::error_of([&] { meshes[1]->exchange(1, Bytes{1}, -1, kMeshTimeout, {}); });
+  expect_error(error, ErrorCode::kPeerLost, {"rank 1: rank 2 failed: rank 0 died"});
+  // Rank 0 hears it from whoever is first, with the rank where it arose.
+  meshes[1]->leave(*error);
+  meshes[1].reset();
+  expect_error(test::error_of([&] { meshes[0]->exchange(1, Bytes{1}, -1, kMeshTimeout, {}); }),
+               ErrorCode::kPeerLost, {"rank 0: rank 2 failed: rank 0 died"});
+}
+
 TEST(BootstrapMeshFaults, ProcessKilledDuringSetUpIsLost) {
   const test::TemporaryDirectory directory;
   test::FileStore store(directory.path());
