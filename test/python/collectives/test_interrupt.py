@@ -16,6 +16,7 @@ from symmetric import use_symm
 
 pytestmark = [
     pytest.mark.timeout(90),
+    pytest.mark.alone,
     pytest.mark.cpu("waits of the host"),
 ]
 
