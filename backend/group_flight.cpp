@@ -8,8 +8,8 @@ namespace symm {
 
 namespace {
 
-// The names that the analyser knows. Those of single tensors, and the barrier, have newer ones, which
-// torch 2.11's does not know.
+// The names that the analyser knows. Those of single tensors, and the barrier, have newer ones,
+// which torch 2.11's does not know.
 const char* flight_name(c10d::OpType type, bool several) {
   switch (type) {
     case c10d::OpType::ALLREDUCE:

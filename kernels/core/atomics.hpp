@@ -193,7 +193,7 @@ SYMM_INLINE bool compare_exchange_release(T* address, T expected, T desired) {
 #endif
 }
 
-// Sequentially consistent; on a GPU of 4 bytes.
+// Sequentially consistent; on a GPU of 4 bytes, and on AMD between a release and an acquire fence.
 template <class T>
 SYMM_INLINE T exchange_seq_cst(T* address, T value) {
 #if SYMM_PTX
@@ -206,8 +206,9 @@ SYMM_INLINE T exchange_seq_cst(T* address, T value) {
                : "memory");
   return static_cast<T>(before);
 #elif SYMM_AMDGCN
+  // The fences are ours: the compiler's own before an ordered exchange is not waited for.
   release_before_barrier();
-  const T before = __hip_atomic_exchange(amd_global(address), value, __ATOMIC_SEQ_CST,
+  const T before = __hip_atomic_exchange(amd_global(address), value, __ATOMIC_RELAXED,
                                          __HIP_MEMORY_SCOPE_SYSTEM);
   acquire_fence();
   return before;
