@@ -1,5 +1,5 @@
 // The ranks of a group on one host: metadata exchanges, what ends them, failures, tries that failed
-// before; and signals in host memory.
+// before.
 #include "symm_mem/group/local_group.hpp"
 
 #include <gtest/gtest.h>
@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
-#include "symm_mem/group/host_signals.hpp"
 #include "test/support/environment.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/file_store.hpp"
 #include "test/support/forked_child.hpp"
+#include "test/support/local_groups.hpp"
 #include "test/support/memory_store.hpp"
 #include "test/support/mesh_ranks.hpp"
 #include "test/support/rank_threads.hpp"
@@ -31,41 +31,18 @@ namespace symm {
 namespace {
 
 using namespace std::chrono_literals;
+using test::config_of;
+using test::connect_groups;
 using test::errors_of_ranks;
 using test::expect_error;
+using test::Groups;
+using test::kTimeout;
 using test::MemoryStore;
+using test::of;
 using test::run_ranks;
 using Clock = std::chrono::steady_clock;
 using Bytes = std::vector<std::uint8_t>;
-using Groups = std::vector<std::shared_ptr<LocalGroup>>;
 using Purpose = LocalGroup::Purpose;
-
-constexpr std::chrono::milliseconds kTimeout{20000};
-
-// Global ranks are 10, 11, ... so that the two kinds of rank differ.
-LocalGroupConfig config_of(int rank, int world_size, std::chrono::milliseconds timeout = kTimeout) {
-  std::vector<std::int64_t> global_ranks;
-  for (int member = 0; member < world_size; ++member) global_ranks.push_back(10 + member);
-  return {.group_name = "test",
-          .rank = rank,
-          .world_size = world_size,
-          .global_ranks = std::move(global_ranks),
-          .timeout = timeout,
-          .payload = {}};
-}
-
-Groups connect_all(int world_size, std::uint64_t first_exchange = 0) {
-  MemoryStore store;
-  Groups groups(static_cast<std::size_t>(world_size));
-  run_ranks(world_size, [&](int rank) {
-    LocalGroupConfig config = config_of(rank, world_size);
-    config.first_exchange = first_exchange;
-    groups[static_cast<std::size_t>(rank)] = LocalGroup::connect(store, config);
-  });
-  return groups;
-}
-
-LocalGroup& of(const Groups& groups, int rank) { return *groups[static_cast<std::size_t>(rank)]; }
 
 // What `rank` says in exchange `number`: no two are the same, nor of the same size.
 Bytes message_of(int rank, int number) {
@@ -85,7 +62,7 @@ LocalGroup::Metadata<std::uint8_t> exchange(LocalGroup& group, int number,
 TEST(LocalGroup, EveryMetadataExchangeGivesEverybodysMessage) {
   constexpr int kWorld = 4;
   constexpr int kExchanges = 300;
-  const Groups groups = connect_all(kWorld);
+  const Groups groups = connect_groups(kWorld);
   run_ranks(kWorld, [&](int rank) {
     for (int number = 1; number <= kExchanges; ++number) {
       const auto got = exchange(of(groups, rank), number);
@@ -98,7 +75,7 @@ TEST(LocalGroup, EveryMetadataExchangeGivesEverybodysMessage) {
 }
 
 TEST(LocalGroup, AMessageHasALargestSize) {
-  const Groups groups = connect_all(2);
+  const Groups groups = connect_groups(2);
   run_ranks(2, [&](int rank) {
     expect_error(test::error_of([&] {
                    of(groups, rank).exchange_metadata(Purpose::kMessage, Bytes(4097), kTimeout);
@@ -131,7 +108,7 @@ TEST(LocalGroup, RegionsAreSharedAndZeroAtTheStart) {
 }
 
 TEST(LocalGroup, KnowsGlobalRanks) {
-  const Groups groups = connect_all(3);
+  const Groups groups = connect_groups(3);
   EXPECT_EQ(of(groups, 1).global_ranks(), (std::vector<int>{10, 11, 12}));
   EXPECT_EQ(of(groups, 1).rank_name(2), "rank 2 (global rank 12)");
 }
@@ -145,7 +122,7 @@ TEST(LocalGroup, AGroupOfOneNeedsNobody) {
 }
 
 TEST(LocalGroup, DifferentPurposesAreAnErrorOfAllAndTheGroupGoesOn) {
-  const Groups groups = connect_all(3);
+  const Groups groups = connect_groups(3);
   const auto errors = errors_of_ranks(3, [&](int rank) {
     exchange(of(groups, rank), 1, rank == 1 ? Purpose::kView : Purpose::kRendezvous);
   });
@@ -177,7 +154,7 @@ void expect_sharing_works(const Groups& groups) {
 // A rendezvous that a rank does not come to ends for those that wait, and for the late one as soon
 // as it comes; collectives are not concerned, and the next rendezvous works.
 TEST(LocalGroup, ARankThatDoesNotComeIsNamedAndTheNextRendezvousWorks) {
-  const Groups groups = connect_all(3);
+  const Groups groups = connect_groups(3);
   for (int again = 0; again < 3; ++again) {
     const auto start = Clock::now();
     const auto errors = errors_of_ranks(3, [&](int rank) {
@@ -205,7 +182,7 @@ TEST(LocalGroup, ARankThatDoesNotComeIsNamedAndTheNextRendezvousWorks) {
 
 // The ranks that try again meet one that still tries for the first time.
 TEST(LocalGroup, ALateRankMeetsOthersThatHaveTriedMoreOften) {
-  const Groups groups = connect_all(2);
+  const Groups groups = connect_groups(2);
   for (int tries = 0; tries < 3; ++tries) {
     expect_error(test::error_of([&] { share(of(groups, 0), 20ms); }), ErrorCode::kTimeout,
                  {"rank 1"});
@@ -219,7 +196,7 @@ TEST(LocalGroup, ALateRankMeetsOthersThatHaveTriedMoreOften) {
 TEST(LocalGroup, ExchangesGoOnPastTheWidthsOfWords) {
   for (const std::uint64_t width : {std::uint64_t{1} << 31, std::uint64_t{1} << 32}) {
     for (const std::uint64_t first : {width - 3, width - 1, width, width + width / 4}) {
-      const Groups groups = connect_all(2, first);
+      const Groups groups = connect_groups(2, first);
       run_ranks(2, [&](int rank) {
         for (int number = 1; number <= 5; ++number) {
           const auto got = exchange(of(groups, rank), number);
@@ -237,7 +214,7 @@ TEST(LocalGroup, ExchangesGoOnPastTheWidthsOfWords) {
 }
 
 TEST(LocalGroup, RefusalsThatAllRanksShareLeaveTheGroupUsable) {
-  const Groups groups = connect_all(2);
+  const Groups groups = connect_groups(2);
   const auto errors = errors_of_ranks(2, [&](int rank) {
     of(groups, rank)
         .share(LocalSegment::allocate(host_runtime(), rank == 0 ? 100 : 100'000), kTimeout);
@@ -247,7 +224,7 @@ TEST(LocalGroup, RefusalsThatAllRanksShareLeaveTheGroupUsable) {
 }
 
 TEST(LocalGroup, ARankThatLeavesEndsTheWaitOfTheOthers) {
-  const Groups groups = connect_all(3);
+  const Groups groups = connect_groups(3);
   const auto start = Clock::now();
   const auto errors = errors_of_ranks(3, [&](int rank) {
     if (rank == 1) {
@@ -268,7 +245,7 @@ TEST(LocalGroup, ARankThatLeavesEndsTheWaitOfTheOthers) {
 }
 
 TEST(LocalGroup, AFailureEndsMetadataExchangesAndIsHeardByThePeers) {
-  const Groups groups = connect_all(2);
+  const Groups groups = connect_groups(2);
   std::uint32_t abort_word = 0;
   of(groups, 0).set_abort_word(&abort_word);
   const auto errors = errors_of_ranks(2, [&](int rank) {
@@ -293,7 +270,7 @@ class CountingTask final : public WatchdogTask {
 };
 
 TEST(LocalGroup, AFailureIsToldOnceAndLeavingIsNone) {
-  const Groups groups = connect_all(2);
+  const Groups groups = connect_groups(2);
   int failed = 0;
   int late = 0;
   int left = 0;
@@ -309,7 +286,7 @@ TEST(LocalGroup, AFailureIsToldOnceAndLeavingIsNone) {
 }
 
 TEST(LocalGroup, TheWatchdogLooksUntilATaskIsRemoved) {
-  const Groups groups = connect_all(1);
+  const Groups groups = connect_groups(1);
   CountingTask first;
   CountingTask second;
   Watchdog& watchdog = of(groups, 0).watchdog();
@@ -331,7 +308,7 @@ TEST(LocalGroup, TheWatchdogLooksUntilATaskIsRemoved) {
 
 TEST(LocalGroup, TheWatchdogCanBeLeftOut) {
   const test::ScopedVariable variable("SYMM_WATCHDOG", "0");
-  const Groups groups = connect_all(1);
+  const Groups groups = connect_groups(1);
   CountingTask task;
   of(groups, 0).watchdog().add(task);
   std::this_thread::sleep_for(50ms);
@@ -409,7 +386,7 @@ TEST(LocalGroup, AGroupThatWasLeftDoesNotDisturbALaterOne) {
 }
 
 TEST(LocalGroup, AnAbortOfTheGroupThatHasAllRanksEndsSetUp) {
-  const Groups groups = connect_all(2);
+  const Groups groups = connect_groups(2);
   MemoryStore store;
   std::optional<Error> error;
   std::thread joining(
@@ -420,166 +397,6 @@ TEST(LocalGroup, AnAbortOfTheGroupThatHasAllRanksEndsSetUp) {
   of(groups, 1).fail(Error(ErrorCode::kAborted, "on purpose"));
   joining.join();
   expect_error(error, ErrorCode::kAborted, {"aborted during set-up"});
-}
-
-class Signals : public ::testing::Test {
- protected:
-  static constexpr std::size_t kPadBytes = 9216;
-
-  void make(int world_size) {
-    groups_ = connect_all(world_size);
-    segments_.resize(groups_.size());
-    signals_.resize(groups_.size());
-    run_ranks(world_size, [&](int rank) {
-      const auto index = static_cast<std::size_t>(rank);
-      segments_[index] =
-          groups_[index]->share(LocalSegment::allocate(host_runtime(), kPadBytes), kTimeout);
-      const SignalPads pads{{segments_[index]->bases(), groups_.size()}, kPadBytes};
-      signals_[index] = std::make_unique<HostSignals>(*groups_[index], pads);
-    });
-  }
-  HostSignals& at(int rank) { return *signals_[static_cast<std::size_t>(rank)]; }
-  void expect_pads_at_rest() {
-    for (const auto& segment : segments_) {
-      for (std::size_t i = 0; i < kPadBytes; ++i) {
-        ASSERT_EQ(segment->base(segment->rank())[i], std::byte{0}) << "byte " << i;
-      }
-    }
-  }
-  static std::chrono::milliseconds long_time() { return kTimeout; }
-
-  Groups groups_;
-  std::vector<std::shared_ptr<Segment>> segments_;
-  std::vector<std::unique_ptr<HostSignals>> signals_;
-};
-
-TEST_F(Signals, ABarrierHoldsEverybodyUntilAllHaveCome) {
-  constexpr int kWorld = 4;
-  make(kWorld);
-  std::atomic<int> arrived{0};
-  run_ranks(kWorld, [&](int rank) {
-    for (int round = 1; round <= 200; ++round) {
-      arrived.fetch_add(1);
-      at(rank).barrier(round % 3, long_time);
-      ASSERT_GE(arrived.load(), kWorld * round);
-      at(rank).barrier(5, long_time);
-    }
-  });
-  expect_pads_at_rest();
-}
-
-TEST_F(Signals, ASecondPutWaitsUntilTheFirstIsTaken) {
-  make(2);
-  constexpr int kSignals = 500;
-  // Handed over by the signals alone. Relaxed, since ThreadSanitizer does not see the order that
-  // two mappings of one page make.
-  std::atomic<int> data{0};
-  run_ranks(2, [&](int rank) {
-    for (int i = 1; i <= kSignals; ++i) {
-      if (rank == 0) {
-        data.store(i, std::memory_order_relaxed);
-        at(0).put(1, 7, long_time);
-        at(0).wait(1, 7, long_time);
-      } else {
-        at(1).wait(0, 7, long_time);
-        ASSERT_EQ(data.load(std::memory_order_relaxed), i);
-        at(1).put(0, 7, long_time);
-      }
-    }
-  });
-  expect_pads_at_rest();
-  at(0).put(1, 0, long_time);
-  expect_error(test::error_of([&] { at(0).put(1, 0, [] { return 50ms; }); }), ErrorCode::kTimeout,
-               {"put_signal on channel 0", "50 ms", "rank 1"});
-}
-
-TEST_F(Signals, ChannelsAndSourcesAreApart) {
-  make(3);
-  at(1).put(0, 4, long_time);
-  expect_error(test::error_of([&] { at(0).wait(2, 4, [] { return 20ms; }); }), ErrorCode::kTimeout,
-               {"wait_signal on channel 4", "rank 2 (global rank 12)"});
-  expect_error(test::error_of([&] { at(0).wait(1, 3, [] { return 20ms; }); }), ErrorCode::kTimeout,
-               {"channel 3", "rank 1"});
-  at(0).wait(1, 4, long_time);
-  at(0).put(0, 4, long_time);  // a rank may signal itself
-  at(0).wait(0, 4, long_time);
-  expect_pads_at_rest();
-}
-
-TEST_F(Signals, ABarrierNamesWhoDidNotCome) {
-  make(4);
-  const auto errors = errors_of_ranks(4, [&](int rank) {
-    if (rank == 0) at(0).barrier(1, [] { return 100ms; });
-    if (rank == 2) at(2).put(0, 1, long_time);
-  });
-  expect_error(errors[0], ErrorCode::kTimeout, {"barrier on channel 1", "rank 1 (", "rank 3 ("});
-  EXPECT_EQ(std::string(errors[0]->what()).find("rank 2 ("), std::string::npos);
-}
-
-TEST_F(Signals, WhoeverLeavesEndsTheWait) {
-  make(3);
-  const auto start = Clock::now();
-  const auto errors = errors_of_ranks(3, [&](int rank) {
-    if (rank == 2) {
-      groups_[2]->leave();
-    } else if (rank == 0) {
-      at(0).barrier(0, long_time);
-    } else {
-      at(1).wait(2, 1, long_time);
-    }
-  });
-  EXPECT_LT(Clock::now() - start, 5s);
-  expect_error(errors[0], ErrorCode::kPeerLost, {"barrier", "rank 2 (global rank 12)"});
-  expect_error(errors[1], ErrorCode::kPeerLost, {"wait_signal", "rank 2 (global rank 12)"});
-}
-
-// Ranks 0 and 1 give up a barrier; rank 2 comes late, and would find everybody's signals.
-TEST_F(Signals, ALateRankDoesNotPassABarrierThatWasGivenUp) {
-  make(3);
-  const auto in_vain = errors_of_ranks(3, [&](int rank) {
-    if (rank != 2) at(rank).barrier(1, [] { return 100ms; });
-  });
-  for (const int rank : {0, 1}) ASSERT_TRUE(in_vain[static_cast<std::size_t>(rank)].has_value());
-  const auto start = Clock::now();
-  expect_error(test::error_of([&] { at(2).barrier(1, long_time); }), ErrorCode::kPeerLost,
-               {"barrier on channel 1", "rank 0 (global rank 10) has given up"});
-  expect_error(test::error_of([&] { at(2).wait(1, 1, long_time); }), ErrorCode::kPeerLost,
-               {"wait_signal on channel 1", "rank 1 (global rank 11) has given up"});
-  for (int again = 0; again < 2; ++again) {
-    expect_error(test::error_of([&] { at(0).barrier(1, long_time); }), ErrorCode::kPeerLost,
-                 {"rank 0 (global rank 10) has given up", "use another channel"});
-  }
-  EXPECT_LT(Clock::now() - start, 5s);
-  run_ranks(3, [&](int rank) { at(rank).barrier(2, long_time); });
-}
-
-// The barrier that ends an operation: rank 1 reads for so long that rank 0 gives up.
-TEST_F(Signals, ARankThatReadForTooLongHearsOfIt) {
-  make(2);
-  const auto errors = errors_of_ranks(2, [&](int rank) {
-    at(rank).barrier(0, long_time);
-    if (rank == 0) at(0).barrier(0, [] { return 50ms; });
-  });
-  expect_error(errors[0], ErrorCode::kTimeout, {"rank 1"});
-  expect_error(test::error_of([&] { at(1).barrier(0, long_time); }), ErrorCode::kPeerLost,
-               {"rank 0 (global rank 10) has given up"});
-}
-
-TEST_F(Signals, WhatIsOutOfRangeIsRefused) {
-  make(2);
-  const int channels = static_cast<int>(signal_channels(kPadBytes, 2));
-  for (const int channel : {-1, channels}) {
-    expect_error(test::error_of([&] { at(0).barrier(channel, long_time); }),
-                 ErrorCode::kInvalidArgument, {"channel", std::to_string(channel)});
-  }
-  for (const int rank : {-1, 2}) {
-    expect_error(test::error_of([&] { at(0).put(rank, 0, long_time); }),
-                 ErrorCode::kInvalidArgument, {"put_signal", std::to_string(rank)});
-    expect_error(test::error_of([&] { at(0).wait(rank, 0, long_time); }),
-                 ErrorCode::kInvalidArgument, {"wait_signal", std::to_string(rank)});
-  }
-  run_ranks(2, [&](int rank) { at(rank).barrier(channels - 1, long_time); });
-  expect_pads_at_rest();
 }
 
 }  // namespace
