@@ -21,6 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using test::expect_error;
+using test::sum_args;
 
 CommunicatorConfig config_of(int rank, int world, Algorithm algorithm = Algorithm::kAuto) {
   CommunicatorConfig config;
@@ -50,15 +51,6 @@ std::vector<std::optional<Error>> errors_in_group(int world,
     const auto communicator = std::make_unique<Communicator>(store, config_of(rank, world));
     body(*communicator);
   });
-}
-
-CollectiveArgs sum_args(std::vector<float>& data) {
-  CollectiveArgs args;
-  args.kind = CollectiveKind::kAllReduce;
-  args.dtype = Dtype::kFloat32;
-  args.count = data.size();
-  args.input = args.output = data.data();
-  return args;
 }
 
 class CommunicatorTest : public testing::TestWithParam<int> {};

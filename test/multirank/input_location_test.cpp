@@ -12,6 +12,7 @@
 #include "kernels/core/atomics.hpp"
 #include "kernels/cpu/wait.hpp"
 #include "kernels/plan/plan.hpp"
+#include "test/support/collective_cases.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/joined_segment.hpp"
 #include "test/support/memory_store.hpp"
@@ -22,18 +23,10 @@ namespace {
 
 using test::error_of;
 using test::expect_error;
+using test::sum_args;
 
 constexpr std::size_t kBytes = 4096;
 constexpr std::size_t kCount = 100;
-
-CollectiveArgs one_shot_args(std::vector<float>& data) {
-  CollectiveArgs args;
-  args.kind = CollectiveKind::kAllReduce;
-  args.dtype = Dtype::kFloat32;
-  args.count = data.size();
-  args.input = args.output = data.data();
-  return args;
-}
 
 // What rank 0's all_reduce makes of a record in which rank 1 says that its input is at `offset` of
 // segment `number`.
@@ -53,7 +46,7 @@ std::optional<Error> error_for(std::uint32_t number, std::uint64_t offset) {
         test::join_segment(communicator, LocalSegment::allocate(host_runtime(), kBytes));
     std::memset(segment->base(rank), 0, kBytes);
     std::vector<float> data(kCount, 1.0f);
-    const CollectiveArgs args = one_shot_args(data);
+    const CollectiveArgs args = sum_args(data);
     communicator.run(CollectiveArgs{});
     if (rank == 0) {
       found = error_of([&] { communicator.run(args); });

@@ -14,6 +14,16 @@ namespace symm::test {
 
 using Runner = std::function<void(const CollectiveArgs&)>;
 
+// An all_reduce in place.
+inline CollectiveArgs sum_args(std::vector<float>& data) {
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllReduce;
+  args.dtype = Dtype::kFloat32;
+  args.count = data.size();
+  args.input = args.output = data.data();
+  return args;
+}
+
 // Sums of these depend on the order in which they are added.
 inline float reduce_value(int rank, std::size_t index, int round) {
   const auto i = static_cast<double>(index % 4093);

@@ -13,6 +13,7 @@
 
 #include "backend/engine/communicator.hpp"
 #include "symm_mem/process/deadline.hpp"
+#include "test/support/collective_cases.hpp"
 #include "test/support/fake_gpu.hpp"
 #include "test/support/joined_segment.hpp"
 #include "test/support/memory_store.hpp"
@@ -104,14 +105,5 @@ class DeviceRanksTest : public ::testing::Test {
 
   FakeGpus gpus_;
 };
-
-inline CollectiveArgs sum_args(std::vector<float>& data) {
-  CollectiveArgs args;
-  args.kind = CollectiveKind::kAllReduce;
-  args.dtype = Dtype::kFloat32;
-  args.count = data.size();
-  args.input = args.output = data.data();
-  return args;
-}
 
 }  // namespace symm::test
