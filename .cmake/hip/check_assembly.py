@@ -50,6 +50,7 @@ FIGURE = re.compile(
 FLAT = re.compile(r"flat_(load|store|atomic)")
 WIDE = r"(dwordx4|b128) "
 STORE = re.compile(r"(global|flat|buffer)_(store|atomic)")
+ACCESS = re.compile(r"(global|flat|buffer|scratch)_")
 # Kernels that move no payload by themselves, and those that are empty on AMD.
 NO_PAYLOAD = re.compile(r"signal_kernel|copy_barrier|multimem")
 EMPTY = re.compile(r"multimem")
@@ -71,6 +72,13 @@ class Function:
     figures: dict[str, int] = field(default_factory=dict)
 
 
+def instructions_of(line: str) -> list[str]:
+    """The line; a wait for several counters as one wait for each."""
+    if not line.startswith("s_waitcnt "):
+        return [line]
+    return [f"s_waitcnt {counter}" for counter in line.split()[1:]]
+
+
 def functions_of(path: Path) -> list[Function]:
     text = path.read_text()
     kernels = set(re.findall(r"\.amdhsa_kernel (\w+)", text))
@@ -83,7 +91,7 @@ def functions_of(path: Path) -> list[Function]:
         elif functions and (match := FIGURE.match(line)):
             functions[-1].figures[match[1]] = int(match[2])
         elif functions and line.startswith("\t") and not line.startswith(("\t.", "\t;")):
-            functions[-1].code.append(line.split(";")[0].strip())
+            functions[-1].code += instructions_of(line.split(";")[0].strip())
     return [function for function in functions if function.figures]
 
 
@@ -99,7 +107,7 @@ def has_sequence(code: list[str], wanted: list[str]) -> bool:
                 return True
             if other == needed:
                 needed = next(rest, None)
-            elif re.match(r"(global|flat|buffer|scratch)_", other):
+            elif ACCESS.match(other):
                 break
         if needed is None:
             return True
@@ -232,7 +240,7 @@ def without_waits(code: list[str]) -> list[str]:
             dropping = True
         elif dropping and line == "s_waitcnt vmcnt(0)":
             continue
-        elif not line.startswith("s_"):
+        elif ACCESS.match(line):
             dropping = False
         broken.append(line)
     return broken
