@@ -58,10 +58,11 @@ at::Tensor plain(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
-CallBuilder::CallBuilder(CollectiveKind kind, int rank, int world_size, std::int64_t global_rank,
-                         int gpu, const NanCheck& nan_check)
+CallBuilder::CallBuilder(CollectiveCall& call, CollectiveKind kind, int rank, int world_size,
+                         std::int64_t global_rank, int gpu, const NanCheck& nan_check)
     : checks_(collective_name(kind), rank, world_size, global_rank),
       nan_check_(nan_check),
+      call_(call),
       gpu_(gpu) {
   call_.args.kind = kind;
 }
@@ -287,11 +288,10 @@ void CallBuilder::check_overlap() const {
   }
 }
 
-CollectiveCall CallBuilder::build() {
+void CallBuilder::finish() {
   check_overlap();
   call_.args.input_parts = call_.input_parts;
   call_.args.output_parts = call_.output_parts;
-  return std::move(call_);
 }
 
 void copy_tensors(const std::vector<TensorCopy>& copies) {

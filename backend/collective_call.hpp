@@ -53,14 +53,14 @@ void copy_tensors(const std::vector<TensorCopy>& copies);
 // The calls of one c10d operation; more than one for the coalesced forms.
 using CallBatch = c10::SmallVector<CollectiveCall, 1>;
 
-// Builds one call, checking each tensor as it is added. Inputs that are only read may be
+// Fills in one call, checking each tensor as it is added. Inputs that are only read may be
 // non-contiguous: a contiguous copy is made and kept. All tensors are on one device; `gpu` is as
 // for TensorChecks::group_device. Throws as TensorChecks and NanCheck do.
 class CallBuilder {
  public:
-  // `nan_check` outlives the builder.
-  CallBuilder(CollectiveKind kind, int rank, int world_size, std::int64_t global_rank, int gpu,
-              const NanCheck& nan_check);
+  // `call` is empty, and outlives the builder as `nan_check` does.
+  CallBuilder(CollectiveCall& call, CollectiveKind kind, int rank, int world_size,
+              std::int64_t global_rank, int gpu, const NanCheck& nan_check);
 
   const TensorChecks& checks() const { return checks_; }
 
@@ -95,8 +95,8 @@ class CallBuilder {
   // The own part of a list has as many elements as the input or output has.
   CallBuilder& own_part(const char* name);
 
-  // Checks that nothing overlaps that must not, and gives the call away.
-  CollectiveCall build();
+  // The last step: checks that nothing overlaps that must not.
+  void finish();
 
  private:
   // `tensor` has the element type and the device of the tensors before it.
@@ -111,7 +111,7 @@ class CallBuilder {
 
   TensorChecks checks_;
   const NanCheck& nan_check_;
-  CollectiveCall call_;
+  CollectiveCall& call_;
   at::ScalarType scalar_type_ = at::ScalarType::Undefined;
   int gpu_;
   bool reduces_ = false;

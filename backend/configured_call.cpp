@@ -41,8 +41,8 @@ void move_parts(std::vector<Part>& parts, const void* from, void* to) {
   }
 }
 
-// The checked call, without its plan and stages. Throws as CallBuilder does.
-CollectiveCall build_configured_call(CallBuilder builder, const ConfiguredCall& given) {
+// Fills in the checked call, without its plan and stages. Throws as CallBuilder does.
+void build_configured_call(CallBuilder builder, const ConfiguredCall& given) {
   const TensorChecks& checks = builder.checks();
   const auto input = [&]() -> const at::Tensor& {
     return given_tensor(checks, given.input, "input");
@@ -87,7 +87,7 @@ CollectiveCall build_configured_call(CallBuilder builder, const ConfiguredCall& 
       throw Error(ErrorCode::kUnsupported,
                   std::string(collective_name(given.kind)) + " cannot be configured");
   }
-  return builder.build();
+  builder.finish();
 }
 
 // Lets the call read its one input from `stage`, to which it is copied before the call begins.
@@ -135,7 +135,10 @@ bool peers_read_input(const CollectiveCall& call, int rank, Algorithm algorithm)
 WorkPtr ProcessGroupSymm::Impl::run_configured(const ConfiguredCall& given, bool async_op) {
   return with_torch_errors([&] {
     engine_->check_usable();
-    CollectiveCall call = build_configured_call(builder(given.kind), given);
+    CallBatch calls;
+    calls.resize(1);
+    CollectiveCall& call = calls.front();
+    build_configured_call(builder(call, given.kind), given);
     const PlanTarget target = call.device.is_cpu() ? PlanTarget::kHost : PlanTarget::kGpu;
     const Plan plan = engine_->communicator().plan(call.args, given.request, target);
     call.request = given.request;
@@ -143,7 +146,7 @@ WorkPtr ProcessGroupSymm::Impl::run_configured(const ConfiguredCall& given, bool
       stage_input(call, *given.input_stage);
     }
     if (given.output_stage) stage_output(call, *given.output_stage);
-    return issue(operation_of(given.kind), std::move(call), Milliseconds(0), async_op);
+    return issue(operation_of(given.kind), std::move(calls), Milliseconds(0), async_op);
   });
 }
 
@@ -152,21 +155,21 @@ bool ProcessGroupSymm::Impl::device_knows(const at::Tensor& tensor) const {
   return group != nullptr && group->knows(tensor.const_data_ptr(), tensor.nbytes());
 }
 
-WorkPtr ProcessGroupSymm::Impl::device_barrier(std::optional<at::Device> device) {
+void ProcessGroupSymm::Impl::device_barrier(std::optional<at::Device> device) {
   return with_torch_errors([&] {
     const int own = gpu();
     const at::Device place = device     ? *device
                              : own >= 0 ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(own))
                                         : at::Device(at::kCPU);
-    CollectiveCall call;
+    CallBatch calls;
+    calls.resize(1);
     if (place.is_cpu()) {
-      call = barrier_call({});
+      calls = barrier_call({});
     } else {
-      call = builder(CollectiveKind::kBarrier).build();
-      call.device = place;
+      builder(calls.front(), CollectiveKind::kBarrier).finish();
+      calls.front().device = place;
     }
-    return issue({c10d::OpType::BARRIER, "symm:device_barrier"}, std::move(call), Milliseconds(0),
-                 false);
+    issue({c10d::OpType::BARRIER, "symm:device_barrier"}, std::move(calls), Milliseconds(0), false);
   });
 }
 

@@ -24,6 +24,17 @@ DeviceGroup& make_group(Communicator& communicator, at::Device device) {
   return communicator.device_group({gpu_kind(), device.index()});
 }
 
+// Makes the device of `streams` current in this thread, where it is not.
+class OnDevice {
+ public:
+  explicit OnDevice(const DeviceStreams& streams) {
+    if (!streams.is_current()) guard_.emplace(streams.device());
+  }
+
+ private:
+  std::optional<c10::DeviceGuard> guard_;
+};
+
 }  // namespace
 
 DeviceLauncher::DeviceLauncher(std::shared_ptr<Communicator> communicator, at::Device device)
@@ -34,7 +45,7 @@ DeviceLauncher::DeviceLauncher(std::shared_ptr<Communicator> communicator, at::D
 }
 
 void DeviceLauncher::connect_all(milliseconds timeout) {
-  const c10::DeviceGuard guard(device());
+  const OnDevice guard(*streams_);
   group_->connect_all(timeout);
 }
 
@@ -66,9 +77,14 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, const CallBatch& call
   }
 }
 
+void DeviceLauncher::collectives(const CallBatch& calls, milliseconds timeout) {
+  const OnDevice guard(*streams_);
+  put(launch_on(std::nullopt), calls, timeout);
+}
+
 void DeviceLauncher::collectives(DeviceWork& work, const CallBatch& calls, milliseconds timeout,
                                  bool async_op) {
-  const c10::DeviceGuard guard(device());
+  const OnDevice guard(*streams_);
   const DeviceWork::Launch launch =
       launch_on(async_op ? std::optional(streams_->collectives()) : std::nullopt);
   put(launch, calls, timeout);
@@ -97,7 +113,7 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, std::span<const Trans
 }
 
 void DeviceLauncher::message(DeviceWork& work, const TransferOp& op, milliseconds timeout) {
-  const c10::DeviceGuard guard(device());
+  const OnDevice guard(*streams_);
   const DeviceWork::Launch launch = launch_on(streams_->p2p(p2p_stream_of(op)));
   put(launch, std::span(&op, 1), timeout);
   work.launched(launch);
@@ -105,7 +121,7 @@ void DeviceLauncher::message(DeviceWork& work, const TransferOp& op, millisecond
 
 void DeviceLauncher::collectives(Block& block, const CallBatch& calls, milliseconds timeout,
                                  bool async_op) {
-  const c10::DeviceGuard guard(device());
+  const OnDevice guard(*streams_);
   if (!block.stream) block.stream = async_op ? streams_->collectives() : streams_->current();
   put(launch_on(block.stream), calls, timeout);
   for (const CollectiveCall& call : calls) {
@@ -115,7 +131,7 @@ void DeviceLauncher::collectives(Block& block, const CallBatch& calls, milliseco
 }
 
 void DeviceLauncher::end(Block& block, milliseconds timeout) {
-  const c10::DeviceGuard guard(device());
+  const OnDevice guard(*streams_);
   DeviceWork::Launch launch = launch_on(streams_->batches());
   if (!block.messages.empty()) {
     put(launch, {block.messages.data(), block.messages.size()}, timeout);
@@ -126,7 +142,7 @@ void DeviceLauncher::end(Block& block, milliseconds timeout) {
 }
 
 std::vector<c10::Event> DeviceLauncher::events(bool with_current) {
-  const c10::DeviceGuard guard(device());
+  const OnDevice guard(*streams_);
   const std::lock_guard lock(collectives_mutex_);
   return streams_->mark(last_collective_, with_current);
 }

@@ -52,8 +52,11 @@ class DeviceLauncher {
 
   void connect_all(std::chrono::milliseconds timeout);
 
-  // The collectives of `calls`, in order, on one stream. `work` is launched then, and keeps what
-  // has to be kept. Throws as DeviceGroup::launch.
+  // The collectives of `calls`, in order, on this thread's current stream. Throws as
+  // DeviceGroup::launch.
+  void collectives(const CallBatch& calls, std::chrono::milliseconds timeout);
+  // The same, where `async_op` on the group's own stream. `work` is launched then, and keeps what
+  // has to be kept.
   void collectives(DeviceWork& work, const CallBatch& calls, std::chrono::milliseconds timeout,
                    bool async_op);
   // A message with a stream of its own. Throws as DeviceGroup::transfer.

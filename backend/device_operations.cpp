@@ -1,4 +1,11 @@
 // The half of the process group that works on a GPU: how calls get there.
+//
+// NOTE [Calls without a Work]
+// A call with async_op=False is on the caller's current stream when it returns: there is nothing to
+// wait for, and c10d takes no Work for an answer, as it does from ProcessGroupNCCL. A failure shows
+// at the group's next call. With SYMM_RETURN_WORK=1 such a call returns its Work, for programs that
+// call wait() on whatever a group gives them; a call that a profile watches has one too, which is
+// its range.
 #include <ATen/Context.h>
 
 #include <string>
@@ -42,6 +49,11 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(const Operation& operation, cons
       device.collectives(block, calls, timeout, async_op);
       note_on_device(ticket, device.last_collective());
       return block.work;
+    }
+    if (!async_op && !returns_work_ && operation.title() == nullptr) {
+      device.collectives(calls, timeout);
+      note_on_device(ticket, device.last_collective());
+      return nullptr;
     }
     auto work = device_work(operation, outputs_of(calls), sequence);
     work->record_as(ticket);
@@ -130,8 +142,11 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor
   return work;
 }
 
-CollectiveCall ProcessGroupSymm::Impl::barrier_call(const c10d::BarrierOptions& opts) {
-  CollectiveCall call = builder(CollectiveKind::kBarrier).build();
+CallBatch ProcessGroupSymm::Impl::barrier_call(const c10d::BarrierOptions& opts) {
+  CallBatch calls;
+  calls.resize(1);
+  CollectiveCall& call = calls.front();
+  builder(call, CollectiveKind::kBarrier).finish();
   DeviceLauncher* device = device_.load(std::memory_order_acquire);
   if (!device && !opts.device_ids.empty() && at::getNumGPUs() > 0) {
     // A group that has done nothing else on the GPU yet: all ranks name theirs, so this is where
@@ -141,14 +156,14 @@ CollectiveCall ProcessGroupSymm::Impl::barrier_call(const c10d::BarrierOptions& 
     device = &device_launcher(at::Device(at::kCUDA, index));
     device->connect_all(engine_->timeout(opts.timeout));
   }
-  if (!device) return call;
+  if (!device) return calls;
   engine_->check_usable();
   if (is_captured(device->device())) {
     call.device = device->device();
   } else {
     call.after = device->mark();
   }
-  return call;
+  return calls;
 }
 
 void ProcessGroupSymm::eagerConnectSingleDevice(at::Device device) {

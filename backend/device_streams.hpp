@@ -55,6 +55,8 @@ class DeviceStreams {
   at::Device device() const { return device_; }
   GpuRuntime& runtime() const { return runtime_; }
 
+  // Whether the device is this thread's current one.
+  bool is_current() const { return guard_.getDevice() == device_; }
   // This thread's.
   c10::Stream current() const { return guard_.getStream(device_); }
   const c10::Stream& collectives() const { return collectives_; }

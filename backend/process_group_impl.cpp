@@ -49,7 +49,8 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
       rank_(group.rank_),
       size_(group.size_),
       options_(Options::from(options)),
-      nan_check_("group \"" + name_of(*options_) + "\"", nan_check_in_environment()) {
+      nan_check_("group \"" + name_of(*options_) + "\"", nan_check_in_environment()),
+      returns_work_(return_work_in_environment()) {
   if (size_ < 1 || rank_ < 0 || rank_ >= size_) {
     throw Error(ErrorCode::kInvalidArgument, "rank: expected 0 to size - 1, got rank " +
                                                  std::to_string(rank_) + " of size " +
@@ -74,7 +75,7 @@ ProcessGroupSymm::Impl::~Impl() {
   flight_->forget_counters();
 }
 
-WorkPtr ProcessGroupSymm::Impl::issue(const Operation& operation, CallBatch calls,
+WorkPtr ProcessGroupSymm::Impl::issue(const Operation& operation, CallBatch&& calls,
                                       Milliseconds timeout, bool async_op) {
   engine_->check_usable();
   const Milliseconds limit = engine_->timeout(timeout);
@@ -122,7 +123,7 @@ WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const Cal
   return work;
 }
 
-WorkPtr ProcessGroupSymm::Impl::enqueue(const Operation& operation, CallBatch calls,
+WorkPtr ProcessGroupSymm::Impl::enqueue(const Operation& operation, CallBatch&& calls,
                                         Milliseconds timeout) {
   for (const CollectiveCall& call : calls) engine_->communicator().validate(call.args);
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;

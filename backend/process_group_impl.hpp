@@ -76,6 +76,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
 
   // A collective with a plan and stages of its own (torch_symm.ccl). Collective; every rank must
   // give the same request and op, and stages or none. ValueError for what check_request() refuses.
+  // nullptr for what needs no Work.
   WorkPtr run_configured(const ConfiguredCall& given, bool async_op);
 
   // Whether collectives would find `tensor`, on a GPU, in memory that has joined this group. Local.
@@ -84,7 +85,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   // A barrier as an operation of the current stream where `device` is a GPU (capturable), as
   // barrier() on the host. nullopt: the GPU that the group uses or is bound to on this rank, the
   // host where there is none.
-  WorkPtr device_barrier(std::optional<at::Device> device);
+  void device_barrier(std::optional<at::Device> device);
 
   // Memory of PyTorch's symmetric-memory API that has joined this group is read in place as well.
   std::shared_ptr<LocalGroup> local_group() override;
@@ -97,8 +98,8 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   friend class ProcessGroupSymm;
   using Milliseconds = std::chrono::milliseconds;
 
-  CallBuilder builder(CollectiveKind kind) const {
-    return {kind, rank_, size_, global_rank(), gpu(), nan_check_};
+  CallBuilder builder(CollectiveCall& call, CollectiveKind kind) const {
+    return {call, kind, rank_, size_, global_rank(), gpu(), nan_check_};
   }
 
   // For messages; the group rank where the program has said nothing else.
@@ -109,22 +110,19 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   }
 
   // Runs or queues `calls`; see NOTE [Where an operation runs].
-  WorkPtr issue(const Operation& operation, CallBatch calls, Milliseconds timeout, bool async_op);
-  WorkPtr issue(const Operation& operation, CollectiveCall call, Milliseconds timeout,
-                bool async_op) {
-    CallBatch calls;
-    calls.push_back(std::move(call));
-    return issue(operation, std::move(calls), timeout, async_op);
-  }
+  WorkPtr issue(const Operation& operation, CallBatch&& calls, Milliseconds timeout, bool async_op);
   // A collective of one call, which `fill(builder)` describes, or of `count(checks)` calls: the
   // coalesced forms, with `fill(builder, number of the call)`.
   template <typename Opts, typename Fill>
   WorkPtr collective(CollectiveKind kind, const Operation& operation, const Opts& opts,
                      Fill&& fill) {
     return with_torch_errors([&] {
-      CallBuilder call = builder(kind);
+      CallBatch calls;
+      calls.resize(1);
+      CallBuilder call = builder(calls.front(), kind);
       fill(call);
-      return issue(operation, call.build(), opts.timeout, opts.asyncOp);
+      call.finish();
+      return issue(operation, std::move(calls), opts.timeout, opts.asyncOp);
     });
   }
   template <typename Opts, typename Fill>
@@ -135,18 +133,19 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   WorkPtr collectives(CollectiveKind kind, const Operation& operation, const Opts& opts,
                       Count&& count, Fill&& fill) {
     return with_torch_errors([&] {
+      const TensorChecks checks(collective_name(kind), rank_, size_, global_rank());
       CallBatch calls;
-      const std::size_t number = count(builder(kind).checks());
-      for (std::size_t i = 0; i < number; ++i) {
-        CallBuilder call = builder(kind);
+      calls.resize(count(checks));
+      for (std::size_t i = 0; i < calls.size(); ++i) {
+        CallBuilder call = builder(calls[i], kind);
         fill(call, i);
-        calls.push_back(call.build());
+        call.finish();
       }
       return issue(operation, std::move(calls), opts.timeout, opts.asyncOp);
     });
   }
   WorkPtr run_inline(const Operation& operation, const CallBatch& calls, Milliseconds timeout);
-  WorkPtr enqueue(const Operation& operation, CallBatch calls, Milliseconds timeout);
+  WorkPtr enqueue(const Operation& operation, CallBatch&& calls, Milliseconds timeout);
 
   // The GPU of this group on this rank: the one in use, else the one it is bound to, else -1.
   int gpu() const {
@@ -158,11 +157,12 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   }
   // The half on `device`, made on first use. Throws as DeviceLauncher::DeviceLauncher.
   DeviceLauncher& device_launcher(at::Device device);
+  // NOTE [Calls without a Work] in device_operations.cpp.
   WorkPtr issue_on_device(const Operation& operation, const CallBatch& calls, Milliseconds timeout,
                           bool async_op);
-  // The barrier's call: on the device inside a capture, else on the host behind the device's work.
+  // The barrier: on the device inside a capture, else on the host behind the device's work.
   // Collective where `opts` names the GPU of a group that has not used one.
-  CollectiveCall barrier_call(const c10d::BarrierOptions& opts);
+  CallBatch barrier_call(const c10d::BarrierOptions& opts);
 
   // SEND, RECV or RECVANYSOURCE.
   WorkPtr transfer(c10d::OpType type, Tensors& tensors, int peer, int tag);
@@ -200,6 +200,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   const int size_;
   const c10::intrusive_ptr<Options> options_;
   const NanCheck nan_check_;
+  const bool returns_work_;  // also of a call that has been put on the current stream
   std::unique_ptr<GroupFlight> flight_;
   std::shared_ptr<CallAudit> audit_;  // null where SYMM_AUDIT is not set
   std::shared_ptr<GroupEngine> engine_;

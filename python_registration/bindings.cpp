@@ -162,6 +162,7 @@ std::string environment_value(const std::string& name) {
       const char* const grace = std::getenv(name.c_str());
       return grace == nullptr ? "5000" : grace;
     }
+    if (name == "SYMM_RETURN_WORK") return symm::return_work_in_environment() ? "1" : "0";
     if (name == "SYMM_NAN_CHECK") return symm::nan_check_in_environment() ? "1" : "0";
     if (name == "SYMM_AUDIT") {
       const char* const path = symm::audit_prefix_in_environment();

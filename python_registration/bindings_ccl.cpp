@@ -93,7 +93,7 @@ void bind_configured_calls(py::module_& module) {
   module.def(
       "device_barrier",
       [](ProcessGroupSymm& group, std::optional<at::Device> device) {
-        return ProcessGroupSymm::Impl::of(group).device_barrier(device);
+        ProcessGroupSymm::Impl::of(group).device_barrier(device);
       },
       py::arg("group"), py::arg("device"), py::call_guard<py::gil_scoped_release>(),
       "A barrier on the current stream of a GPU, on the host for \"cpu\".");

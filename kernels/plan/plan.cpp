@@ -169,6 +169,7 @@ PlanTable::PlanTable(PlanTarget target, std::vector<PlanRow> rows, std::uint64_t
     std::copy_if(rows_.begin(), rows_.end(), std::back_inserter(of_kind),
                  [kind](const PlanRow& row) { return row.kind == kind; });
     check_cover(kind, of_kind);
+    first_[static_cast<std::size_t>(i) + 1] = first_[static_cast<std::size_t>(i)] + of_kind.size();
   }
 }
 
@@ -191,8 +192,10 @@ Plan PlanTable::select(CollectiveKind kind, int world_size, std::uint64_t staged
   if (request.algorithm != Algorithm::kAuto) forced = request.algorithm;
   const PlanRow* chosen = nullptr;
   const PlanRow* same_algorithm = nullptr;
-  for (const PlanRow& row : rows_) {
-    if (row.kind != kind || world_size < row.min_world || world_size > row.max_world) continue;
+  const auto place = static_cast<std::size_t>(kind);
+  for (std::size_t i = first_[place]; i < first_[place + 1]; ++i) {
+    const PlanRow& row = rows_[i];
+    if (world_size < row.min_world || world_size > row.max_world) continue;
     if (row.algorithm == forced) same_algorithm = &row;
     if (chosen == nullptr && staged <= row.max_bytes) chosen = &row;
   }

@@ -6,6 +6,7 @@
 // a tensor is symmetric) must never decide: ranks that disagree wait for each other for ever.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -101,6 +102,7 @@ class PlanTable {
  private:
   PlanTarget target_;
   std::vector<PlanRow> rows_;  // by kind, world range, ascending max_bytes
+  std::array<std::size_t, kCollectiveKindCount + 1> first_{};  // row of each kind, and the end
   std::uint64_t copy_engine_bytes_;
 };
 

@@ -5,6 +5,7 @@
 #include "backend/engine/group_engine.hpp"
 #include "kernels/protocol/control_region.hpp"
 #include "test/support/device_ranks.hpp"
+#include "test/support/environment.hpp"
 #include "test/support/expect_error.hpp"
 
 namespace symm {
@@ -16,6 +17,7 @@ using test::DeviceRank;
 using test::error_of;
 using test::expect_error;
 using test::FakeGpu;
+using test::ScopedVariable;
 using test::sum_args;
 
 class DeviceFaultsTest : public test::DeviceRanksTest {};
@@ -73,6 +75,24 @@ TEST_F(DeviceFaultsTest, DifferentCallsThatBothEndedAreFoundAsWell) {
     expect_error(rank.failure(), ErrorCode::kMismatch,
                  {"device seq 2", "broadcast", "root 0", "root 1"});
     expect_error(error_of([&] { rank.launch(args); }), ErrorCode::kMismatch, {"device seq 2"});
+    rank.meet();
+  });
+}
+
+// Without a watchdog: a rank that posts many calls looks itself, before its ring is full.
+TEST_F(DeviceFaultsTest, ManyCallsInARowAreComparedByTheirRank) {
+  const ScopedVariable no_watchdog("SYMM_WATCHDOG", "0");
+  run_group(2, [](DeviceRank& rank) {
+    std::vector<float> data(4 + static_cast<std::size_t>(rank.number()));
+    rank.launch(CollectiveArgs{});
+    rank.meet();
+    rank.launch(sum_args(data));
+    rank.meet();
+    const auto many_calls = [&] {
+      for (std::uint64_t i = 0; i < kDeviceCallRing / 2; ++i) rank.launch(CollectiveArgs{});
+    };
+    expect_error(error_of(many_calls), ErrorCode::kMismatch,
+                 {"device seq 2", "count 4", "count 5"});
     rank.meet();
   });
 }

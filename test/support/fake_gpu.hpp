@@ -95,6 +95,7 @@ class FakeKernels final : public GroupKernels {
   }
 
   const std::vector<FakeLaunch>& launches() const { return launches_; }
+  void forget_launches() { launches_.clear(); }
   std::byte* peer(int rank) const { return peers_.contains(rank) ? peers_.at(rank) : nullptr; }
   const std::map<int, std::vector<std::byte*>>& segments() const { return segments_; }
   const GroupKernelsConfig& config() const { return config_; }

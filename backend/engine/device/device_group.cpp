@@ -147,7 +147,7 @@ void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to,
   check_usable();
   validate_collective(args, rank(), world_size(), context_.group.names());
   const Choice choice = choose(args, request);
-  connect(limit(to.timeout), to.captured, std::string(collective_name(args.kind)));
+  if (!connected_) connect(limit(to.timeout), to.captured, std::string(collective_name(args.kind)));
   if (to.captured) trace_.note_capture();
   CallRecord record = make_record(args, choice.plan, trace_.next_sequence());
   if (const std::optional<Found>& found = choice.location()) {
@@ -161,6 +161,7 @@ void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to,
     // A posted call that cannot be launched leaves the peers waiting: they must learn of it.
     fail_group(error.code(), trace_.call_name(record.sequence) + ": " + error.what());
   }
+  if (!trace_.comparison_is_due()) return;
   if (const std::optional<Error> error = trace_.difference()) {
     context_.group.fail(*error);
     throw Error(context_.group.failure());

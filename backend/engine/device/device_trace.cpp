@@ -57,6 +57,7 @@ std::optional<Error> DeviceTrace::difference(bool wait) {
     lock.lock();
   }
   const std::uint64_t own = launched();
+  compared_at_.store(own, std::memory_order_relaxed);
   for (int peer = 0; peer < static_cast<int>(calls_.size()); ++peer) {
     std::uint64_t& verified = verified_[static_cast<std::size_t>(peer)];
     if (peer == group_.rank() || verified == own) continue;

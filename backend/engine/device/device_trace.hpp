@@ -5,7 +5,9 @@
 // A host posts the record of a call when it puts the call on a stream, so it may be far ahead of
 // its peers, and its ring may lap them. A record's sequence is 0 while the record is written and is
 // stored last; a reader copies the record between two looks at it. Records that are no longer in
-// both rings are not compared.
+// both rings are not compared. The watchdog compares every few milliseconds; a rank that posts
+// faster than that looks itself before its ring is full (comparison_is_due), so that a launch does
+// not look at lines that its peers write.
 //
 // NOTE [Device sequence]
 // Calls on a device are counted apart from those on the host. The host counts the calls that it has
@@ -50,6 +52,10 @@ class DeviceTrace {
 
   void post(const CallRecord& record, std::chrono::milliseconds timeout);
 
+  // Whether this rank has posted so many calls since anybody looked that it should look itself.
+  bool comparison_is_due() const {
+    return launched() - compared_at_.load(std::memory_order_relaxed) >= kDeviceCallRing / 4;
+  }
   // Compares what peers have posted since the last look with this rank's records: the error that
   // names both sides where they differ. Where another thread is looking, `wait` says whether to
   // look as well.
@@ -86,6 +92,7 @@ class DeviceTrace {
   std::vector<DeviceCalls*> calls_;                                    // by rank
   std::array<std::atomic<std::int64_t>, kDeviceCallRing> timeouts_{};  // ms, by call
   std::atomic<bool> captured_{false};
+  std::atomic<std::uint64_t> compared_at_{0};  // this rank's calls at the last look
   std::mutex verify_mutex_;
   std::vector<std::uint64_t> verified_;  // by peer: calls up to here were compared
 };

@@ -47,6 +47,8 @@ bool nan_check_in_environment() { return flag_in_environment("SYMM_NAN_CHECK", "
 
 bool poison_in_environment() { return flag_in_environment("SYMM_POISON", "1"); }
 
+bool return_work_in_environment() { return flag_in_environment("SYMM_RETURN_WORK", "0"); }
+
 PlanTables tables_in_environment() {
   const char* const path = std::getenv("SYMM_TUNING_FILE");
   if (path == nullptr) return {};

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstring>
@@ -73,9 +74,13 @@ void FlightTensors::clear() {
 
 void FlightTensors::add(std::span<const std::int64_t> sizes, const char* dtype,
                         std::int64_t leading) {
-  numbers_.push_back(static_cast<std::int64_t>(sizes.size()) + (leading > 0 ? 1 : 0));
-  if (leading > 0) numbers_.push_back(leading);
-  numbers_.insert(numbers_.end(), sizes.begin(), sizes.end());
+  const std::size_t dimensions = sizes.size() + (leading > 0 ? 1 : 0);
+  const std::size_t before = numbers_.size();
+  numbers_.resize(before + 1 + dimensions);
+  std::int64_t* next = numbers_.data() + before;
+  *next++ = static_cast<std::int64_t>(dimensions);
+  if (leading > 0) *next++ = leading;
+  std::copy(sizes.begin(), sizes.end(), next);
   dtypes_.push_back(dtype);
 }
 

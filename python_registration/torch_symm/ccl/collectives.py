@@ -187,7 +187,7 @@ def device_barrier(group: Any = None, device: torch.device | str | None = None) 
         if backend is None:
             cpu = torch.device("cpu")
             backend = workspace.backend_of(process_group, cpu, caller, "group")
-    load().device_barrier(backend, place).wait()
+    load().device_barrier(backend, place)
 
 
 # What is not looked at on ranks other than the root.
@@ -277,10 +277,7 @@ class _Call:
             *stages,
             async_op,
         )
-        if async_op:
-            return work
-        work.wait()
-        return None
+        return work if async_op else None
 
     def _stages(self, backend: Any, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         """Where the input and where the output is to be staged; None: nowhere by this call."""

@@ -35,6 +35,7 @@ VARIABLES = {
     "SYMM_ON_FAILURE": "abort: a group that fails on a GPU ends the process",
     "SYMM_POISON": "0: kernels that give up leave their outputs as they are",
     "SYMM_REPLACE_BACKEND": "the backend whose name stands for symm",
+    "SYMM_RETURN_WORK": "1: calls on a GPU return a Work also where nothing is to be waited for",
     "SYMM_TUNING_FILE": "path of a tuning table",
 }
 

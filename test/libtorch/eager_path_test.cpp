@@ -1,0 +1,196 @@
+// What a call on a GPU costs the host: the instructions from ProcessGroupSymm's interface to the
+// launch of a kernel, over a fake GPU, so on any machine. Figures in microseconds belong to a
+// machine; these are the code's.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <future>
+#include <optional>
+#include <string>
+#include <symm/ProcessGroupSymm.hpp>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+#include "test/support/fake_gpu.hpp"
+#include "test/support/instruction_count.hpp"
+
+namespace symm::test {
+namespace {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// torch's side of the fake GPUs: streams that are numbers, events that have passed.
+class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const c10::Device before = getDevice();
+    current_ = device.index();
+    return before;
+  }
+  c10::Device getDevice() const override { return {c10::kCUDA, current_}; }
+  void setDevice(c10::Device device) const override { current_ = device.index(); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { current_ = device.index(); }
+  c10::Stream getStream(c10::Device device) const override { return stream(device, 1); }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return stream(device, 7);
+  }
+  c10::Stream exchangeStream(c10::Stream) const override { return getStream(getDevice()); }
+  void* getStreamNativeHandle(const c10::Stream) const override { return FakeGpu::plain_stream(); }
+  c10::DeviceIndex deviceCount() const noexcept override { return 2; }
+  void record(void**, const c10::Stream&, const c10::DeviceIndex,
+              const c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+
+ private:
+  static c10::Stream stream(c10::Device device, c10::StreamId id) {
+    return c10::Stream(c10::Stream::UNSAFE, device, id);
+  }
+
+  static thread_local c10::DeviceIndex current_;
+};
+
+thread_local c10::DeviceIndex FakeGuard::current_ = 0;
+
+// A tensor that says it is on a GPU; nothing looks at its elements.
+at::Tensor gpu_tensor(std::vector<float>& elements, int index) {
+  const auto device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+  c10::Storage storage(c10::Storage::use_byte_size_t{}, elements.size() * sizeof(float),
+                       c10::DataPtr(elements.data(), device), nullptr, false);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA),
+      caffe2::TypeMeta::Make<float>());
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<std::int64_t>(elements.size())});
+  return tensor;
+}
+
+// Rank 0 of a group of two whose other rank is a thread that only takes part in the first call.
+class EagerPathTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (c10::impl::hasDeviceGuardImpl(c10::kCUDA) && !guard_registered_) {
+      GTEST_SKIP() << "torch has GPUs of its own here";
+    }
+    static const FakeGuard guard;
+    if (!guard_registered_) c10::impl::registerDeviceGuard(c10::kCUDA, &guard);
+    guard_registered_ = true;
+    auto store = c10::make_intrusive<c10d::HashStore>();
+    peer_ = std::thread([this, store] {
+      std::vector<float> elements(kElements);
+      auto group = make_group(store, 1);
+      std::vector<at::Tensor> tensors{gpu_tensor(elements, 1)};
+      group->allreduce(tensors, reduce_options());
+      done_.get_future().wait();
+    });
+    group_ = make_group(store, 0);
+    tensor_ = gpu_tensor(elements_, 0);
+    all_ = gpu_tensor(all_elements_, 0);
+    std::vector<at::Tensor> tensors{tensor_};
+    group_->allreduce(tensors, reduce_options());
+  }
+  void TearDown() override {
+    done_.set_value();
+    if (peer_.joinable()) peer_.join();
+    group_.reset();
+  }
+
+  static c10d::AllreduceOptions reduce_options() {
+    c10d::AllreduceOptions options;
+    options.asyncOp = false;
+    return options;
+  }
+  static c10::intrusive_ptr<ProcessGroupSymm> make_group(
+      const c10::intrusive_ptr<c10d::HashStore>& store, int rank) {
+    auto options = c10::make_intrusive<ProcessGroupSymm::Options>();
+    options->timeout = std::chrono::seconds(30);
+    return c10::make_intrusive<ProcessGroupSymm>(store, rank, 2, options);
+  }
+
+  // Of one call, without what the fake kernel itself does.
+  std::optional<std::uint64_t> cost(const std::function<void()>& call) {
+    constexpr int kCalls = 8;
+    FakeKernels& kernels = gpus_[0].kernels();
+    const auto repeat = [](const std::function<void()>& one) {
+      for (int i = 0; i < kCalls; ++i) one();
+    };
+    const auto launch = [&] { kernels.launch({}, {}, 0, {}); };
+    // As in a program that runs for some time: the flight record's ring has been full once.
+    for (int i = 0; i < 3'000; ++i) call();
+    kernels.forget_launches();
+    const auto all = instructions_of([&] { repeat(call); });
+    kernels.forget_launches();
+    const auto own = instructions_of([&] { repeat(launch); });
+    if (!all || !own) return std::nullopt;
+    return (*all - *own) / kCalls;
+  }
+
+  void expect_at_most(std::uint64_t budget, const std::string& name,
+                      const std::function<void()>& call) {
+    const std::optional<std::uint64_t> instructions = cost(call);
+    if (!instructions) GTEST_SKIP() << "processes may not be traced here";
+    std::printf("%s: %llu instructions of %llu\n", name.c_str(),
+                static_cast<unsigned long long>(*instructions),
+                static_cast<unsigned long long>(budget));
+    EXPECT_LE(*instructions, budget) << name;
+    EXPECT_GE(*instructions, 200u) << name << " cannot have been carried out";
+  }
+
+  static constexpr std::size_t kElements = 64;
+  static inline bool guard_registered_ = false;
+  FakeGpus gpus_;
+  std::vector<float> elements_ = std::vector<float>(kElements);
+  std::vector<float> all_elements_ = std::vector<float>(2 * kElements);
+  at::Tensor tensor_;
+  at::Tensor all_;
+  c10::intrusive_ptr<ProcessGroupSymm> group_;
+  std::promise<void> done_;
+  std::thread peer_;
+};
+
+TEST_F(EagerPathTest, ASynchronousCallReturnsNothing) {
+  std::vector<at::Tensor> tensors{tensor_};
+  c10d::AllreduceOptions options = reduce_options();
+  EXPECT_EQ(group_->allreduce(tensors, options).get(), nullptr);
+  options.asyncOp = true;
+  const WorkPtr work = group_->allreduce(tensors, options);
+  ASSERT_NE(work.get(), nullptr);
+  EXPECT_TRUE(work->wait());
+}
+
+TEST_F(EagerPathTest, AllReduce) {
+  std::vector<at::Tensor> tensors{tensor_};
+  const c10d::AllreduceOptions options = reduce_options();
+  expect_at_most(2'000, "all_reduce", [&] { group_->allreduce(tensors, options); });
+}
+
+TEST_F(EagerPathTest, AllGather) {
+  c10d::AllgatherOptions options;
+  options.asyncOp = false;
+  expect_at_most(2'000, "all_gather_into_tensor",
+                 [&] { group_->_allgather_base(all_, tensor_, options); });
+}
+
+TEST_F(EagerPathTest, ReduceScatter) {
+  c10d::ReduceScatterOptions options;
+  options.asyncOp = false;
+  expect_at_most(2'000, "reduce_scatter_tensor",
+                 [&] { group_->_reduce_scatter_base(tensor_, all_, options); });
+}
+
+TEST_F(EagerPathTest, Broadcast) {
+  std::vector<at::Tensor> tensors{tensor_};
+  c10d::BroadcastOptions options;
+  options.asyncOp = false;
+  expect_at_most(2'000, "broadcast", [&] { group_->broadcast(tensors, options); });
+}
+
+}  // namespace
+}  // namespace symm::test
