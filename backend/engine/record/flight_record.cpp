@@ -67,21 +67,22 @@ std::string FlightGroup::description() const {
 }
 
 void FlightTensors::clear() {
-  numbers_.clear();
-  dtypes_.clear();
+  used_ = 0;
+  tensors_ = 0;
   inputs_ = 0;
 }
 
 void FlightTensors::add(std::span<const std::int64_t> sizes, const char* dtype,
                         std::int64_t leading) {
   const std::size_t dimensions = sizes.size() + (leading > 0 ? 1 : 0);
-  const std::size_t before = numbers_.size();
-  numbers_.resize(before + 1 + dimensions);
-  std::int64_t* next = numbers_.data() + before;
+  if (numbers_.size() < used_ + 1 + dimensions) numbers_.resize(used_ + 1 + dimensions);
+  if (dtypes_.size() == tensors_) dtypes_.resize(tensors_ + 1);
+  std::int64_t* next = numbers_.data() + used_;
+  used_ += 1 + dimensions;
   *next++ = static_cast<std::int64_t>(dimensions);
   if (leading > 0) *next++ = leading;
   std::copy(sizes.begin(), sizes.end(), next);
-  dtypes_.push_back(dtype);
+  dtypes_[tensors_++] = dtype;
 }
 
 void FlightTicket::started() const {

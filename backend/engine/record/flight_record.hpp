@@ -69,16 +69,19 @@ class FlightTensors {
   void clear();
   // Inputs first. `leading`, where positive, is one more dimension in front. `dtype` is static.
   void add(std::span<const std::int64_t> sizes, const char* dtype, std::int64_t leading = 0);
-  void outputs_follow() { inputs_ = dtypes_.size(); }
+  void outputs_follow() { inputs_ = tensors_; }
 
   std::size_t inputs() const { return inputs_; }
-  const std::vector<const char*>& dtypes() const { return dtypes_; }
+  std::span<const char* const> dtypes() const { return {dtypes_.data(), tensors_}; }
   // For each tensor the number of its dimensions, then those.
-  const std::vector<std::int64_t>& numbers() const { return numbers_; }
+  std::span<const std::int64_t> numbers() const { return {numbers_.data(), used_}; }
 
  private:
+  // They only grow, as an entry of the ring is used again and again.
   std::vector<std::int64_t> numbers_;
   std::vector<const char*> dtypes_;
+  std::size_t used_ = 0;
+  std::size_t tensors_ = 0;
   std::size_t inputs_ = 0;
 };
 
