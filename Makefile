@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup build build-tests test test-long test-all test-gpu conformance asan tsan hip \
-  huge demo bench lint wheel docs clean
+  hip-quick huge demo bench lint wheel docs clean
 
 PY = "$$(cat .cache/python)"
 JOBS ?= $(shell nproc)
@@ -72,6 +72,9 @@ tsan: setup  ## the C++ tests under ThreadSanitizer
 # With the compilers of Debian 12; no AMD GPU and no ROCm is needed, and no AMD kernel is run.
 hip: setup  ## builds libsymm_hip for AMD GPUs and tests that it loads
 	@JOBS=$(JOBS) .ci/hip.sh
+
+hip-quick: setup  ## the same for one GPU, and the assembly of some sources for the others
+	@JOBS=$(JOBS) .ci/hip.sh --quick
 
 huge: build-tests  ## tensors beyond 2^31 elements and 4 GiB on two ranks; needs 16 GiB of memory
 	@mkdir -p $(REPORTS)

@@ -35,7 +35,7 @@ from torch_symm.tools.bench.pattern import (
     poison,
 )
 from torch_symm.tools.bench.report import cells, errors, header
-from torch_symm.tools.bench.results import BackendResult, Row, Timing
+from torch_symm.tools.bench.results import BackendResult, Floor, Row, Timing
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -227,7 +227,8 @@ def gpu_row(mode: str) -> Row:
         BackendResult("nccl", None, replace(measured, time_us=25.0, launch_us=None)),
         BackendResult("gloo", None, None, "does not capture: not permitted"),
     )
-    return Row("all_reduce", mode, 4096, 2048, "bfloat16", "sum", -1, results)
+    floors = {} if mode == "graph" else {"in_place": Floor(c10d_us=3.25, launch_us=2.0)}
+    return Row("all_reduce", mode, 4096, 2048, "bfloat16", "sum", -1, results, floors)
 
 
 def test_gpu_rows_have_mode_and_launch_time() -> None:
@@ -241,6 +242,9 @@ def test_gpu_rows_have_mode_and_launch_time() -> None:
     assert (first["mode"], first["backend"], first["in:time"]) == ("graph", "symm", "12.50")
     assert (first["in:launch"], second["in:launch"], third["in:launch"]) == ("1.25", "-", "-")
     assert (first["time"], first["in:rat."], second["in:rat."]) == ("-", "2.00x", "")
+    assert (first["in:floor"], second["in:floor"]) == ("-", "")
+    eager = dict(zip(titles, cells(config, gpu_row("eager"))[0], strict=True))
+    assert (eager["floor"], eager["in:floor"]) == ("-", "5.25")
     assert errors(gpu_row("graph")) == [
         "# all_reduce graph bfloat16 sum: gloo gives no result: does not capture: not permitted"
     ]
@@ -290,7 +294,10 @@ def test_two_ranks_measure_and_check_every_collective(tmp_path: Path) -> None:
                 exists = getattr(kind, f"{variant}_exists")
                 assert (result[variant] is not None) == exists
                 assert (row["ratio"][variant] is not None) == exists
+                assert (variant in row["floors"]) == exists
                 if exists:
+                    assert row["floors"][variant]["c10d_us"] > 0
+                    assert row["floors"][variant]["launch_us"] is None
                     assert result[variant]["wrong"] == 0
                     assert result[variant]["time_us"] > 0
                     assert result[variant]["iters"] == 2
@@ -362,3 +369,5 @@ def test_two_ranks_on_gpus_measure_eagerly_and_from_graphs(tmp_path: Path) -> No
                 assert timing["wrong"] == 0
                 assert timing["time_us"] > 0
                 assert timing["launch_us"] > 0
+        assert bool(row["floors"]) == (row["mode"] == "eager")
+        assert all(floor["launch_us"] > 0 for floor in row["floors"].values())

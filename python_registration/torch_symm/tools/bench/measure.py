@@ -11,8 +11,9 @@ from statistics import median
 from torch_symm.tools.bench.barrier import times_left_early
 from torch_symm.tools.bench.collectives import CLASSES, CallContext, Collective
 from torch_symm.tools.bench.config import format_size
+from torch_symm.tools.bench.floor import FloorBlocks
 from torch_symm.tools.bench.pattern import DTYPES
-from torch_symm.tools.bench.results import VARIANTS, BackendResult, Row, Timing
+from torch_symm.tools.bench.results import VARIANTS, BackendResult, Floor, Row, Timing
 from torch_symm.tools.bench.session import Session
 from torch_symm.tools.bench.timing import Runner, Sample, runner_for
 from torch_symm.tools.ranks.device import synchronize
@@ -33,18 +34,22 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
     context = CallContext(session.rank, config.ranks, config.root, config.op, dtype, session.device)
     session.begin_case()
     timings: dict[tuple[int, str], Timing] = {}
+    floors: dict[str, Floor] = {}
     for variant in VARIANTS:
         if not getattr(kind, f"{variant}_exists"):
             continue
         operation = kind(context, count, variant == "in_place")
         what = f"{name} {format_size(size)} {mode} {variant}"
         runners = _runners(session, operation, mode, what)
+        floor = FloorBlocks(session, operation) if mode == "eager" and runners else None
         try:
-            measured = _measure_variant(session, runners, what, size)
+            measured = _measure_variant(session, runners, what, size, floor)
         finally:
             for runner in runners.values():
                 runner.close()
         timings |= {(index, variant): timing for index, timing in measured.items()}
+        if floor is not None:
+            floors[variant] = floor.result(lambda seconds: _slowest_us(session, seconds))
     results = tuple(
         BackendResult(
             backend,
@@ -55,7 +60,7 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
     )
     redop = config.op if kind.has_op else "none"
     root = config.root if kind.from_root or kind.to_root else -1
-    return Row(name, mode, size, count, config.dtype, redop, root, results)
+    return Row(name, mode, size, count, config.dtype, redop, root, results, floors)
 
 
 def _runners(session: Session, operation: Collective, mode: str, what: str) -> dict[int, Runner]:
@@ -81,9 +86,9 @@ def _runners(session: Session, operation: Collective, mode: str, what: str) -> d
 
 
 def _measure_variant(
-    session: Session, runners: dict[int, Runner], what: str, size: int
+    session: Session, runners: dict[int, Runner], what: str, size: int, floor: FloorBlocks | None
 ) -> dict[int, Timing]:
-    """Time and check an operation of ``size`` bytes on each backend. Collective."""
+    """Time and check an operation of ``size`` bytes on each backend, with its floor. Collective."""
     config = session.config
     wrong = dict.fromkeys(runners, 0)
     steps: dict[int, int] = {}
@@ -99,6 +104,8 @@ def _measure_variant(
         for index, runner in runners.items():
             session.begin(f"{what}, timing", index)
             samples[index].append(runner.block(steps[index]))
+        if floor is not None:
+            floor.block()
     for index, runner in runners.items():
         session.begin(f"{what}, check after timing", index)
         wrong[index] += _check(session, runner, salt=2 * index + 1)

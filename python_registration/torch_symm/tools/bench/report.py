@@ -39,6 +39,7 @@ _MEASURED = (
     _Column("busbw", "GB/s", 8),
     _Column("#wrong", "", 7),
 )
+_FLOOR = _Column("floor", "us", 8)  # of an eager call, whatever the backend
 _RATIOS = (_Column("ratio", "", 7), _Column("in:rat.", "", 7))
 # Of a device whose calls run on a thread of its own: only there issuing a call takes another time.
 _DEVICE_ONLY = ("mode", "launch", "in:launch")
@@ -48,7 +49,8 @@ def _columns(config: BenchConfig) -> list[_Column]:
     """Return the columns: out-of-place figures first, then in-place ones."""
     in_place = [replace(column, title=f"in:{column.title}") for column in _MEASURED]
     ratios = () if config.against is None else _RATIOS
-    columns = [*_LEADING, *_MEASURED, *in_place, *ratios]
+    floors = [replace(_FLOOR, title=f"{prefix}{_FLOOR.title}") for prefix in ("", "in:")]
+    columns = [*_LEADING, *_MEASURED, floors[0], *in_place, floors[1], *ratios]
     left_out = _DEVICE_ONLY if config.device == "cpu" else ()
     return [column for column in columns if column.title not in left_out]
 
@@ -70,9 +72,12 @@ def _figures(row: Row, index: int) -> dict[str, Any]:
             figures[f"{prefix}busbw"] = f"{timing.busbw:.3f}"
             figures[f"{prefix}#wrong"] = "N/A" if timing.wrong is None else timing.wrong
         if index > 0:
-            figures[ratio] = ""
-        elif (times := row.ratio(variant)) is not None:
+            figures[ratio] = figures[f"{prefix}floor"] = ""
+            continue
+        if (times := row.ratio(variant)) is not None:
             figures[ratio] = f"{times:.2f}x"
+        if (floor := row.floors.get(variant)) is not None:
+            figures[f"{prefix}floor"] = f"{floor.us:.2f}"
     return figures
 
 

@@ -27,6 +27,23 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Floor:
+    """What a call costs without its backend, taken as the times are.
+
+    ``c10d_us`` is the call on PyTorch's fake backend, ``launch_us`` a bare launch on a GPU,
+    None on the CPU.
+    """
+
+    c10d_us: float
+    launch_us: float | None
+
+    @property
+    def us(self) -> float:
+        """Return the sum."""
+        return self.c10d_us + (self.launch_us or 0.0)
+
+
+@dataclass(frozen=True)
 class BackendResult:
     """Both variants on one backend; None where the operation has no such variant.
 
@@ -47,7 +64,8 @@ class BackendResult:
 class Row:
     """One collective at one size, on the backend under test and on the one it is against.
 
-    ``mode`` is eager, or graph where the calls were replayed from a captured graph.
+    ``mode`` is eager, or graph where the calls were replayed from a captured graph. ``floors`` has
+    the floor of each variant that was called eagerly, by its name.
     """
 
     collective: str
@@ -58,6 +76,7 @@ class Row:
     redop: str
     root: int
     results: tuple[BackendResult, ...]
+    floors: dict[str, Floor]
 
     @property
     def wrong(self) -> int:

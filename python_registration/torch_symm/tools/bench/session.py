@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,15 +30,19 @@ class BackendExcluded(Exception):
 class Session(RankSession):
     """The groups of one set of ranks. Each spans all ranks.
 
-    ``groups`` has the group of each usable backend by its place in the configuration's backends.
+    ``groups`` has the group of each usable backend by its place in the configuration's backends,
+    ``fake`` is one of PyTorch's fake backend.
     ``excluded`` are the backends that failed in the case that is measured, with the reason.
     """
 
     groups: dict[int, dist.ProcessGroup] = field(default_factory=dict)
+    fake: dist.ProcessGroup | None = None
     excluded: dict[int, str] = field(default_factory=dict)
 
     def make_groups(self, without: dict[int, str]) -> None:
         """Make the group of every backend whose place is not in ``without``. Collective."""
+        importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
+        self.fake = dist.new_group(backend="fake")
         timeout = timedelta(seconds=self.config.timeout_s)
         for index, backend in enumerate(self.config.backends):
             if index not in without:
