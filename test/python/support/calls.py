@@ -203,7 +203,14 @@ def recv_any_source(c: Call) -> None:
     """The root hears one message from each rank, in whatever order they come."""
     if c.me != c.root:
         dist.send(c.source(c.content(c.me)), dst=c.global_root, group=c.group, tag=c.salt)
-        return
+    else:
+        _hear_from_any(c)
+    # A rank that went on could send its next message with the same tag before the root has heard
+    # from all, and that one is from any source too.
+    dist.barrier(group=c.group)
+
+
+def _hear_from_any(c: Call) -> None:
     seen = []
     for _ in range(c.size - 1):
         received = c.target()

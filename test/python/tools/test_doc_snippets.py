@@ -63,3 +63,6 @@ def test_the_first_program_of_the_readme_runs_as_it_says(tmp_path):
     script.write_text(first.values[0])
     result = torchrun(script)
     assert result.returncode == 0, result.stderr
+    # Where Python does not buffer, the end of a rank's line may come after the other's line.
+    lines = re.findall(r"rank .*?\]", result.stdout)
+    assert sorted(lines) == [f"rank {rank}: [3.0, 3.0, 3.0, 3.0]" for rank in range(2)]

@@ -76,12 +76,10 @@ at::Tensor gpu_tensor(std::vector<float>& elements, int index) {
 class EagerPathTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (c10::impl::hasDeviceGuardImpl(c10::kCUDA) && !guard_registered_) {
-      GTEST_SKIP() << "torch has GPUs of its own here";
-    }
+    static const bool is_free = !c10::impl::hasDeviceGuardImpl(c10::kCUDA);
+    if (!is_free) GTEST_SKIP() << "torch has GPUs of its own here";
     static const FakeGuard guard;
-    if (!guard_registered_) c10::impl::registerDeviceGuard(c10::kCUDA, &guard);
-    guard_registered_ = true;
+    c10::impl::registerDeviceGuard(c10::kCUDA, &guard);
     auto store = c10::make_intrusive<c10d::HashStore>();
     peer_ = std::thread([this, store] {
       std::vector<float> elements(kElements);
@@ -97,8 +95,9 @@ class EagerPathTest : public ::testing::Test {
     group_->allreduce(tensors, reduce_options());
   }
   void TearDown() override {
+    if (!peer_.joinable()) return;
     done_.set_value();
-    if (peer_.joinable()) peer_.join();
+    peer_.join();
     group_.reset();
   }
 
@@ -144,7 +143,6 @@ class EagerPathTest : public ::testing::Test {
   }
 
   static constexpr std::size_t kElements = 64;
-  static inline bool guard_registered_ = false;
   FakeGpus gpus_;
   std::vector<float> elements_ = std::vector<float>(kElements);
   std::vector<float> all_elements_ = std::vector<float>(2 * kElements);
@@ -169,6 +167,14 @@ TEST_F(EagerPathTest, AllReduce) {
   std::vector<at::Tensor> tensors{tensor_};
   const c10d::AllreduceOptions options = reduce_options();
   expect_at_most(3'450, "all_reduce", [&] { group_->allreduce(tensors, options); });
+}
+
+TEST_F(EagerPathTest, AnAsynchronousAllReduceAndItsWait) {
+  std::vector<at::Tensor> tensors{tensor_};
+  c10d::AllreduceOptions options = reduce_options();
+  options.asyncOp = true;
+  expect_at_most(9'000, "all_reduce, asynchronous",
+                 [&] { group_->allreduce(tensors, options)->wait(); });
 }
 
 TEST_F(EagerPathTest, AllGather) {
