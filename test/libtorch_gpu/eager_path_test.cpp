@@ -173,7 +173,7 @@ TEST_F(EagerPathTest, AnAsynchronousAllReduceAndItsWait) {
   std::vector<at::Tensor> tensors{tensor_};
   c10d::AllreduceOptions options = reduce_options();
   options.asyncOp = true;
-  expect_at_most(9'000, "all_reduce, asynchronous",
+  expect_at_most(5'720, "all_reduce, asynchronous",
                  [&] { group_->allreduce(tensors, options)->wait(); });
 }
 
