@@ -99,6 +99,10 @@ GroupFlight::GroupFlight(const c10d::Backend& group, const std::string& name, in
       in_record_(record_ == nullptr ? nullptr : &record_->add_group(name, rank, global_ranks)),
       group_(group) {}
 
+GroupFlight::~GroupFlight() {
+  if (record_ != nullptr) record_->end_group(*in_record_);
+}
+
 void GroupFlight::write_when_failed(LocalGroup& group) const {
   if (record_ == nullptr) return;
   group.on_failure([record = record_, rank = in_record_->global_rank()] {

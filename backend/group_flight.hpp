@@ -24,6 +24,10 @@ class GroupFlight {
   GroupFlight(const c10d::Backend& group, const std::string& name, int rank,
               const std::vector<std::int64_t>& global_ranks);
 
+  ~GroupFlight();
+  GroupFlight(const GroupFlight&) = delete;
+  GroupFlight& operator=(const GroupFlight&) = delete;
+
   // When `group` fails, this process's record is written to its file.
   void write_when_failed(LocalGroup& group) const;
 

@@ -101,6 +101,21 @@ TEST_F(FlightRecordTest, AFailedCallIsNotCompletedByTheDevice) {
 }
 
 // For the sanitizers: calls of several threads, read meanwhile.
+TEST_F(FlightRecordTest, AGroupThatEndedIsThereAsLongAsItsCalls) {
+  FlightGroup& other = record_.add_group("other", 0, {0, 1});
+  const FlightCall call{.name = "broadcast", .collective = 1};
+  record_.add(other, call, [](FlightTensors&) {}).ended(true);
+  record_.end_group(other);
+  for (std::uint64_t number = 1; number < kSize; ++number) add(number).ended(true);
+  record_.add_group("third", 0, {0, 1});
+  EXPECT_GT(count("other"), 0u);
+  add(kSize).ended(true);
+  record_.add_group("fourth", 0, {0, 1});
+  EXPECT_EQ(count("other"), 0u);
+  EXPECT_GT(count("third"), 0u);  // it has not ended
+  EXPECT_EQ(count("record_id"), kSize);
+}
+
 TEST_F(FlightRecordTest, ServesSeveralThreads) {
   constexpr std::uint64_t kCalls = 2'000;
   std::vector<std::thread> threads;

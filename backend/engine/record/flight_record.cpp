@@ -145,8 +145,18 @@ FlightRecord::~FlightRecord() {
 FlightGroup& FlightRecord::add_group(const std::string& name, int rank,
                                      std::vector<std::int64_t> ranks) {
   const std::lock_guard lock(mutex_);
-  groups_.push_back(std::make_unique<FlightGroup>(groups_.size(), name, rank, std::move(ranks)));
+  const std::uint64_t next = next_.load(std::memory_order_relaxed);
+  std::erase_if(groups_, [&](const std::unique_ptr<FlightGroup>& group) {
+    return group->ended_at_ && next >= *group->ended_at_ + size_;
+  });
+  groups_.push_back(std::make_unique<FlightGroup>(groups_made_++, name, rank, std::move(ranks)));
   return *groups_.back();
+}
+
+void FlightRecord::end_group(FlightGroup& group) {
+  if (generation_ != fork_generation()) return;  // the parent's mutex may be locked for ever
+  const std::lock_guard lock(mutex_);
+  group.ended_at_ = next_.load(std::memory_order_relaxed);
 }
 
 FlightEntry& FlightRecord::place(std::uint64_t id) {

@@ -55,6 +55,9 @@ class FlightGroup {
   const std::vector<std::int64_t>& ranks() const { return ranks_; }
 
  private:
+  friend class FlightRecord;
+
+  std::optional<std::uint64_t> ended_at_;  // the first call of the record that is not the group's
   const std::size_t number_;
   const std::string name_;
   const int rank_;
@@ -129,6 +132,8 @@ class FlightRecord {
   ~FlightRecord();
 
   FlightGroup& add_group(const std::string& name, int rank, std::vector<std::int64_t> ranks);
+  // `group` gets no more calls. It is there until the ring has none of its calls any more.
+  void end_group(FlightGroup& group);
   // The memory of `group`'s device counters goes away; what they say is noted before.
   void forget_counters(FlightGroup& group);
 
@@ -161,6 +166,7 @@ class FlightRecord {
   std::atomic<std::uint64_t> next_{0};
   std::mutex mutex_;  // guards what follows, and that counters stay
   std::vector<std::unique_ptr<FlightGroup>> groups_;
+  std::size_t groups_made_ = 0;
 };
 
 template <typename Fill>
