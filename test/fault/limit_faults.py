@@ -5,6 +5,7 @@ no process dies."""
 import contextlib
 import ctypes
 import importlib
+import itertools
 import os
 import random
 import resource
@@ -67,11 +68,13 @@ def _limit(which, value):
 
 
 def _more_descriptors(number):
-    """As many more as that."""
+    """As many more as that. The limit is on the highest number, and those in use may have gaps."""
 
     def apply(setup):
-        highest = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
-        _limit(resource.RLIMIT_NOFILE, highest + number)(setup)
+        names = os.listdir("/proc/self/fd")  # one of them was the listing's
+        taken = {int(name) for name in names if os.path.lexists(f"/proc/self/fd/{name}")}
+        free = (n for n in itertools.count() if n not in taken)
+        _limit(resource.RLIMIT_NOFILE, next(itertools.islice(free, number, None)))(setup)
 
     return apply
 
@@ -188,13 +191,14 @@ def _judge(report, word, limited) -> str:
         return ""
     if word is None:
         return f"refused, but it is in order: {ending.error}"
-    # A rank may hear of another's limit before it meets its own.
-    return what_is_missing(ending.error, [word if report.rank in limited else rf"{word}|rank \d"])
+    # A rank may hear of another's limit before it meets its own; a rank limited alone may not.
+    alone = limited == [report.rank]
+    return what_is_missing(ending.error, [word if alone else rf"{word}|rank \d"])
 
 
 def limited_rank(index: int) -> Trial:
-    """The group works, or every rank raises an error in time, that of the limited rank in words
-    that tell what is short."""
+    """The group works, or every rank raises an error in time, that of a limited rank in words that
+    tell what is short."""
     name, apply, word = CASES[index // 2 % len(CASES)]
     limited = [index // 2 % WORLD] if index % 2 else range(WORLD)
     with fresh_setup(WORLD) as setup:
@@ -208,6 +212,9 @@ def limited_rank(index: int) -> Trial:
         if (problem := _judge(report, word, limited))
     ]
     endings = [r.value.error for r in reports if isinstance(r.value, Ending)]
+    raised = " ".join(error for error in endings if error)
+    if raised and word and not problems and what_is_missing(raised, [word]):
+        problems = [f"{name} on {list(limited)}: no rank says what is short: {endings}"]
     if len({error is None for error in endings}) > 1 and not problems:
         problems = [f"{name} on {list(limited)}: only some have raised: {endings}"]
     return Trial(not problems, [time.monotonic() - start], "\n".join(problems))
