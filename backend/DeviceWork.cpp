@@ -149,6 +149,7 @@ void DeviceWork::synchronize() { wait(kNoTimeout); }
 bool DeviceWork::wait(std::chrono::milliseconds /*timeout*/) {
   const Launch& mine = launch();
   if (!finished()) check_process();
+  unregister();
   if (std::exception_ptr failure = exception()) {
     follow_failed();
     std::rethrow_exception(std::move(failure));

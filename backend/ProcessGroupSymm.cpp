@@ -98,6 +98,16 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupSymm::split(
   });
 }
 
+c10::intrusive_ptr<c10d::Backend> ProcessGroupSymm::merge(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
+  c10::intrusive_ptr<Options> options = Options::from(opts ? opts : getBackendOptions());
+  options->global_ranks_in_group.clear();  // those of the other groups' ranks are not known here
+  auto merged = c10::make_intrusive<ProcessGroupSymm>(store, rank, size, options);
+  merged->setBoundDeviceId(bound_device_id_);
+  return merged;
+}
+
 void ProcessGroupSymm::setTimeout(std::chrono::milliseconds timeout) {
   with_torch_errors([&] { impl_->engine_->set_timeout(timeout); });
   impl_->options_->timeout = timeout;

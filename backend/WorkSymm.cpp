@@ -2,6 +2,7 @@
 
 #include <ATen/core/jit_type.h>
 #include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <mutex>
 #include <string>
@@ -11,6 +12,7 @@
 #include "backend/device_streams.hpp"
 #include "backend/engine/group_engine.hpp"
 #include "backend/engine/host/mailbox_engine.hpp"
+#include "backend/sparse_all_reduce.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/interrupt.hpp"
@@ -99,6 +101,11 @@ void WorkSymm::synchronize() {
   if (finished()) rethrow_failure();
 }
 
+void WorkSymm::unregister() {
+  if (!c10d::allow_inflight_collective_as_graph_input()) return;
+  c10d::unregister_work(c10::intrusive_ptr<WorkSymm>::unsafe_reclaim_from_nonowning(this));
+}
+
 void WorkSymm::rethrow_failure() const {
   if (exception_) std::rethrow_exception(exception_);
 }
@@ -139,6 +146,7 @@ bool WorkSymm::wait(std::chrono::milliseconds timeout) {
     }
   }
   release_inputs();
+  unregister();
   rethrow_failure();
   return true;
 }
@@ -198,6 +206,11 @@ TensorVector outputs_of(const CallBatch& calls) {
 void run_on_host(const CollectiveCall& call, Communicator& communicator,
                  std::chrono::milliseconds timeout) {
   if (call.after) call.after->wait(timeout);
+  if (call.sparse) [[unlikely]] {
+    HostSparseSteps steps(call.sparse->checks(), communicator, timeout, call.audit);
+    call.sparse->run(steps);
+    return;
+  }
   copy_tensors(call.copies_before);
   const auto run = [&] { communicator.run(call.args, timeout, call.request); };
   if (call.audit) [[unlikely]] {
@@ -368,6 +381,7 @@ bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
     work->wait(left);
   }
   isCompleted();
+  unregister();
   return true;
 }
 

@@ -84,6 +84,9 @@ class WorkSymm : public c10d::Work {
   // For a pending Work: throws PyTorch's exception in a forked child.
   void check_process() const;
   void rethrow_failure() const;
+  // c10d keeps a Work that was made under allow_inflight_collective_as_graph_input_ctx() until
+  // somebody has waited for it.
+  void unregister();
   // For what has to wait for the end of the coalescing block that the operation belongs to.
   [[noreturn]] static void throw_block_has_not_ended();
 

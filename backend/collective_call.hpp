@@ -19,6 +19,7 @@ namespace symm {
 class CallAudit;
 class DevicePoint;
 class NanCheck;
+class SparseAllReduce;
 
 // A copy between contiguous tensors of one device, shape and dtype.
 struct TensorCopy {
@@ -39,8 +40,10 @@ struct CollectiveCall {
   c10::SmallVector<at::Tensor, 2> inputs;   // kept alive until the call is done
   PlanRequest request;                      // a plan of the call's own
   std::shared_ptr<CallAudit> audit;         // may be null
-  std::vector<TensorCopy> copies_before;    // part of the call, where it runs: into stages
-  std::vector<TensorCopy> copies_after;     // the same: out of them
+  // Carries out the call in place of the engine where it is not null.
+  std::shared_ptr<const SparseAllReduce> sparse;
+  std::vector<TensorCopy> copies_before;  // part of the call, where it runs: into stages
+  std::vector<TensorCopy> copies_after;   // the same: out of them
 };
 
 // `tensor` itself where it is contiguous and no lazily conjugated or negated view, else a copy that

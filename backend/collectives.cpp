@@ -10,8 +10,25 @@ using Kind = CollectiveKind;
 using WorkPtr = ProcessGroupSymm::WorkPtr;
 
 WorkPtr ProcessGroupSymm::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse()) [[unlikely]] {
+    return allreduce_sparse(tensors, opts);
+  }
   return impl_->collective(Kind::kAllReduce, opts, [&](CallBuilder& call) {
     call.reduce(opts.reduceOp).in_place(call.checks().only(tensors, "tensors"), {"tensor"});
+  });
+}
+
+WorkPtr ProcessGroupSymm::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  return with_torch_errors([&]() -> WorkPtr {
+    const TensorChecks checks("all_reduce", rank_, size_, impl_->global_rank());
+    const at::Tensor& tensor = checks.only(tensors, "tensors");
+    if (!tensor.is_sparse()) checks.usable(tensor, {"tensor"});
+    if (tensor.is_cuda()) return impl_->all_reduce_sparse_on_device(*this, tensor, opts);
+    CallBatch calls;
+    calls.resize(1);
+    impl_->describe_sparse(calls.front(), tensor, opts.reduceOp);
+    return impl_->issue({OpType::_ALLREDUCE_SPARSE, "symm:all_reduce_sparse"}, std::move(calls),
+                        opts.timeout, opts.asyncOp);
   });
 }
 

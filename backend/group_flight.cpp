@@ -13,6 +13,7 @@ namespace {
 const char* flight_name(c10d::OpType type, bool several) {
   switch (type) {
     case c10d::OpType::ALLREDUCE:
+    case c10d::OpType::_ALLREDUCE_SPARSE:
       return "all_reduce";
     case c10d::OpType::ALLREDUCE_COALESCED:
       return "allreduce_coalesced";

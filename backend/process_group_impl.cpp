@@ -117,6 +117,10 @@ WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const Cal
     ticket.ended(false);  // unless it was discarded
     work->finish_at_birth();
     throw;
+  } catch (...) {  // of torch's own operations, which a sparse tensor needs
+    ticket.ended(false);
+    work->finish_at_birth();
+    throw;
   }
   ticket.ended(true);
   work->finish_at_birth();

@@ -144,6 +144,10 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
       return issue(operation, std::move(calls), opts.timeout, opts.asyncOp);
     });
   }
+  // NOTE [Sparse all_reduce] in sparse_all_reduce.hpp.
+  void describe_sparse(CollectiveCall& call, const at::Tensor& tensor, const c10d::ReduceOp& op);
+  WorkPtr all_reduce_sparse_on_device(ProcessGroupSymm& group, const at::Tensor& tensor,
+                                      const c10d::AllreduceOptions& opts);
   WorkPtr run_inline(const Operation& operation, const CallBatch& calls, Milliseconds timeout);
   WorkPtr enqueue(const Operation& operation, CallBatch&& calls, Milliseconds timeout);
 

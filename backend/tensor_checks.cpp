@@ -133,7 +133,7 @@ void TensorChecks::same_dtype(const at::Tensor& tensor, const Argument& argument
                               at::ScalarType expected) const {
   if (tensor.scalar_type() == expected) [[likely]]
     return;
-  fail(ErrorCode::kInvalidArgument, argument,
+  fail(ErrorCode::kInvalidType, argument,
        "expected dtype " + dtype_text(expected) + " as in the other tensors of the call, got " +
            dtype_text(tensor.scalar_type()));
 }

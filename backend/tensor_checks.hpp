@@ -37,6 +37,7 @@ class TensorChecks {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  std::int64_t global_rank() const { return global_rank_; }
 
   [[noreturn]] void fail(ErrorCode code, const Argument& argument,
                          const std::string& problem) const;

@@ -4,6 +4,7 @@
 // Built with the pybind11 that ships inside torch: only then do both modules share one registry of
 // types, so that c10d hands these classes back to Python as what they are.
 #include <pybind11/chrono.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -55,6 +56,30 @@ void run_signal_handlers() {
   const py::gil_scoped_acquire lock;
   if (PyErr_CheckSignals() == 0) return;
   throw symm::Interrupted{std::make_exception_ptr(py::error_already_set())};
+}
+
+class WrongArgument final : public torch::PyTorchError {
+ public:
+  WrongArgument(const std::string& message, PyObject* type) : PyTorchError(message), type_(type) {}
+  PyObject* python_type() override { return type_; }
+
+ private:
+  PyObject* type_;  // lives as long as the process
+};
+
+PyObject* invalid_argument_error = nullptr;
+PyObject* invalid_type_error = nullptr;
+
+void throw_wrong_argument(const std::string& message, symm::ErrorCode code) {
+  const bool of_type = code == symm::ErrorCode::kInvalidType;
+  throw WrongArgument(message, of_type ? invalid_type_error : invalid_argument_error);
+}
+
+void raise_the_types_of_python() {
+  const py::module_ errors = py::module_::import("torch_symm.errors");
+  invalid_argument_error = py::object(errors.attr("InvalidArgumentError")).release().ptr();
+  invalid_type_error = py::object(errors.attr("InvalidTypeError")).release().ptr();
+  symm::set_wrong_argument_hook(&throw_wrong_argument);
 }
 
 OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
@@ -211,6 +236,7 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed");
   symm::set_blocking_hook(&without_interpreter_lock);
   symm::set_interrupt_hook(&run_signal_handlers);
+  raise_the_types_of_python();
   bind_process_group(module);
   symm::bind_configured_calls(module);
   symm::bind_symmetric_memory(module);

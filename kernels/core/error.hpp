@@ -22,12 +22,13 @@ enum class ErrorCode {
   kAborted,          // abort() on this rank or on a peer, or a call on a group that has failed
   kSystem,           // the operating system refused: memory, descriptors, sockets
   kSecurity,         // a peer, a descriptor or a Store value failed a check
+  kInvalidType,      // kInvalidArgument, of a tensor's dtype
 };
 
 // Stable, in the order of ErrorCode; they appear in messages and in the flight record.
-inline constexpr std::array kErrorCodeNames = {"invalid_argument", "unsupported", "timeout",
-                                               "peer_lost",        "peer_left",   "mismatch",
-                                               "aborted",          "system",      "security"};
+inline constexpr std::array kErrorCodeNames = {
+    "invalid_argument", "unsupported", "timeout", "peer_lost", "peer_left",
+    "mismatch",         "aborted",     "system",  "security",  "invalid_type"};
 
 // "unknown" for a value that a peer made up.
 constexpr const char* error_code_name(ErrorCode code) noexcept {

@@ -13,7 +13,8 @@ and for memory that all ranks of a group can read and write: `empty`, `zeros`, `
 `contiguous_view` gives all ranks' tensors as one, `SymmetricTensor` the way to each peer's, and
 `memory_provider` says who makes the memory.
 
-`flight_record` gives the last calls of this process, with their states.
+`flight_record` gives the last calls of this process, with their states. `InvalidArgumentError` and
+`InvalidTypeError` are what wrong arguments raise.
 
 `ccl` has collectives that choose their algorithm call by call and say where tensors may stand.
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch_symm import ccl
     from torch_symm._build_info import VERSION as __version__
     from torch_symm._C import ProcessGroupSymm, memory_provider, providers
+    from torch_symm.errors import InvalidArgumentError, InvalidTypeError
     from torch_symm.flight import flight_record
     from torch_symm.memory import (
         as_symmetric,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 # Where the functions and classes in Python are.
 _MODULES = {
+    "InvalidArgumentError": "errors",
+    "InvalidTypeError": "errors",
     "SymmetricTensor": "symmetric_tensor",
     "contiguous_view": "views",
     "flight_record": "flight",
@@ -57,6 +61,8 @@ _MODULES = {
 )
 
 __all__ = [
+    "InvalidArgumentError",
+    "InvalidTypeError",
     "Options",
     "ProcessGroupSymm",
     "SymmetricTensor",

@@ -12,8 +12,8 @@ import sys
 
 
 def autoload() -> None:
-    """Registers the backend, prepares symmetric memory, and installs the replacement that
-    SYMM_REPLACE_BACKEND asks for."""
+    """Registers the backend, prepares for the modules of torch that know backends or memory by
+    themselves, and installs the replacement that SYMM_REPLACE_BACKEND asks for."""
     try:
         _autoload()
     except Exception as error:
@@ -22,9 +22,9 @@ def autoload() -> None:
 
 
 def _autoload() -> None:
-    from torch_symm import _environment, _memory_hook
+    from torch_symm import _environment, _import_hook
 
-    _memory_hook.install()
+    _import_hook.install()
     configured = any(name in os.environ for name in _environment.CHECKS)
     if "torch.distributed.distributed_c10d" not in sys.modules:
         # torch 2.14 and newer ask the entry point torch.distributed.backends on first use, so the

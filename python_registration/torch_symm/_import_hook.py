@@ -1,57 +1,86 @@
-"""Registers symmetric memory when a program first imports torch's API for it.
+"""Does what belongs to a module of torch when a program first imports that module.
 
 ``torch.distributed._symmetric_memory`` knows the allocators that are registered in the process, and
 ``symm_mem.set_backend("SYMM")`` and ``symm_mem.empty(8, device="cpu")`` must work in a program that
-has imported nothing else. Loading the compiled module at ``import torch`` would cost every program
-that uses neither, so it is loaded behind the import of that module, which ``import torch`` leaves
-out.
+has imported nothing else; ``torch.distributed._dist2`` has a table of backends of its own. Loading
+the compiled module at ``import torch``, or importing those modules there, would cost every program
+that uses neither, so it happens behind their import, which ``import torch`` leaves out.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-MODULE = "torch.distributed._symmetric_memory"
+
+def load_memory() -> None:
+    """Loads the compiled module. Where SYMM_MEMORY_PROVIDER is set, torch's symmetric memory comes
+    from that provider, so that a program need not choose one."""
+    try:
+        from torch_symm import _registration
+
+        module = _registration.load()
+        if wanted := os.environ.get("SYMM_MEMORY_PROVIDER"):
+            module.memory_provider(wanted)
+    except Exception as error:
+        print(f"torch_symm: symmetric memory is not available: {error}", file=sys.stderr)
+
+
+def register_dist2() -> None:
+    """Makes "symm" known to ``torch.distributed._dist2``."""
+    try:
+        from torch_symm import _dist2
+
+        _dist2.register()
+    except Exception as error:
+        print(f"torch_symm: _dist2 does not know symm: {error}", file=sys.stderr)
+
+
+# What leaves an exception behind would make the import of torch's module fail, so nothing may.
+ACTIONS = {
+    "torch.distributed._symmetric_memory": load_memory,
+    "torch.distributed._dist2": register_dist2,
+}
 
 
 class _Finder:
-    """Finds nothing itself; has the loader of MODULE load the compiled module afterwards."""
+    """Finds nothing itself; has the loader of a module in `waiting` do its action afterwards."""
 
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name != MODULE:
+    def __init__(self) -> None:
+        self.waiting: set[str] = set()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name not in self.waiting:
             return None
-        sys.meta_path.remove(_Finder)
+        self.waiting.remove(name)
+        if not self.waiting:
+            sys.meta_path.remove(self)
         spec = find_spec(name)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
-        def execute_and_load(module: ModuleType) -> None:
+        def execute_and_act(module: ModuleType) -> None:
             execute(module)
-            load()
+            ACTIONS[name]()
 
-        spec.loader.exec_module = execute_and_load
+        spec.loader.exec_module = execute_and_act
         return spec
+
+
+_finder = _Finder()
 
 
 def install() -> None:
     """Local, idempotent, cheap."""
-    if MODULE in sys.modules:
-        load()
-    elif _Finder not in sys.meta_path:
-        # In front of those that would find the module first.
-        sys.meta_path.insert(0, _Finder)
-
-
-def load() -> None:
-    """Loads the compiled module. The import of torch's module succeeds in any case."""
-    try:
-        from torch_symm import _registration
-
-        _registration.load()
-    except Exception as error:
-        print(f"torch_symm: symmetric memory is not available: {error}", file=sys.stderr)
+    for name, action in ACTIONS.items():
+        if name in sys.modules:
+            action()
+        else:
+            _finder.waiting.add(name)
+    if _finder.waiting and _finder not in sys.meta_path:
+        # In front of those that would find the modules first.
+        sys.meta_path.insert(0, _finder)

@@ -142,7 +142,7 @@ def load() -> ModuleType:
 
     _check_torch_version()
     module = importlib.import_module("torch_symm._C")
-    # Before _operators, which imports it: its import comes back here (_memory_hook.py).
+    # Before _operators, which imports it: its import comes back here (_import_hook.py).
     importlib.import_module("torch.distributed._symmetric_memory")
     importlib.import_module("torch_symm._operators").register()
     return module

@@ -202,15 +202,17 @@ def _share(tensor: torch.Tensor, buffer: Any, group: Any, symmetric: bool) -> st
         # is not held while peers are waited for.
         load().allocate_from_provider(tensor.device, "as_symmetric", lambda: None)
         return str(buffer.share(group.group_name, symmetric))
-    if not symmetric:
+    provider = load().memory_provider()
+    if provider != "native" and not symmetric:
         shared = load().rendezvous(tensor, group.group_name, "as_symmetric") is not None
         return "" if shared else _NOT_SHARED
-    if (provider := load().memory_provider()) != "native":
+    if provider != "native":
         raise NotImplementedError(
             f"as_symmetric: the memory provider {provider!r} has no symmetric registration; native "
             "has: choose it by memory_provider() or SYMM_MEMORY_PROVIDER"
         )
-    return "" if load().share(tensor, group.group_name, True) else _NOT_SHARED
+    # Also where this rank's memory is symmetric already: another rank may have brought new memory.
+    return "" if load().share(tensor, group.group_name, symmetric) else _NOT_SHARED
 
 
 def _all_can_share(tensor: torch.Tensor, buffer: Any, group: Any, symmetric: bool) -> bool:

@@ -11,6 +11,7 @@
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/c10d/provider_registry.hpp"
+#include "symm_mem/c10d/symmetric_memory.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 
 namespace symm {
@@ -99,9 +100,11 @@ void SymmetricTensor::wait_signal(int rank, int channel, Timeout timeout) const 
 void* SymmetricTensor::multicast_pointer() const {
   void* const start = handle_->get_multicast_ptr();
   if (start != nullptr) return static_cast<std::byte*>(start) + offset_bytes();
-  throw_torch_error(Error(
-      ErrorCode::kUnsupported, "SymmetricTensor.multicast_pointer: the memory provider '",
-      provider(), "' has made no multicast object for this memory on ", local_.device().str()));
+  const std::string reason = why_no_multicast(*handle_);
+  throw_torch_error(Error(ErrorCode::kUnsupported,
+                          "SymmetricTensor.multicast_pointer: the memory provider '", provider(),
+                          "' has made no multicast object for this memory on ",
+                          local_.device().str(), reason.empty() ? "" : ": ", reason));
 }
 
 at::Tensor SymmetricTensor::contiguous_view() const {

@@ -2,11 +2,19 @@
 
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <string>
 
 #include "symm_mem/process/printable_text.hpp"
 
 namespace symm {
+namespace {
+
+std::atomic<WrongArgumentHook> wrong_argument_hook{nullptr};
+
+}  // namespace
+
+void set_wrong_argument_hook(WrongArgumentHook hook) { wrong_argument_hook.store(hook); }
 
 void throw_torch_error(const Error& error) {
   const c10::SourceLocation where{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
@@ -14,6 +22,9 @@ void throw_torch_error(const Error& error) {
       std::string("symm [") + error_code_name(error.code()) + "]: " + printable(error.what());
   switch (error.code()) {
     case ErrorCode::kInvalidArgument:
+    case ErrorCode::kInvalidType:
+      if (const WrongArgumentHook hook = wrong_argument_hook.load()) hook(message, error.code());
+      if (error.code() == ErrorCode::kInvalidType) throw c10::TypeError(where, message);
       throw c10::ValueError(where, message);
     case ErrorCode::kUnsupported:
       throw c10::NotImplementedError(where, message);

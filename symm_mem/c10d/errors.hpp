@@ -1,6 +1,7 @@
 // The one place where symm::Error becomes the exception that PyTorch users expect.
 //
-//   kInvalidArgument -> c10::ValueError            ValueError in Python
+//   kInvalidArgument -> c10::ValueError            torch_symm.InvalidArgumentError in Python
+//   kInvalidType     -> c10::TypeError             torch_symm.InvalidTypeError
 //   kUnsupported     -> c10::NotImplementedError   NotImplementedError
 //   everything else  -> c10::DistBackendError      torch.distributed.DistBackendError
 //
@@ -11,6 +12,7 @@
 #pragma once
 
 #include <exception>
+#include <string>
 #include <utility>
 
 #include "kernels/core/error.hpp"
@@ -20,8 +22,16 @@ namespace symm {
 
 // The call was wrong and nothing was sent: the group goes on, and the call does not count.
 inline bool is_refusal(const Error& error) {
-  return error.code() == ErrorCode::kInvalidArgument || error.code() == ErrorCode::kUnsupported;
+  return error.code() == ErrorCode::kInvalidArgument || error.code() == ErrorCode::kInvalidType ||
+         error.code() == ErrorCode::kUnsupported;
 }
+
+// Throws, in place of c10's exception, what a language has for a wrong argument; `code` is
+// kInvalidArgument or kInvalidType.
+using WrongArgumentHook = void (*)(const std::string& message, ErrorCode code);
+// At most once, before there is a group. Python's types are those that programs catch from other
+// backends, and c10 has none that is several of them.
+void set_wrong_argument_hook(WrongArgumentHook hook);
 
 [[noreturn]] void throw_torch_error(const Error& error);
 

@@ -1,5 +1,6 @@
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <cstddef>
@@ -65,20 +66,23 @@ class SymmetricAllocator final : public c10d::symmetric_memory::SymmetricMemoryA
     });
   }
 
-  // Collective over the group: that of the name, else, where it is none or "", the one that was
-  // given to alloc(). Blocks without Python's interpreter lock. `ptr` may point into the
-  // allocation; nullptr for one that is not in an allocation of ours.
+  // The first one for a group is collective over it and blocks, without Python's interpreter lock;
+  // the others are local, also while a graph is captured, and throw where the group has failed. The
+  // group is that of the name, else, where it is none or "", the one that was given to alloc().
+  // `ptr` may point into the allocation; nullptr for one that is not in an allocation of ours.
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> rendezvous(
       void* ptr, const std::optional<std::string>& group_name) override {
     const std::shared_ptr<Allocation> allocation = allocation_on(device_type_, ptr);
     if (!allocation) return nullptr;
     return with_torch_errors([&] {
       const std::string& group = group_of(*allocation, group_name);
-      return blocking_call([&] {
-        const auto offset =
-            static_cast<std::size_t>(static_cast<std::byte*>(ptr) - allocation->base());
-        return allocation->handle(allocation->share(group), offset);
-      });
+      const auto offset =
+          static_cast<std::size_t>(static_cast<std::byte*>(ptr) - allocation->base());
+      if (const auto shared = allocation->shared_with(c10d::resolve_process_group(group).get())) {
+        shared->link().peers().check_usable();
+        return allocation->handle(shared, offset);
+      }
+      return blocking_call([&] { return allocation->handle(allocation->share(group), offset); });
     });
   }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -46,46 +46,28 @@ void signal(SharedAllocation& shared, int channel, std::size_t timeout_ms, OnHos
   });
 }
 
-// `get` of SharedAllocation while the group is usable.
-template <typename Get>
-auto checked(const SharedAllocation& shared, Get&& get) {
-  return with_torch_errors([&] {
-    shared.link().check_usable();
-    return std::invoke(get, shared);
-  });
-}
-
 class SymmetricMemoryHandle final : public c10d::symmetric_memory::SymmetricMemory {
  public:
   SymmetricMemoryHandle(std::shared_ptr<SharedAllocation> shared, std::size_t offset)
       : shared_(std::move(shared)), offset_(offset) {}
 
-  std::vector<void*> get_buffer_ptrs() override {
-    return checked(*shared_, &SharedAllocation::buffer_pointers);
-  }
+  std::vector<void*> get_buffer_ptrs() override { return shared_->buffer_pointers(); }
   std::vector<void*> get_signal_pad_ptrs() override {
-    return checked(*shared_, [](const auto& shared) {
-      const auto pads = shared.signal_pads().addresses;
-      return std::vector<void*>(pads.begin(), pads.end());
-    });
+    const auto pads = shared_->signal_pads().addresses;
+    return {pads.begin(), pads.end()};
   }
-  void** get_buffer_ptrs_dev() override {
-    return checked(*shared_, &SharedAllocation::buffer_table);
-  }
-  void** get_signal_pad_ptrs_dev() override {
-    return checked(*shared_, &SharedAllocation::pad_table);
-  }
+  void** get_buffer_ptrs_dev() override { return shared_->buffer_table(); }
+  void** get_signal_pad_ptrs_dev() override { return shared_->pad_table(); }
   std::size_t get_buffer_size() override { return shared_->layout().buffer_bytes; }
   // Virtual in some versions of torch, hence without a specifier.
   // NOLINTNEXTLINE(modernize-use-override)
   std::size_t get_signal_pad_size() { return shared_->layout().pad_bytes; }
   std::size_t get_offset() override { return offset_; }
 
-  bool has_multicast_support() override { return shared_->buffers()->multicast().available(); }
-  // NotImplementedError that says why where there is none; never null.
+  bool has_multicast_support() override { return multicast().available(); }
+  // Null where there is none, which is how PyTorch's programs find out; why_no_multicast() tells.
   void* get_multicast_ptr() override {
-    return checked(
-        *shared_, [](const auto& shared) -> void* { return shared.buffers()->multicast().base(); });
+    return has_multicast_support() ? multicast().base() : nullptr;
   }
 
   void barrier(int channel, std::size_t timeout_ms) override {
@@ -119,11 +101,11 @@ class SymmetricMemoryHandle final : public c10d::symmetric_memory::SymmetricMemo
   const std::vector<int>& get_rank_to_global_rank() override {
     return shared_->link().peers().global_ranks();
   }
-  int* get_rank_to_global_rank_dev() override {
-    return checked(*shared_, &SharedAllocation::global_rank_table);
-  }
+  int* get_rank_to_global_rank_dev() override { return shared_->global_rank_table(); }
   // Groups are on one host, where every rank maps every other's memory.
   bool world_within_direct_access() override { return true; }
+
+  const Multicast& multicast() const { return shared_->buffers()->multicast(); }
 
  private:
   const std::shared_ptr<SharedAllocation> shared_;
@@ -135,6 +117,11 @@ class SymmetricMemoryHandle final : public c10d::symmetric_memory::SymmetricMemo
 c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> make_handle(
     std::shared_ptr<SharedAllocation> shared, std::size_t offset) {
   return c10::make_intrusive<SymmetricMemoryHandle>(std::move(shared), offset);
+}
+
+std::string why_no_multicast(const c10d::symmetric_memory::SymmetricMemory& handle) {
+  const auto* const ours = dynamic_cast<const SymmetricMemoryHandle*>(&handle);
+  return ours == nullptr ? "" : ours->multicast().why_not();
 }
 
 }  // namespace symm

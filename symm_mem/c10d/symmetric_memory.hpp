@@ -3,7 +3,8 @@
 //
 // Pointers are to the start of the ranks' allocations; get_offset() is the offset, in its
 // allocation, of the pointer that this rank passed to the rendezvous. Everything is local except
-// barrier(). Thread safe, where each thread that signals has a channel of its own.
+// barrier(). Thread safe, where each thread that signals has a channel of its own. A multicast
+// pointer is null where there is none.
 //
 // NOTE [Signals of handles]
 // On the host barrier(), put_signal() and wait_signal() return when they are done. On a GPU they
@@ -11,14 +12,15 @@
 // the next operation of the group there. A time-out of 0 is that of the group. Rank and channel out
 // of range raise ValueError, other failures DistBackendError that names the ranks.
 //
-// Once the group has been destroyed, or its connections have failed, everything but sizes and ranks
-// raises DistBackendError.
+// Once the group has been destroyed, or has failed, its signals raise DistBackendError; the memory
+// of all ranks stays mapped, to be read and written, for as long as the handle lives.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "symm_mem/c10d/allocation.hpp"
 
@@ -26,5 +28,9 @@ namespace symm {
 
 c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> make_handle(
     std::shared_ptr<SharedAllocation> shared, std::size_t offset);
+
+// What the ranks said when they made no multicast object; "" where there is one, and for a handle
+// of another provider.
+std::string why_no_multicast(const c10d::symmetric_memory::SymmetricMemory& handle);
 
 }  // namespace symm

@@ -71,7 +71,6 @@ CANNOT_PASS = {
     "test_accumulate_gradients_no_sync_allreduce_with_then_hook": _NO_BRANCH,
     "test_accumulate_gradients_no_sync_grad_is_view": _NO_BRANCH,
     "test_ddp_logging_data_cpu": "torch calls the backend of every plugin 'custom' in DDP's log",
-    "test_sparse_all_reduce_sum": "symm refuses sparse tensors",
     "test_ddp_profiling_execution_trace": "the test expects the name nccl in the profile",
 }
 

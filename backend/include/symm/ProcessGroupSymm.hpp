@@ -54,10 +54,10 @@ class ProcessGroupSymm final : public c10d::Backend {
 
   // Reductions.
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  // c10d sends sparse tensors on a GPU here; they are refused as on the CPU.
-  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
-    return allreduce(tensors, opts);
-  }
+  // Of one tensor in coordinates (torch.sparse_coo), which becomes coalesced with the union of the
+  // ranks' entries; SUM alone, the bits of the dense tensors' all_reduce. On a GPU the host waits
+  // for the result, and a graph capture is refused. allreduce() takes such tensors too.
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
@@ -112,6 +112,11 @@ class ProcessGroupSymm final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  // A new group of `size` ranks, this one as `rank`, which may come from several groups; `store` is
+  // its own. Collective over the new group.
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                          const int& rank, const int& size) override;
 
   void setTimeout(std::chrono::milliseconds timeout) override;
   // Ranks count their operations alike from the start, so there is nothing to exchange.

@@ -17,6 +17,7 @@ the same order of calls. What they add to ``torch.distributed``:
 """
 
 from torch_symm.ccl.collectives import (
+    ReduceOp,
     all_gather,
     all_reduce,
     all_to_all,
@@ -32,6 +33,7 @@ from torch_symm.ccl.workspace import Workspace, make_workspace
 __all__ = [
     "Config",
     "Placement",
+    "ReduceOp",
     "Workspace",
     "algorithms",
     "all_gather",

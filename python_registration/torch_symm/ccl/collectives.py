@@ -318,7 +318,7 @@ class _Call:
             f"{self.name}: {argument}: the algorithm {self.config.algorithm!r} has peers {does} "
             f"the {argument}, so with strict=True it must be in symmetric memory of group "
             f"{self.group.group_name!r}, got a tensor in other memory on "
-            f"{getattr(self, argument).device}; allocate it by torch_symm.empty() and share it by "
-            "torch_symm.as_symmetric(tensor, group), or leave strict out: it is then staged"
+            f"{getattr(self, argument).device}; allocate it by torch_symm.empty() and pass what "
+            "torch_symm.as_symmetric(tensor, group) returns, or leave strict out: it is then staged"
             f"{' and copied back' if argument == 'output' else ''}"
         )

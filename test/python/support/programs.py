@@ -75,7 +75,7 @@ def run_module(
     return _run(run, list(options), [dict(os.environ if env is None else env)], timeout)[0]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -85,7 +85,7 @@ def run_script_on_ranks(
     script: Path, ranks: int, *options: str, env: dict | None = None, timeout: float = 100.0
 ) -> list[subprocess.CompletedProcess]:
     """The script as torchrun's ranks would run it, with the variables that torchrun sets."""
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for size in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         job[size] = str(ranks)
     environments = [

@@ -85,7 +85,15 @@ CASES = {
         ),
         ["all_gather", "meta", "cpu|cuda"],
     ),
-    "all_reduce of sparse": (lambda: dist.all_reduce(sparse()), ["all_reduce", "[Ss]parse"]),
+    "MAX of sparse": (
+        lambda: dist.all_reduce(sparse(), op=Op.MAX),
+        ["NotImplementedError", "all_reduce: op", "expected SUM", "got MAX"],
+    ),
+    "all_reduce of sparse rows": (
+        lambda: dist.all_reduce(sparse().to_dense().view(2, 2).to_sparse_csr()),
+        ["NotImplementedError", "SparseCsr"],  # PyTorch's own words
+    ),
+    "reduce of sparse": (lambda: dist.reduce(sparse(), 0), ["reduce", "[Ss]parse"]),
     "broadcast of sparse": (lambda: dist.broadcast(sparse(), 0), ["broadcast", "[Ss]parse"]),
     "all_reduce of uint16": (
         lambda: dist.all_reduce(zeros(4, dtype=torch.uint16)),
@@ -117,7 +125,10 @@ CASES = {
     "root too large": (lambda: dist.broadcast(ones(4), 7), ["7"]),
     "root negative": (lambda: dist.broadcast(ones(4), group_src=-4), ["-4"]),
     "reduce to a rank outside": (lambda: dist.reduce(ones(4), group_dst=3), ["3"]),
-    "send to oneself": (lambda: dist.send(ones(4), dist.get_rank()), [""]),
+    "send to oneself": (
+        lambda: dist.send(ones(4), dist.get_rank()),
+        ["ValueError", "should not be the same as the rank of the current process"],
+    ),
     "isend to oneself without a batch": (
         lambda: dist.isend(ones(4), dist.get_rank()),
         ["ValueError", "send.*dst", "got this one", "in one batch"],
@@ -160,6 +171,10 @@ CASES = {
     "all_gather output of another dtype": (
         lambda: dist.all_gather(outputs(dtype=torch.int32), ones(4)),
         ["Invalid usage|dtype"],
+    ),
+    "reduce_scatter of another dtype": (
+        lambda: backend()._reduce_scatter_base(zeros(4, dtype=torch.int32), ones(12)),
+        ["InvalidTypeError .*ValueError .*RuntimeError TypeError", "int32", "float32"],
     ),
     "all_gather_into_tensor too small": (
         lambda: dist.all_gather_into_tensor(zeros(11), ones(4)),
@@ -274,7 +289,7 @@ CUDA_CASES = {
         lambda: dist.all_to_all_single(for_each_rank(device="cuda"), for_each_rank()),
         ["cpu", "cuda"],
     ),
-    "sparse": CASES["all_reduce of sparse"],
+    "sparse": CASES["MAX of sparse"],
     "not contiguous": (
         lambda: dist.broadcast(torch.ones(4, 6, device="cuda")[:, ::2], 0),
         ["contiguous"],

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 import model
-from errors import ERRORS, message_of
+from errors import ERRORS, message_of, unsaid
 from harness import DEVICE, GPUS, ON_CUDA, crowded, expect_no_mismatch, run_ranks
 from symmetric import meet, pattern
 
@@ -259,7 +259,8 @@ def where_multicast_is(rank, name):
         pointer = shared.multicast_pointer()
     except (NotImplementedError, RuntimeError) as error:
         text = str(error)
-        return [] if "multicast" in text else [f"does not say what is missing: {text}"]
+        wanted = ["multicast"] if name != "native" else ["'native'", "has no multicast|MULTICAST"]
+        return unsaid(text, wanted)
     return [] if pointer else ["a null pointer"]
 
 

@@ -169,8 +169,18 @@ def test_default_group_of_nccl():
     expect_no_mismatch(run_ranks(world_of_another_backend, WORLD_SIZE, backend="nccl"))
 
 
+def signals_of(handle):
+    """What waits for ranks of the handle's group."""
+    return {
+        "barrier": handle.barrier,
+        "put_signal": lambda: handle.put_signal(0),
+        "wait_signal": lambda: handle.wait_signal(0),
+    }
+
+
 def after_the_group_has_gone(rank, backend):
-    """Its handles raise and name it; those of other groups on the same allocation go on."""
+    """Its signals raise and name it, its buffers can be read; handles of other groups on the same
+    allocation go on."""
     use_symm()
     group = dist.new_group([0, 2, 3], backend=backend)
     tensor, of_world = shared(10)
@@ -178,20 +188,15 @@ def after_the_group_has_gone(rank, backend):
     if rank != 1:
         handle = symm_mem.rendezvous(tensor, group)
         handle.barrier()
-        name = group.group_name
+        name, pointers = group.group_name, handle.buffer_ptrs
         dist.destroy_process_group(group)
-        calls = {
-            "barrier": lambda: handle.barrier(),
-            "put_signal": lambda: handle.put_signal(0),
-            "wait_signal": lambda: handle.wait_signal(0),
-            "get_buffer": lambda: handle.get_buffer(0, (1,), torch.float32),
-            "buffer_ptrs": lambda: handle.buffer_ptrs,
-            "rendezvous": lambda: symm_mem.rendezvous(tensor, name),
-        }
+        calls = signals_of(handle) | {"rendezvous": lambda: symm_mem.rendezvous(tensor, name)}
         for what, call in calls.items():
             text = message_of(ERRORS, call)
             if name not in text:
                 problems.append(f"{what} does not name the group {name!r}: {text}")
+        problems += wrong_peers(handle, [0, 2, 3], 10, what="a destroyed group")
+        problems += [] if handle.buffer_ptrs == pointers else ["other pointers"]
     of_world.barrier()
     problems += wrong_peers(of_world, [0, 1, 2, 3], 10, what="the world")
     of_world.barrier()
@@ -205,8 +210,30 @@ def after_the_group_has_gone(rank, backend):
         pytest.param("symm", marks=pytest.mark.skipif(not IS_SYMM, reason="symm is not tested")),
     ],
 )
-def test_handles_of_a_destroyed_group_raise(backend):
+def test_of_a_destroyed_group_the_buffers_are_left_and_the_signals_raise(backend):
     expect_no_mismatch(run_ranks(after_the_group_has_gone, 4, backend, fresh=True))
+
+
+def after_abort(rank):
+    """Buffers of a failed group can be read; what waits for its ranks raises."""
+    use_symm()
+    group = dist.new_group(backend="symm")
+    _tensor, handle = shared(10, group)
+    handle.barrier()
+    if rank == 1:
+        group.abort()
+    else:
+        message_of(ERRORS, dist.all_reduce, torch.ones(3, device=DEVICE), group=group)
+    problems = wrong_peers(handle, list(range(3)), 10, what="a failed group")
+    for what, call in signals_of(handle).items():
+        if not message_of(ERRORS, call):
+            problems.append(f"{what} of a failed group does not say why")
+    return problems
+
+
+@pytest.mark.skipif(not IS_SYMM, reason="symm's own groups fail so")
+def test_of_a_failed_group_the_buffers_are_left_and_the_signals_raise():
+    expect_no_mismatch(run_ranks(after_abort, 3, fresh=True))
 
 
 def remade_under_the_same_name(rank):

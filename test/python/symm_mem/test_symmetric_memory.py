@@ -1,6 +1,7 @@
 """torch.distributed._symmetric_memory over symm: rendezvous and peers' buffers."""
 
 import ctypes
+import re
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from harness import (
     WORLD_SIZE,
     check,
     device_of_rank,
+    expect_no_mismatch,
+    run_ranks,
 )
 from symmetric import (
     TORCH,
@@ -137,6 +140,29 @@ def once_only(rank):
 
 def test_rendezvous_is_cached():
     check(once_only, 3)
+
+
+def by_one_rank_alone(rank):
+    """A warm rendezvous waits for nobody: of one rank alone, and of two groups crosswise."""
+    use_symm()
+    tensor, of_world = shared(64)
+    pair = dist.new_group([0, 1])
+    of_pair = symm_mem.rendezvous(tensor, pair)
+    dist.barrier()
+    problems = []
+    groups = [(dist.group.WORLD, of_world), (pair, of_pair)]
+    for group, handle in groups if rank == 0 else groups[::-1]:
+        for _repeat in range(3 - rank):  # not as often on every rank
+            again = symm_mem.rendezvous(tensor[rank:], group)
+            problems += [] if again.buffer_ptrs == handle.buffer_ptrs else ["another handle"]
+    for handle in (of_world, of_pair):
+        handle.barrier()
+    dist.destroy_process_group(pair)
+    return problems
+
+
+def test_a_warm_rendezvous_waits_for_nobody():
+    check(by_one_rank_alone, 2)
 
 
 def by_the_name_given_to_empty(rank):
@@ -300,22 +326,31 @@ def test_the_dispatchers_operators():
 # -- Multicast -----------------------------------------------------------------------------------
 
 
-def multicast(rank):
+def without_multicast(rank):
+    """PyTorch's programs look whether the pointer is 0; SymmetricTensor says what is missing."""
     from torch._C._autograd import DeviceType
 
+    import torch_symm
+
     use_symm()
-    _, handle = shared(4)
-    if ON_CUDA and _SymmetricMemory.has_multicast_support(DeviceType.CUDA, device_of_rank().index):
-        return []
-    if _SymmetricMemory.has_multicast_support(DeviceType.CPU, 0):
-        return ["the CPU has multicast"]
-    text = message_of((RuntimeError, NotImplementedError), lambda: handle.multicast_ptr)
+    tensor, handle = shared(4)
+    kind = DeviceType.CUDA if ON_CUDA else DeviceType.CPU
+    problems = []
+    if _SymmetricMemory.has_multicast_support(kind, device_of_rank().index or 0):
+        problems.append("multicast is switched off, and said to be there")
+    if handle.multicast_ptr != 0:
+        problems.append(f"the pointer is {handle.multicast_ptr:#x}")
+    of_tensor = torch_symm.SymmetricTensor(tensor)
+    text = message_of(NotImplementedError, of_tensor.multicast_pointer)
+    if not re.search("SYMM_DISABLE_MULTICAST" if ON_CUDA else "cpu memory has no multicast", text):
+        problems.append(f"does not say what is missing: {text}")
     handle.barrier()
-    return [] if "multicast" in text.lower() else [f"does not say what is missing: {text}"]
+    return problems
 
 
-def test_multicast_where_there_is_none_raises():
-    check(multicast, 2)
+def test_multicast_where_there_is_none_is_null():
+    env = {"SYMM_DISABLE_MULTICAST": "1"}
+    expect_no_mismatch(run_ranks(without_multicast, 2, env=env))
 
 
 def with_collectives(rank):

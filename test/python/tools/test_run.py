@@ -16,7 +16,8 @@ import os, sys
 import torch, torch.distributed as dist
 
 print(sys.argv[1:], __name__, os.path.basename(__file__))
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+named = os.environ.get("NAMED", "gloo")
+dist.init_process_group(named, store=dist.HashStore(), rank=0, world_size=1)
 backend = dist.group.WORLD._get_backend(torch.device("cpu"))
 print(type(backend).__name__, os.environ["SYMM_REPLACE_BACKEND"])
 if "--raise" in sys.argv:
@@ -57,8 +58,9 @@ def test_the_exception_of_a_script_comes_through(script: str) -> None:
     assert result.stderr.rstrip().endswith("KeyError: 'on purpose'")
 
 
-def test_the_variable_alone_replaces_too(script: str) -> None:
-    result = run(script, SYMM_REPLACE_BACKEND="gloo")
+@pytest.mark.parametrize("named", ["gloo", "cpu:GLOO,cuda:gloo"])
+def test_the_variable_alone_replaces_too(script: str, named: str) -> None:
+    result = run(script, SYMM_REPLACE_BACKEND="gloo", NAMED=named)
     assert "ProcessGroupSymm gloo" in result.stdout, result.stderr
     assert result.returncode == 5
 

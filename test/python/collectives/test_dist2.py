@@ -1,0 +1,87 @@
+"""torch.distributed._dist2: groups that no program-wide registry knows."""
+
+import datetime
+import os
+
+import pytest
+import torch
+
+from errors import message_of, unsaid
+from harness import DEVICE, IS_SYMM, expect_no_mismatch
+from programs import free_port
+from rank_processes import describe, run_processes
+
+pytestmark = pytest.mark.skipif(not IS_SYMM, reason="of symm's own registration")
+
+TIMEOUT = datetime.timedelta(seconds=30)
+SIZE = 3
+
+
+def summed(group, count, what):
+    tensor = torch.full((count,), group.rank() + 1.0, device=DEVICE)
+    group.allreduce([tensor]).wait()
+    expected = group.size() * (group.size() + 1) / 2
+    return [] if bool((tensor == expected).all()) else [f"{what}: {tensor[:4]}, not {expected}"]
+
+
+def groups_of_their_own(rank, port):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(SIZE)}
+    from torch.distributed import _dist2
+
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    first = _dist2.new_group("symm", TIMEOUT, DEVICE)
+    second = _dist2.new_group("symm", TIMEOUT, DEVICE, algorithm="ring")
+    problems = []
+    for count in (5, 300_007):
+        problems += summed(first, count, "the first group")
+        problems += summed(second, count, "the second group")
+    with _dist2.process_group(second):
+        problems += [] if _dist2.current_process_group() == second else ["not the current group"]
+    part = first.split_group([0, 2], timeout=TIMEOUT)
+    if (part is None) != (rank == 1):
+        problems.append(f"rank {rank} got {part} of a split")
+    if part is not None:
+        problems += summed(part, 1000, "a part")
+    first.barrier().wait()
+    wrong = {
+        KeyError: ({"colour": "red"}, ["'colour'"]),
+        ValueError: ({"algorithm": "rings"}, ["algorithm", "rings"]),
+    }
+    for kind, (fields, words) in wrong.items():
+        text = message_of(kind, _dist2.new_group, "symm", TIMEOUT, DEVICE, **fields)
+        problems += unsaid(text, words)
+    return problems
+
+
+def test_groups_of_dist2():
+    reports = run_processes(groups_of_their_own, SIZE, free_port())
+    assert all(report.returned for report in reports), describe(reports)
+    expect_no_mismatch([report.value for report in reports])
+
+
+def merged_from_two(rank, ports):
+    """Groups of two and of one rank become one of three."""
+    from torch.distributed import PrefixStore, TCPStore, _dist2
+
+    part = 0 if rank < 2 else 1
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[part])}
+    os.environ |= {"RANK": str(rank % 2), "WORLD_SIZE": str(2 - part)}
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    group = _dist2.new_group("symm", TIMEOUT, DEVICE)
+    problems = summed(group, 100, "before")
+    store = TCPStore("127.0.0.1", ports[2], is_master=rank == 0, wait_for_workers=False)
+    merged = group.merge_remote_group(PrefixStore("merged", store), SIZE, TIMEOUT)
+    if (merged.rank(), merged.size()) not in [(r, SIZE) for r in range(SIZE)]:
+        problems.append(f"rank {merged.rank()} of {merged.size()}")
+    problems += summed(merged, 100_003, "merged")
+    merged.barrier().wait()
+    return problems
+
+
+def test_groups_are_merged():
+    reports = run_processes(merged_from_two, SIZE, [free_port() for _ in range(3)])
+    assert all(report.returned for report in reports), describe(reports)
+    expect_no_mismatch([report.value for report in reports])
