@@ -1,10 +1,13 @@
 #include <symm/ProcessGroupSymm.hpp>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include <algorithm>
 #include <utility>
 
 #include <symm/memory_provider.hpp>
 #include "backend/process_group_impl.hpp"
+#include "symm_mem/c10d/tensor_properties.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
@@ -81,20 +84,42 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupSymm::split(
         if (auto again = impl_->last_split_->backend.lock()) return again;
       }
     }
-    c10::intrusive_ptr<Options> options = Options::from(opts ? opts : getBackendOptions());
-    options->global_ranks_in_group.clear();
-    for (const int rank : ranks) {
-      const std::vector<std::uint64_t>& global = impl_->options_->global_ranks_in_group;
-      options->global_ranks_in_group.push_back(global.empty() ? static_cast<std::uint64_t>(rank)
-                                                              : global[rank]);
-    }
     c10::intrusive_ptr<c10d::Backend> backend = c10::make_intrusive<ProcessGroupSymm>(
-        store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options);
+        store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()),
+        impl_->options_for(ranks, opts));
     backend->setBoundDeviceId(bound_device_id_);
     std::lock_guard lock(impl_->mutex_);
     impl_->last_split_ = Impl::LastSplit{c10::weak_intrusive_ptr<c10d::Store>(store), ranks,
                                          c10::weak_intrusive_ptr<c10d::Backend>(backend)};
     return backend;
+  });
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupSymm::shrink(
+    const std::vector<std::int64_t>& excluded, int flags,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  constexpr int kShrinkAbort = 1;
+  return with_torch_errors([&]() -> c10::intrusive_ptr<c10d::Backend> {
+    const TensorChecks checks("shrink", rank_, size_, impl_->global_rank());
+    for (const std::int64_t rank : excluded) checks.rank_in_range(rank, "ranks_to_exclude");
+    std::vector<int> left;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (std::ranges::find(excluded, rank) == excluded.end()) left.push_back(rank);
+    }
+    const auto mine = std::ranges::find(left, rank_);
+    if (mine == left.end()) {
+      checks.fail(ErrorCode::kInvalidArgument, {"ranks_to_exclude"},
+                  "expected other ranks than the one that calls, got it too");
+    }
+    if ((flags & kShrinkAbort) != 0) abort();
+    const std::vector<std::int64_t> named(left.begin(), left.end());
+    auto store =
+        c10::make_intrusive<c10d::PrefixStore>("symm/shrunk to " + printed(named), impl_->store_);
+    auto shrunk = c10::make_intrusive<ProcessGroupSymm>(
+        std::move(store), static_cast<int>(mine - left.begin()), static_cast<int>(left.size()),
+        impl_->options_for(left, opts));
+    shrunk->setBoundDeviceId(bound_device_id_);
+    return shrunk;
   });
 }
 

@@ -7,6 +7,7 @@
 // call wait() on whatever a group gives them; a call that a profile watches has one too, which is
 // its range.
 #include <ATen/Context.h>
+#include <c10/util/Logging.h>
 
 #include <string>
 #include <utility>
@@ -24,6 +25,9 @@ DeviceLauncher& ProcessGroupSymm::Impl::device_launcher(at::Device device) {
   if (!device_launcher_) {
     device_launcher_ = std::make_unique<DeviceLauncher>(engine_->shared_communicator(), device);
     device_.store(device_launcher_.get(), std::memory_order_release);
+    LOG(INFO) << text_of("symm: group \"", options_->group_name,
+                         "\": ", engine_->communicator().local_group()->rank_name(rank_), " uses ",
+                         device.str());
   }
   return *device_launcher_;
 }

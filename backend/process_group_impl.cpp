@@ -1,9 +1,12 @@
 #include "backend/process_group_impl.hpp"
 
+#include <c10/util/Logging.h>
+
 #include <symm/memory_provider.hpp>
 
 #include "backend/engine/group/settings.hpp"
 #include "symm_mem/c10d/c10d_store.hpp"
+#include "symm_mem/c10d/tensor_properties.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
@@ -49,6 +52,7 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
       rank_(group.rank_),
       size_(group.size_),
       options_(Options::from(options)),
+      store_(store),
       nan_check_("group \"" + name_of(*options_) + "\"", nan_check_in_environment()),
       returns_work_(return_work_in_environment()) {
   if (size_ < 1 || rank_ < 0 || rank_ >= size_) {
@@ -66,6 +70,24 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
   C10dStore adapter(store);
   engine_ = GroupEngine::create(adapter, config_of(*options_, rank_, size_));
   flight_->write_when_failed(*engine_->communicator().local_group());
+  const LocalGroup& peers = *engine_->communicator().local_group();
+  LOG(INFO) << text_of(
+      "symm: group \"", name_of(*options_), "\": ", peers.rank_name(rank_), " of ", size_,
+      ", global ranks ", printed(ranks), ", algorithm ", options_->algorithm(), ", ",
+      options_->workspace_bytes(), " bytes of staging memory a rank on the CPU and ",
+      options_->device_workspace_bytes(), " on a GPU, time-out ", options_->timeout.count(), " ms");
+}
+
+c10::intrusive_ptr<ProcessGroupSymmOptions> ProcessGroupSymm::Impl::options_for(
+    const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
+  auto options = given ? Options::from(given) : c10::make_intrusive<Options>(*options_);
+  const std::vector<std::uint64_t>& global = options_->global_ranks_in_group;
+  options->global_ranks_in_group.clear();
+  for (const int rank : ranks) {
+    options->global_ranks_in_group.push_back(global.empty() ? static_cast<std::uint64_t>(rank)
+                                                            : global[rank]);
+  }
+  return options;
 }
 
 ProcessGroupSymm::Impl::~Impl() {

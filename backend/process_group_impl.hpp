@@ -199,10 +199,15 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   DeviceLauncher::Block& device_block(std::uint64_t sequence);
   void end_device_block(DeviceLauncher::Block& block);
 
+  // Options of a group of these of the group's ranks; `given` may be null.
+  c10::intrusive_ptr<Options> options_for(
+      const std::vector<int>& ranks, const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
+
   const ProcessGroupSymm& group_;
   const int rank_;
   const int size_;
   const c10::intrusive_ptr<Options> options_;
+  const c10::intrusive_ptr<c10d::Store> store_;
   const NanCheck nan_check_;
   const bool returns_work_;  // also of a call that has been put on the current stream
   std::unique_ptr<GroupFlight> flight_;

@@ -112,6 +112,14 @@ class ProcessGroupSymm final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  // Without the group ranks `excluded`, which need not be there any more, nor need this group be in
+  // order: the ranks that are left make a new one through the group's Store. They keep their order.
+  // Collective over them. `flags`: c10d's SHRINK_ABORT, 1, aborts this group first.
+  bool supportsShrinking() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<std::int64_t>& excluded, int flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
   // A new group of `size` ranks, this one as `rank`, which may come from several groups; `store` is
   // its own. Collective over the new group.
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import model
+from errors import unsaid
 from harness import (
     BACKEND,
     DEVICE,
@@ -316,3 +319,25 @@ def test_symm_default(run_script):
     )
     assert [r.exit_code for r in result] == [0, 0], result
     assert all(r.stdout.strip().lower() == "symm [3.0, 3.0, 3.0]" for r in result), result
+
+
+SAYS_WHAT_IT_IS = """
+import torch, torch.distributed as dist
+dist.init_process_group("symm", store=dist.HashStore(), rank=0, world_size=1)
+part = dist.new_group([0])
+dist.all_reduce(torch.ones(3), group=part)
+"""
+
+
+@pytest.mark.cpu("a line of a program of one rank on the CPU")
+@pytest.mark.skipif(not IS_SYMM, reason="symm's own line")
+def test_a_group_says_in_the_log_what_it_is():
+    environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "INFO"}
+    command = [sys.executable, "-c", SAYS_WHAT_IT_IS]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if "symm: group" in line]
+    assert len(lines) == 2, result.stderr
+    for line, name in zip(lines, ("0", "1"), strict=True):
+        words = [f'group "{name}"', "rank 0 of 1", r"global ranks \[0\]", "algorithm auto"]
+        assert not unsaid(line, [*words, r"time-out \d+ ms"]), line

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from harness import BACKEND, DEVICE, IS_SYMM, synchronize, use_device
+from programs import free_port
 from rank_processes import RankFailure, describe, run_processes, start_ranks
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="what this backend leaves in a Store")
@@ -25,12 +25,6 @@ WORLD = 3
 LIMIT = 20.0  # of a set-up that has to succeed
 ROUNDS = [10, pytest.param(100, marks=pytest.mark.long)]
 STORES = ["file", "tcp"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def open_store(where, rank, world=WORLD):
