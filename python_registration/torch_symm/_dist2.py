@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from torch_symm import _environment
 from torch_symm._registration import BACKEND, DEVICES, load
+from torch_symm.memory import with_index
 
 # new_group() hands out one Store for all groups, whose ranks make them in the same order.
 _numbers = itertools.count()
@@ -59,5 +60,5 @@ def create(
     for kind in DEVICES:
         group._register_backend(torch.device(kind), custom, backend)
     if device.type != "cpu":
-        backend.eager_connect_single_device(device)
+        backend.eager_connect_single_device(with_index(device))
     return group

@@ -23,8 +23,14 @@ def load_memory() -> None:
         from torch_symm import _registration
 
         module = _registration.load()
-        if wanted := os.environ.get("SYMM_MEMORY_PROVIDER"):
-            module.memory_provider(wanted)
+        wanted = os.environ.get("SYMM_MEMORY_PROVIDER")
+        if wanted == "native":
+            # Without asking for GPUs: a program that forks later must not have used any.
+            symm_mem = sys.modules["torch.distributed._symmetric_memory"]
+            if symm_mem.get_backend("cuda") != "SYMM":
+                symm_mem.set_backend("SYMM")
+        elif wanted:
+            module.memory_provider(module.memory_provider())  # which names the variable
     except Exception as error:
         print(f"torch_symm: symmetric memory is not available: {error}", file=sys.stderr)
 

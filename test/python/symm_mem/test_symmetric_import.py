@@ -18,10 +18,11 @@ pytestmark = [
 ]
 
 
-def run_python(text, path=()):
+def run_python(text, path=(), **environment):
     """The result of a fresh interpreter that finds modules in `path` first."""
     inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, path), *inherited])}
+    env |= environment
     command = [sys.executable, "-c", text]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
@@ -53,6 +54,26 @@ except RuntimeError as error:
 """
     result = run_python(text)
     assert (result.returncode, result.stdout) == (0, "SYMM\nTrue\n"), result
+
+
+def test_a_variable_selects_symm_for_gpus_in_a_program_that_selects_nothing():
+    text = """
+import torch.distributed._symmetric_memory as symm_mem
+print(symm_mem.get_backend("cuda"))
+"""
+    for variable, chosen in ({"SYMM_MEMORY_PROVIDER": "native"}, "SYMM"), ({}, None):
+        result = run_python(text, **variable)
+        assert result.returncode == 0, result
+        assert (result.stdout == "SYMM\n") == (chosen == "SYMM"), result
+        assert result.stderr == "", result
+
+
+def test_a_wrong_variable_is_named_and_the_api_is_importable():
+    text = "import torch.distributed._symmetric_memory as symm_mem; print(symm_mem.empty.__name__)"
+    result = run_python(text, SYMM_MEMORY_PROVIDER="nobody")
+    assert (result.returncode, result.stdout) == (0, "empty\n"), result
+    assert "SYMM_MEMORY_PROVIDER" in result.stderr, result
+    assert "nobody" in result.stderr, result
 
 
 def test_the_import_keeps_what_other_tools_ask_of_a_module():
