@@ -1,5 +1,6 @@
 # Everything runs in the environment that .ci/setup.sh finds or makes: the python3 (or PYTHON=...)
-# that has torch, else .venv in this folder.
+# that has torch, else .venv in this folder; TORCH=2.14.1 asks for that version of torch, in an
+# environment of its own.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help

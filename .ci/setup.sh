@@ -3,11 +3,13 @@
 # interpreter's path to .cache/python. Does nothing, quickly, when all is there.
 #   .ci/setup.sh [run|test|lint]   what the environment must serve (default: lint, which is all)
 #   PYTHON=...                     the interpreter to start from (default: python3)
+#   TORCH=2.14.1                   that version of torch, in an environment of its own
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly level=${1:-lint}
-readonly torch_requirement="torch==2.13.0"
+readonly torch_requirement="torch==${TORCH:-2.13.0}"
+readonly environment=.venv${TORCH:+-torch-$TORCH}
 tools=(pip numpy "scikit-build-core>=0.11" ninja nlohmann-json rich typer matplotlib scikit-learn)
 [ "$level" = run ] || tools+=(pytest pytest-timeout hypothesis expecttest)
 [ "$level" != lint ] || tools+=(ruff==0.17.5 clang-format==14.0.6 clang-tidy==14.0.6)
@@ -93,16 +95,16 @@ pip_may_write() {
     sys.exit(managed or not os.access(sysconfig.get_path("purelib"), os.W_OK))' 2>/dev/null
 }
 
-# Makes .venv. Debian splits venv off Python; without it, pip fetches what does the same.
+# Makes $environment. Debian splits venv off Python; without it, pip fetches what does the same.
 virtual_environment() {
   local start="${PYTHON:-python3}"
   if "$start" -c 'import ensurepip, venv' 2>/dev/null; then
-    .ci/step "virtual environment" "$start" -m venv "$@" .venv
+    .ci/step "virtual environment" "$start" -m venv "$@" "$environment"
   elif "$start" -c 'import pip' 2>/dev/null; then
     .ci/step "virtualenv, as $start has no venv" \
       "$start" -m pip install --progress-bar off --target .cache/virtualenv virtualenv
     PYTHONPATH=.cache/virtualenv .ci/step "virtual environment" \
-      "$start" -m virtualenv --no-periodic-update "$@" .venv
+      "$start" -m virtualenv --no-periodic-update "$@" "$environment"
   else
     fail "install these system packages first: python3-venv (or pip for $start)"
   fi
@@ -110,7 +112,7 @@ virtual_environment() {
 
 make_environment() {
   local start="${PYTHON:-python3}" torch_folder
-  if torch_folder=$(folder_of_torch "$start"); then
+  if [ -z "${TORCH:-}" ] && torch_folder=$(folder_of_torch "$start"); then
     if pip_may_write "$start"; then
       "$start" -c 'import sys; print(sys.executable)' >.cache/python
       return
@@ -118,14 +120,16 @@ make_environment() {
     virtual_environment --system-site-packages
     # A virtual environment made from another one does not see that one's packages by itself.
     local site
-    site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    site=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     echo "$torch_folder" >"$site/torch_of_the_system.pth"
   else
     virtual_environment
-    .ci/step "$torch_requirement, as $start has no torch 2.11 or newer" \
-      .venv/bin/python -m pip install --progress-bar off "$torch_requirement"
+    local reason="as $start has no torch 2.11 or newer"
+    [ -z "${TORCH:-}" ] || reason="as TORCH asks for it"
+    .ci/step "$torch_requirement, $reason" \
+      "$environment/bin/python" -m pip install --progress-bar off "$torch_requirement"
   fi
-  echo "$PWD/.venv/bin/python" >.cache/python
+  echo "$PWD/$environment/bin/python" >.cache/python
 }
 
 missing_tools() {
@@ -149,13 +153,15 @@ PYTHON_END
 mkdir -p .cache
 system_packages
 model_checker
-if [ -n "${PYTHON:-}" ] && [ -s .cache/started_from ] &&
-  [ "$(cat .cache/started_from)" != "$PYTHON" ]; then
+# An environment that was made for TORCH serves those alone that name it.
+start_wanted="${PYTHON:-python3}${TORCH:+ with torch $TORCH}"
+if [ -s .cache/started_from ] && [ "$(cat .cache/started_from)" != "$start_wanted" ] &&
+  { [ -n "${PYTHON:-}${TORCH:-}" ] || grep -q " with torch " .cache/started_from; }; then
   rm -f .cache/python
 fi
 if ! [ -s .cache/python ] || ! [ -x "$(cat .cache/python)" ]; then
   make_environment
-  echo "${PYTHON:-python3}" >.cache/started_from
+  echo "$start_wanted" >.cache/started_from
 fi
 python=$(cat .cache/python)
 mapfile -t missing < <(missing_tools "$python" "${tools[@]}")

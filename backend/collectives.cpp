@@ -156,6 +156,14 @@ WorkPtr ProcessGroupSymm::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   });
 }
 
+WorkPtr ProcessGroupSymm::gather_single(at::Tensor& output, at::Tensor& input,
+                                        const c10d::GatherOptions& opts) {
+  return impl_->collective(Kind::kGather, opts, [&](CallBuilder& call) {
+    call.root(opts.rootRank, "dst").input(input, {"tensor"});
+    if (opts.rootRank == rank_) call.output_shares(output, {"gather_tensor"});
+  });
+}
+
 WorkPtr ProcessGroupSymm::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                   const c10d::ScatterOptions& opts) {
   return impl_->collective(Kind::kScatter, opts, [&](CallBuilder& call) {

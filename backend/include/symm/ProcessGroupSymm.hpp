@@ -80,6 +80,10 @@ class ProcessGroupSymm final : public c10d::Backend {
                                           const c10d::AllgatherOptions& opts) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& opts) override;
+  // The root's `output` holds every rank's input, one after the other; elsewhere it is not looked
+  // at. From torch 2.14 on this overrides.
+  // NOLINTNEXTLINE(modernize-use-override)
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts);
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                   const c10d::ScatterOptions& opts) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,

@@ -23,6 +23,11 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
 
   explicit ProcessGroupSymmOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout);
   ProcessGroupSymmOptions(const ProcessGroupSymmOptions&) = default;
+  // From torch 2.14 on this overrides.
+  // NOLINTNEXTLINE(modernize-use-override)
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const {
+    return c10::make_intrusive<ProcessGroupSymmOptions>(*this);
+  }
 
   // A copy of `options` where it is of this type, else one that takes over what every backend's
   // options have. nullptr gives the defaults.

@@ -229,10 +229,13 @@ def messages(rank):
             inner.then(lambda future: callback(future, level + 1)).wait()
             sent.wait()
 
+        # Before then(), which runs the callback itself where the message is there already: that
+        # waits for what the peer sends only once it has this message.
+        first = dist.isend(torch.zeros(MANY), peer, tag=0)
         future = dist.irecv(received[0], peer, tag=0).get_future()
         future = future.then(lambda future: callback(future, 0))
-        dist.send(torch.zeros(MANY), peer, tag=0)
         future.wait()
+        first.wait()
         got = [tensor[-1].item() for tensor in received]
         if got != [float(level) for level in range(DEPTH + 1)]:
             problems.append(f"received {got}")

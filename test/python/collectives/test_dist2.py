@@ -2,6 +2,7 @@
 
 import datetime
 import os
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -11,7 +12,12 @@ from harness import DEVICE, IS_SYMM, expect_no_mismatch
 from programs import free_port
 from rank_processes import describe, run_processes
 
-pytestmark = pytest.mark.skipif(not IS_SYMM, reason="of symm's own registration")
+pytestmark = [
+    pytest.mark.skipif(not IS_SYMM, reason="of symm's own registration"),
+    pytest.mark.skipif(
+        find_spec("torch.distributed._dist2") is None, reason="this torch has no such module"
+    ),
+]
 
 TIMEOUT = datetime.timedelta(seconds=30)
 SIZE = 3

@@ -78,6 +78,13 @@ def all_gather_coalesced(c: Call) -> None:
             c.check(f"all_gather_coalesced[{r}][{part}]", row[part], c.content(r, n, part))
 
 
+def gather_single(c: Call) -> None:
+    output = c.target(c.count * c.size) if c.me == c.root else None
+    c.run(dist.gather_single, c.source(c.content(c.me)), output, dst=c.global_root)
+    if output is not None:
+        c.check("gather_single", output, torch.cat([c.content(r) for r in range(c.size)]))
+
+
 def gather(c: Call) -> None:
     outputs = [c.target() for _ in c.ranks] if c.me == c.root else None
     c.run(dist.gather, c.source(c.content(c.me)), outputs, dst=c.global_root)
@@ -389,6 +396,7 @@ MOVES = [
     all_gather_in_place,
     all_gather_coalesced,
     gather,
+    *([gather_single] if hasattr(dist, "gather_single") else []),  # from torch 2.14 on
     scatter,
     all_to_all,
     all_to_all_uneven,

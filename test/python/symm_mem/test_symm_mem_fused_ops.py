@@ -13,7 +13,7 @@ import model
 from errors import message_of, unsaid_in_order
 from harness import DEVICE, ON_CUDA, check, run_ranks, synchronize
 from operators import GROUPS, ops, whole_numbers
-from symmetric import allocate, destroy, member_of_each, shared, use_symm
+from symmetric import TORCH, allocate, destroy, member_of_each, shared, use_symm
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -189,6 +189,12 @@ def powers_of_two(shape, rank: int) -> torch.Tensor:
     return 2.0 ** (torch.arange(int(torch.tensor(shape).prod())) % 3 + rank % 2 - 1).view(shape)
 
 
+def by_rows(scaling):
+    lacks = not ON_CUDA and TORCH < (2, 13)  # 2.11 does; 2.12 was not asked
+    reason = "older torch scales by one number alone on the CPU"
+    return pytest.param(scaling, marks=pytest.mark.skipif(lacks, reason=reason))
+
+
 def scaled_gathers(rank, gather_dim, scaling):
     use_symm()
     size, name = dist.get_world_size(), dist.group.WORLD.group_name
@@ -221,7 +227,7 @@ def scaled_gathers(rank, gather_dim, scaling):
     return problems
 
 
-@pytest.mark.parametrize("scaling", ["one", "sharded", "replicated"])
+@pytest.mark.parametrize("scaling", ["one", by_rows("sharded"), by_rows("replicated")])
 @pytest.mark.parametrize("gather_dim", [0, 1])
 def test_fused_all_gather_scaled_matmul(gather_dim, scaling):
     check(scaled_gathers, 2, gather_dim, scaling)
@@ -252,7 +258,7 @@ def scaled_scatters(rank, scatter_dim, by_row):
     return same("result", got, part, part.stride())
 
 
-@pytest.mark.parametrize("by_row", [False, True], ids=["one", "by_row"])
+@pytest.mark.parametrize("by_row", [False, by_rows(True)], ids=["one", "by_row"])
 @pytest.mark.parametrize("scatter_dim", [0, 1])
 def test_fused_scaled_matmul_reduce_scatter(scatter_dim, by_row):
     check(scaled_scatters, 2, scatter_dim, by_row)
