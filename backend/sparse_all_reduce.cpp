@@ -32,7 +32,9 @@ constexpr std::size_t kMostDimensions = 60;
 constexpr std::int64_t kNoPlace = -1;
 
 std::string described(const std::int64_t* facts) {
-  const c10::IntArrayRef sizes(facts + kFacts, static_cast<std::size_t>(facts[kDimensions]));
+  constexpr auto kMost = static_cast<std::int64_t>(kMostDimensions);  // whatever a peer says
+  const std::int64_t dimensions = std::clamp<std::int64_t>(facts[kDimensions], 0, kMost);
+  const c10::IntArrayRef sizes(facts + kFacts, static_cast<std::size_t>(dimensions));
   return text_of(c10::toString(static_cast<c10::ScalarType>(facts[kDtype])), " ", printed(sizes),
                  " with ", facts[kSparseDimensions], " sparse dimensions");
 }
@@ -83,6 +85,10 @@ std::vector<std::int64_t> SparseAllReduce::agreed_counts(const at::Tensor& every
   std::vector<std::int64_t> counts;
   for (std::int64_t rank = 0; rank < everybody.size(0); ++rank) {
     const std::int64_t* const theirs = all + rank * width;
+    if (theirs[kEntries] < 0) {
+      throw Error(ErrorCode::kSecurity, "all_reduce: tensor: rank ", rank, " says that it has ",
+                  theirs[kEntries], " entries");
+    }
     counts.push_back(theirs[kEntries]);
     if (std::equal(theirs + kDtype, theirs + width, all + kDtype)) continue;
     checks_.fail(ErrorCode::kInvalidArgument, {"tensor"},
@@ -213,8 +219,6 @@ void ProcessGroupSymm::Impl::describe_sparse(CollectiveCall& call, const at::Ten
 // The host waits for the sizes, so it can wait for the end as well.
 ProcessGroupSymm::WorkPtr ProcessGroupSymm::Impl::all_reduce_sparse_on_device(
     ProcessGroupSymm& group, const at::Tensor& tensor, const c10d::AllreduceOptions& opts) {
-  CollectiveCall call;
-  describe_sparse(call, tensor, opts.reduceOp);
   const char* const problem = coalescing()                   ? "in a coalescing block"
                               : is_captured(tensor.device()) ? "while a graph is captured"
                                                              : nullptr;
@@ -223,6 +227,8 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::Impl::all_reduce_sparse_on_device(
         ErrorCode::kUnsupported, "all_reduce: tensor: expected a dense one ", problem,
         ", got a sparse one, for which the host has to learn the ranks' numbers of entries");
   }
+  CollectiveCall call;
+  describe_sparse(call, tensor, opts.reduceOp);
   DeviceSparseSteps steps(group, opts.timeout);
   call.sparse->run(steps);
   current_stream(tensor.device()).synchronize();

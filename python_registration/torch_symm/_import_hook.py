@@ -57,24 +57,33 @@ class _Finder:
 
     def __init__(self) -> None:
         self.waiting: set[str] = set()
+        self._asking: set[str] = set()  # names that this object asks the other finders for
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name not in self.waiting:
+        if name not in self.waiting or name in self._asking:
             return None
-        self.waiting.remove(name)
-        if not self.waiting:
-            sys.meta_path.remove(self)
-        spec = find_spec(name)
+        self._asking.add(name)
+        try:
+            spec = find_spec(name)
+        finally:
+            self._asking.remove(name)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_act(module: ModuleType) -> None:
             execute(module)
-            ACTIONS[name]()
+            self._imported(name)
 
         spec.loader.exec_module = execute_and_act
         return spec
+
+    def _imported(self, name: str) -> None:
+        # Not before: a program may look for a module and never import it.
+        self.waiting.discard(name)
+        if not self.waiting and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        ACTIONS[name]()
 
 
 _finder = _Finder()

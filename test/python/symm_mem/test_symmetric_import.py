@@ -42,6 +42,18 @@ print(symm_mem.get_backend("cpu"), tensor.shape[0], tensor.abs().sum().item())
     assert result.stderr == "", result
 
 
+def test_a_program_that_only_looks_for_the_api_finds_it_later():
+    text = """
+import torch
+from importlib.util import find_spec
+assert find_spec("torch.distributed._symmetric_memory") is not None
+import torch.distributed._symmetric_memory as symm_mem
+print(symm_mem.get_backend("cpu"))
+"""
+    result = run_python(text)
+    assert (result.returncode, result.stdout) == (0, "SYMM\n"), result
+
+
 def test_set_backend_selects_symm_for_gpus():
     text = """
 import torch.distributed._symmetric_memory as symm_mem
