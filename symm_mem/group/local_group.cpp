@@ -260,7 +260,7 @@ bool LocalGroup::is_gone(int peer, Error* reason) const {
   return true;
 }
 
-bool LocalGroup::hear(int peer, const std::string& call) {
+bool LocalGroup::hear(int peer, const CallName& call) {
   const FailureRecord& record = page(peer).failure;
   if (load_acquire(&record.state) != 1) return true;
   // A rank that makes one up stands for it itself.
@@ -268,12 +268,12 @@ bool LocalGroup::hear(int peer, const std::string& call) {
   const Cause cause{static_cast<ErrorCode>(record.code),
                     known ? static_cast<int>(record.origin) : peer,
                     std::string(record.text, ::strnlen(record.text, FailureRecord::kTextBytes))};
-  fail(Error(cause.code, prefix_, call, ": ", rank_name(cause.origin), " gave up: ", cause.text),
+  fail(Error(cause.code, prefix_, call(), ": ", rank_name(cause.origin), " gave up: ", cause.text),
        cause);
   return false;
 }
 
-bool LocalGroup::poll(const std::string& call) {
+bool LocalGroup::poll(const CallName& call) {
   if (failed()) return false;
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer != rank_ && !hear(peer, call)) return false;

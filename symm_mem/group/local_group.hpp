@@ -129,8 +129,13 @@ class LocalGroup {
   void set_abort_word(std::uint32_t* word);
 
   // False, having failed the group, where a peer says that it has failed: memory is read, no
-  // connection is looked at. `call` names the operation in messages.
-  bool poll(const std::string& call);
+  // connection is looked at. `call` names the operation in messages; it is asked only once a
+  // failure has been found, so that it names what this rank was in by then.
+  using CallName = std::function<std::string()>;
+  bool poll(const CallName& call);
+  bool poll(const std::string& call) {
+    return poll([&call] { return call; });
+  }
   // True when `peer` has left or its process has ended: what it has published remains valid, and
   // nothing more will come. `reason` (or null) says which it is. At most one system call.
   bool is_gone(int peer, Error* reason = nullptr) const;
@@ -197,7 +202,7 @@ class LocalGroup {
   void learn_ranks();
   void fail(const Error& error, const Cause& cause);
   GroupPage& page(int rank) const;
-  bool hear(int peer, const std::string& call);
+  bool hear(int peer, const CallName& call);
   // Whether `peer` has given up exchange `number`.
   bool has_given_up(int peer, std::uint64_t number) const;
   // Throws where a peer has given up exchange `number`.

@@ -28,19 +28,22 @@ void DeviceWatchdog::look(bool at_connections) {
   const DevicePage::Report& report = trace_.own_page().report;
   const bool gave_up =
       load_acquire(&report.fault) != static_cast<std::uint32_t>(DeviceFault::kNone);
-  const std::string call = trace_.current_call();
-  if (!group_.poll(call)) return;
-  if ((at_connections || gave_up) && !check_connections(call)) return;
+  if (!hear_peers()) return;
+  if ((at_connections || gave_up) && !check_connections()) return;
   if (gave_up) group_.fail(error_of(report));
+}
+
+bool DeviceWatchdog::hear_peers() {
+  return group_.poll([this] { return trace_.current_call(); });
 }
 
 // The pages are read after the hang-up was seen: what a peer's GPU has done for this rank it did
 // before its process ended.
-bool DeviceWatchdog::check_connections(const std::string& call) {
+bool DeviceWatchdog::check_connections() {
   for (int peer = 0; peer < group_.world_size(); ++peer) {
     Error reason(ErrorCode::kPeerLost, "");
     if (peer == group_.rank() || !group_.is_gone(peer, &reason)) continue;
-    if (!group_.poll(call)) return false;
+    if (!hear_peers()) return false;
     const std::string loss = loss_without(peer, reason);
     if (loss.empty()) continue;
     group_.fail(Error(reason.code(), group_.prefix() + loss));

@@ -28,7 +28,9 @@ class DeviceWatchdog final : public WatchdogTask {
   void look(bool at_connections) override;
 
  private:
-  bool check_connections(const std::string& call);
+  // False where a peer has failed, and this group with it; so is check_connections().
+  bool hear_peers();
+  bool check_connections();
   std::string loss_without(int peer, const Error& reason) const;
   Error error_of(const DevicePage::Report& report) const;
 
