@@ -1,8 +1,8 @@
 // What a tensor must be to take part in a collective, and the messages where it is not.
 //
-// Every check throws Error(kInvalidArgument) or Error(kUnsupported) before anything is sent. A
-// message names the collective, the argument, what was expected, what came, and the rank. Text is
-// built only on failure.
+// Every check throws Error before anything is sent: kInvalidArgument, kInvalidType for a dtype that
+// is not that of the call's other tensors, or kUnsupported. A message names the collective, the
+// argument, what was expected, what came, and the rank. Text is built only on failure.
 #pragma once
 
 #include <ATen/core/Tensor.h>

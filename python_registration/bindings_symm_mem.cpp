@@ -75,7 +75,8 @@ void bind_providers(py::module_& module) {
         return with_torch_errors([&] { return rendezvous(tensor, group_name, caller); });
       },
       py::arg("tensor"), py::arg("group_name"), py::arg("caller"), WithoutLock(),
-      "torch's handle of the tensor's memory, None for memory that cannot be shared. Collective.");
+      "torch's handle of the tensor's memory, None for memory that cannot be shared. Collective\n"
+      "the first time for a group; local afterwards with the provider native.");
 }
 
 void bind_symmetric_tensor(py::module_& module) {

@@ -16,10 +16,11 @@
 // Where the current stream is captured, it is an operation on the device.
 //
 // All collectives are collective over the group and must be called in the same order on every rank.
-// Wrong arguments raise c10::ValueError, what this build or device cannot do
-// c10::NotImplementedError, failures of peers and time-outs c10::DistBackendError.
-// Thread safety: as c10d's: calls from several threads are safe, their order is the caller's care.
-// They block; call them without Python's interpreter lock.
+// Wrong arguments raise c10::ValueError, dtypes that differ c10::TypeError (in Python types that
+// are both, torch_symm/errors.py), what this build or device cannot do c10::NotImplementedError,
+// failures of peers and time-outs c10::DistBackendError. Thread safety: as c10d's: calls from
+// several threads are safe, their order is the caller's care. They block; call them without
+// Python's interpreter lock.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
