@@ -126,6 +126,7 @@ void SparseAllReduce::run(SparseSteps& steps) const {
   std::ranges::copy(mine, sent.mutable_data_ptr<std::int64_t>());
   const at::Tensor everybody = at::empty({ranks, width}, indices_.options());
   steps.all_gather(everybody, sent.to(indices_.device()));
+  steps.settle();  // what a failed step leaves are no facts
   const std::vector<std::int64_t> counts = agreed_counts(everybody.cpu());
 
   const std::int64_t longest = std::ranges::max(counts);
@@ -135,6 +136,7 @@ void SparseAllReduce::run(SparseSteps& steps) const {
   padded.narrow(0, 0, own.size(0)).copy_(own);
   const at::Tensor all = at::empty({ranks, longest}, own.options());
   steps.all_gather(all, padded);
+  steps.settle();
   const at::Tensor found = std::get<0>(at::_unique2(all, /*sorted=*/true));
   const at::Tensor every = found.masked_select(found.ge(0));
 
@@ -143,6 +145,7 @@ void SparseAllReduce::run(SparseSteps& steps) const {
   const at::Tensor sums = at::zeros(sizes, values_.options());
   sums.index_copy_(0, at::searchsorted(every, own), values_);
   steps.all_reduce(sums);
+  steps.settle();
   tensor_.copy_(at::sparse_coo_tensor(indices_at(every), sums, tensor_.sizes(), tensor_.options(),
                                       /*is_coalesced=*/true));
 }
@@ -175,8 +178,9 @@ namespace {
 // Operations of the current stream.
 class DeviceSparseSteps final : public SparseSteps {
  public:
-  DeviceSparseSteps(ProcessGroupSymm& group, std::chrono::milliseconds timeout)
-      : group_(group), timeout_(timeout) {}
+  DeviceSparseSteps(ProcessGroupSymm& group, const DeviceStreams& streams,
+                    std::chrono::milliseconds timeout)
+      : group_(group), streams_(streams), timeout_(timeout) {}
   void all_gather(at::Tensor output, at::Tensor input) override {
     c10d::AllgatherOptions options;
     options.timeout = timeout_;
@@ -190,6 +194,10 @@ class DeviceSparseSteps final : public SparseSteps {
     std::vector<at::Tensor> tensors = {std::move(tensor)};
     wait(group_.allreduce(tensors, options));
   }
+  void settle() override {
+    streams_.current().synchronize();
+    streams_.check();
+  }
 
  private:
   static void wait(const ProcessGroupSymm::WorkPtr& work) {
@@ -197,6 +205,7 @@ class DeviceSparseSteps final : public SparseSteps {
   }
 
   ProcessGroupSymm& group_;
+  const DeviceStreams& streams_;
   const std::chrono::milliseconds timeout_;
 };
 
@@ -229,7 +238,7 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::Impl::all_reduce_sparse_on_device(
   }
   CollectiveCall call;
   describe_sparse(call, tensor, opts.reduceOp);
-  DeviceSparseSteps steps(group, opts.timeout);
+  DeviceSparseSteps steps(group, *device_launcher(tensor.device()).streams(), opts.timeout);
   call.sparse->run(steps);
   current_stream(tensor.device()).synchronize();
   const Operation operation{c10d::OpType::_ALLREDUCE_SPARSE, "symm:all_reduce_sparse"};

@@ -35,6 +35,8 @@ class SparseSteps {
   virtual void all_gather(at::Tensor output, at::Tensor input) = 0;
   // SUM, in place, of a contiguous tensor.
   virtual void all_reduce(at::Tensor tensor) = 0;
+  // Returns once the steps so far have ended; throws what became of one that failed.
+  virtual void settle() = 0;
 };
 
 class SparseAllReduce {
@@ -73,6 +75,7 @@ class HostSparseSteps final : public SparseSteps {
       : checks_(checks), communicator_(communicator), timeout_(timeout), audit_(std::move(audit)) {}
   void all_gather(at::Tensor output, at::Tensor input) override;
   void all_reduce(at::Tensor tensor) override;
+  void settle() override {}
 
  private:
   template <typename Fill>

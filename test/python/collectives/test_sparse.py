@@ -1,5 +1,7 @@
 """all_reduce of sparse tensors: the entries of all ranks, with the bits of the dense all_reduce."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import model
 from errors import ERRORS, message_of, unsaid
-from harness import DEVICE, IS_SYMM, check, expect_no_mismatch, run_ranks, synchronize
+from harness import DEVICE, IS_SYMM, ON_CUDA, check, expect_no_mismatch, run_ranks, synchronize
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="of what symm promises beyond gloo")
 
@@ -101,9 +103,18 @@ def test_shapes_that_differ_are_named_on_every_rank():
 
 
 def sparse_against_dense(rank):
-    """Ranks that call different things raise, and none waits."""
+    """Ranks that call different things raise, and none waits. A dense call returns before its GPU
+    has met the other rank: one behind it raises."""
     tensor = torch.eye(3, device=DEVICE)
-    text = message_of(ERRORS, dist.all_reduce, tensor.to_sparse() if rank == 0 else tensor)
+
+    def calls():
+        dist.all_reduce(tensor.to_sparse() if rank == 0 else tensor)
+        until = time.monotonic() + 10
+        while ON_CUDA and time.monotonic() < until:
+            dist.all_reduce(tensor)
+            time.sleep(0.01)
+
+    text = message_of(ERRORS, calls)
     return unsaid(text, ["different calls|gave up", "all_gather", "all_reduce"])
 
 

@@ -26,8 +26,15 @@ TIMEOUT = 2.0
 COUNTS = [5, 100_000, 3_000_000]  # ll, ll_two_shot, channels
 
 
-def joined(rank, folder, timeout=TIMEOUT, **env):
-    Setup(os.path.join(folder, "store"), WORLD, timeout=timeout, env=tuple(env.items())).join(rank)
+def joined(rank, folder, **env):
+    """The default group has time for what ranks do at their start."""
+    Setup(os.path.join(folder, "store"), WORLD, timeout=60.0, env=tuple(env.items())).join(rank)
+    dist.all_reduce(torch.ones(1, device="cuda"))
+
+
+def impatient():
+    """A group of all ranks, which have come and wait for each other no longer than TIMEOUT."""
+    return dist.new_group(list(range(WORLD)), timeout=datetime.timedelta(seconds=TIMEOUT))
 
 
 def wait_for(path):
@@ -65,10 +72,10 @@ def is_poison(tensor):
 def groups_that_fail(rank, folder, count):
     """(what was called, poison in the output, what the group's next call raised) of the rank that
     is on time, for each call in a group of its own."""
-    joined(rank, folder, timeout=60.0)
+    joined(rank, folder)
     seen = []
     for number in range(CALLS):
-        group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=TIMEOUT))
+        group = impatient()
         one = torch.ones(1, device="cuda")
         dist.all_reduce(one, group=group)
         dist.send(one, 0, group=group) if rank == LATE else dist.recv(one, LATE, group=group)
@@ -99,10 +106,10 @@ def test_outputs_of_failed_calls_are_no_numbers(count, tmp_path):
 
 
 def graphs_that_fail(rank, folder):
-    joined(rank, folder, timeout=60.0)
+    joined(rank, folder)
     seen = []
     for count in COUNTS:
-        group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=TIMEOUT))
+        group = impatient()
         tensor = torch.ones(count, device="cuda")
         dist.all_reduce(tensor, group=group)
         graph = captured(functools.partial(dist.all_reduce, tensor, group=group))
@@ -130,14 +137,15 @@ def test_replays_after_a_failure_leave_no_numbers(tmp_path):
 def calls_nothing_more(rank, folder, env):
     """Issues one call that fails, then waits for something else."""
     joined(rank, folder, **env)
-    dist.all_reduce(torch.ones(4, device="cuda"))
+    group = impatient()
+    dist.all_reduce(torch.ones(4, device="cuda"), group=group)
     torch.cuda.synchronize()
     if rank == LATE:
         wait_for(Path(folder, "done"))
         return
     errors = os.open(os.path.join(folder, "errors"), os.O_CREAT | os.O_WRONLY)
     os.dup2(errors, 2)
-    dist.all_reduce(torch.ones(4, device="cuda"))
+    dist.all_reduce(torch.ones(4, device="cuda"), group=group)
     Path(folder, "called").touch()
     wait_for(Path(folder, "done"))
 
@@ -169,12 +177,14 @@ def test_without_it_the_process_goes_on(tmp_path):
 def late_reader(rank, folder):
     """The owner times out and uses its registered tensor again; then the late rank calls."""
     joined(rank, folder)
+    group = impatient()
     symm_mem.set_backend("SYMM")
     count = 4_000_000
+    one = torch.ones(1, device="cuda")
     tensor = symm_mem.empty(count, device="cuda")
-    symm_mem.rendezvous(tensor, dist.group.WORLD)
+    symm_mem.rendezvous(tensor, group)
     tensor.fill_(1.0)
-    dist.broadcast(tensor, 0)
+    dist.broadcast(tensor, 0, group=group)
     torch.cuda.synchronize()
     dist.barrier()
     gave_up, came = Path(folder, "gave up"), Path(folder, "came")
@@ -182,16 +192,16 @@ def late_reader(rank, folder):
         wait_for(gave_up)
         time.sleep(0.1)
         try:
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor, 0, group=group)
             torch.cuda.synchronize()
-            text = message_of(ERRORS, dist.all_reduce, torch.ones(1, device="cuda"))
+            text = message_of(ERRORS, dist.all_reduce, one, group=group)
         except ERRORS as error:
             text = str(error)
         came.touch()
         return text, bool((tensor == 4711.0).any())
-    dist.broadcast(tensor, 0)
+    dist.broadcast(tensor, 0, group=group)
     torch.cuda.synchronize()
-    text = message_of(ERRORS, dist.all_reduce, torch.ones(1, device="cuda"))
+    text = message_of(ERRORS, dist.all_reduce, one, group=group)
     tensor.fill_(4711.0)
     torch.cuda.synchronize()
     gave_up.touch()
@@ -208,8 +218,9 @@ def test_a_late_rank_does_not_take_memory_in_use_again_for_data(tmp_path):
 
 def given_up_barrier(rank, folder):
     joined(rank, folder)
+    group = impatient()
     symm_mem.set_backend("SYMM")
-    handle = symm_mem.rendezvous(symm_mem.empty(16, device="cuda"), dist.group.WORLD)
+    handle = symm_mem.rendezvous(symm_mem.empty(16, device="cuda"), group)
     handle.barrier()
     torch.cuda.synchronize()
     dist.barrier()

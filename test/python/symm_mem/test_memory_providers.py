@@ -1,5 +1,7 @@
 """One suite over every provider of symmetric memory that the machine has."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ if ON_CUDA and torch.cuda.nccl.version() >= (2, 29):
 WITH_BARRIER = {"native", "cuda"}
 
 
+@functools.cache
 def absent(name):
     """Why the machine cannot run the suite over `name`, "" where it can; asked in a rank."""
     if name != "native" and not ON_CUDA:

@@ -23,6 +23,7 @@ from symmetric import (
     WORLD_SIZES,
     allocate,
     destroy,
+    meet,
     member_of_each,
     pads_not_zero,
     pattern,
@@ -219,7 +220,7 @@ def after_abort(rank):
     use_symm()
     group = dist.new_group(backend="symm")
     _tensor, handle = shared(10, group)
-    handle.barrier()
+    meet()
     if rank == 1:
         group.abort()
     else:
