@@ -52,7 +52,9 @@ WIDE = r"(dwordx4|b128) "
 STORE = re.compile(r"(global|flat|buffer)_(store|atomic)")
 ACCESS = re.compile(r"(global|flat|buffer|scratch)_")
 # Kernels that move no payload by themselves, and those that are empty on AMD.
-NO_PAYLOAD = re.compile(r"signal_kernel|copy_barrier|multimem")
+NO_PAYLOAD = re.compile(r"signal_kernel|wire_barrier|multimem")
+# Kernels whose data brings its own flag: nothing is released or acquired.
+UNORDERED = re.compile(r"wire_kernel")
 EMPTY = re.compile(r"multimem")
 # What kernels call that moves none either.
 REPORT = re.compile(r"fail_group")
@@ -136,9 +138,10 @@ def faults_of(function: Function) -> list[str]:
         faults.append(f"{function.figures['ScratchSize']} bytes of scratch")
     if not function.is_kernel or EMPTY.search(function.name):
         return faults
-    if not has_sequence(code, RELEASE[gpu]):
+    ordered = not UNORDERED.search(function.name)
+    if ordered and not has_sequence(code, RELEASE[gpu]):
         faults.append(f"no release: {', '.join(RELEASE[gpu])}")
-    if not has_sequence(code, ACQUIRE[gpu]):
+    if ordered and not has_sequence(code, ACQUIRE[gpu]):
         faults.append(f"no acquire: {', '.join(ACQUIRE[gpu])}")
     if not any(re.match(r"global_load_\w+ .*" + FLAG_LOAD[gpu] + "$", line) for line in code):
         faults.append(f"no load of a flag with {FLAG_LOAD[gpu].strip()}")

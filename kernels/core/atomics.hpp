@@ -100,7 +100,7 @@ __device__ inline void release_after_barrier() {
 #endif
 }
 
-// For LL packets, which are relaxed, in a kernel that is a barrier: the sending thread releases
+// For tiles, which are relaxed, in a kernel that is a barrier: the sending thread releases
 // what its stream did before the kernel; the receiving thread acquires what the sender's stream
 // released.
 __device__ inline void release_earlier_work() {
@@ -275,6 +275,16 @@ __device__ inline std::uint32_t device_fetch_add(std::uint32_t* address, std::ui
                                 __HIP_MEMORY_SCOPE_AGENT);
 #elif SYMM_PTX
   return atomicAdd(address, value);
+#else
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+#endif
+}
+__device__ inline std::uint64_t device_fetch_add(std::uint64_t* address, std::uint64_t value) {
+#if SYMM_AMDGCN
+  return __hip_atomic_fetch_add(amd_global(address), value, __ATOMIC_RELAXED,
+                                __HIP_MEMORY_SCOPE_AGENT);
+#elif SYMM_PTX
+  return atomicAdd(reinterpret_cast<unsigned long long*>(address), value);
 #else
   return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 #endif

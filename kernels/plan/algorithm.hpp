@@ -14,8 +14,8 @@ enum class Algorithm : std::uint8_t {
   kTwoShot,     // all_reduce, reduce: each rank reduces its share, then shares are gathered
   kRing,        // all_reduce: ordered ring, partial sums 0 -> N-1, results round again
   kPipelined,   // data movement and reduce_scatter: chunks through the workspace
-  kLL,          // GPU: low latency, one hop: flag and data in one store
-  kLLTwoShot,   // GPU: all_reduce, LL packets: shares to their owner, results to all ranks
+  kLL,          // GPU: over a wire, one hop: epoch and data in one store
+  kLLTwoShot,   // GPU: all_reduce over a wire: shares to their owner, results to all ranks
   kCopyEngine,  // GPU: copy engines between two barriers; needs symmetric registration
   kMultimem,    // GPU: multicast addresses; needs symmetric registration and a multicast object
 };

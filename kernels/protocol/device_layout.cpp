@@ -12,15 +12,21 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
     return offset;
   };
   layout.channel_signals = take(kMaxChannels * world * sizeof(ChannelSignal));
-  layout.ll_done = take(world * sizeof(std::uint32_t));
+  // A quarter of the workspace for wire boxes: fewer blocks where the boxes would be too small.
+  const std::uint64_t quarter = workspace_bytes / 4;
+  const auto box_bytes = [&] {
+    return align_down(quarter / (2 * layout.wire_blocks * world), 1024);
+  };
+  layout.wire_blocks = kMaxWireBlocks;
+  while (layout.wire_blocks > 1 && box_bytes() < kLeastWireBox) layout.wire_blocks /= 2;
+  layout.wire_box_bytes = box_bytes();
+  layout.wire_done = take(layout.wire_blocks * world * sizeof(std::uint64_t));
   layout.p2p_signals = take(world * kP2pChannels * sizeof(P2pSignal));
   layout.local = take(sizeof(LocalState));
   layout.table = take(kMaxSegments * world * sizeof(std::byte*));
 
-  // A quarter for LL buffers, a quarter for p2p slots, half for the slots of pipelines.
-  const std::uint64_t quarter = workspace_bytes / 4;
-  layout.ll_buffer_packets = align_down(quarter / (2 * world) / kLLPacketBytes, 8);
-  layout.ll_buffers = take(2 * world * layout.ll_buffer_packets * kLLPacketBytes);
+  layout.wire_boxes = take(2 * layout.wire_blocks * world * layout.wire_box_bytes);
+  // A quarter for p2p slots, half for the slots of pipelines.
   layout.p2p_slot_bytes = align_down(quarter / (world * kP2pChannels * kP2pSlots), kCacheLine);
   layout.p2p_slots = take(world * kP2pChannels * kP2pSlots * layout.p2p_slot_bytes);
   layout.slot_bytes = align_down(2 * quarter / (kMaxChannels * kSlots), kCacheLine);

@@ -6,7 +6,8 @@
 //   signals      the peers' progress, written by them
 //   local        counters that only this rank's GPU reads and writes
 //   table        addresses of the group's symmetric segments, for reading in place
-//   LL buffers   LL packets from peers: two sets, by parity of the LL epoch, of one buffer a sender
+//   wire boxes   tiles from peers: two sets, by parity of a block's epoch, of one box a block and
+//                sender
 //   p2p slots    messages from peers (transfers): kP2pSlots slots a p2p channel
 //   slots        this rank's staged data, read by peers (channels): kSlots slots a channel
 //
@@ -46,9 +47,27 @@ constexpr int tag_channel_of(std::int64_t tag) {
   return 1 + static_cast<int>(static_cast<std::uint64_t>(tag) % kMessageTagChannels);
 }
 
-// An LL packet carries 8 bytes of data in 16, each half with the call's epoch beside it.
-inline constexpr std::size_t kLLPacketBytes = 16;
-inline constexpr std::size_t kLLPacketData = 8;
+// How data and its epoch travel in one store (NOTE [Wires] in kernels/gpu/wire/tile.cuh); the same
+// on all ranks of a group.
+enum class WireKind : std::uint8_t {
+  kLL,    // 8 bytes in 16
+  kLine,  // 120 bytes in 128; NVIDIA GPUs with NVLink between all pairs
+};
+inline constexpr int kWireKindCount = 2;
+
+// Blocks of a collective over a wire, each with epochs and boxes of its own.
+inline constexpr int kMaxWireBlocks = 64;
+// A box holds at least the tiles of two hops of an LL wire, and the factor of PREMUL_SUM.
+inline constexpr std::uint64_t kLeastWireBox = 4096;
+
+// A tile is what 32 threads store at once: bytes of data, and the space that they take in a box.
+struct WireTile {
+  std::uint32_t bytes;
+  std::uint32_t space;
+};
+constexpr WireTile wire_tile(WireKind kind) {
+  return kind == WireKind::kLine ? WireTile{480, 512} : WireTile{512, 1024};
+}
 
 // Location {segment, offset} of a rank's buffer: 0 for "in slots", else 1 + segment number in the
 // upper 16 bits and the offset in bytes in the lower 48.
@@ -77,6 +96,10 @@ struct alignas(8) P2pSignal {
   std::uint32_t freed;
 };
 
+// LocalState::sequence in units: the blocks of a launch each add a part, so that it passes the next
+// multiple with the last of them, whichever that is.
+inline constexpr std::uint64_t kSequenceUnit = 1u << 16;
+
 struct P2pCounter {
   std::uint32_t sent;      // slots filled at the peer, ever
   std::uint32_t received;  // slots emptied here, ever
@@ -84,11 +107,12 @@ struct P2pCounter {
 
 // This rank's GPU writes it, and alone reads it, but for `dead`.
 struct alignas(kCacheLine) LocalState {
-  std::uint32_t ll_epoch;        // LL calls that have ended
-  std::uint32_t ll_ticket;       // blocks that have finished the running LL call
-  std::uint32_t channel_ticket;  // the same for a pipelined call
+  std::uint32_t channel_ticket;  // blocks that have finished the running pipelined call
   std::uint32_t dead;            // the group failed: kernels end at once, and peers look
-  std::uint64_t sequence;        // collectives that have ended
+  std::uint64_t sequence;        // collectives that have ended, in units of kSequenceUnit
+  alignas(kCacheLine) std::uint64_t wire_epoch[kMaxWireBlocks];  // calls of the block so far
+  // The last epoch of the block in which a tile of the peer came.
+  std::uint64_t wire_heard[kMaxWireBlocks][kMaxDeviceRanks];
   alignas(kCacheLine) std::uint64_t channel_epoch[kMaxChannels];  // steps of all calls so far
   alignas(kCacheLine) P2pCounter p2p_channels[kMaxDeviceRanks][kP2pChannels];
   std::uint32_t tag_tickets[kMaxDeviceRanks][kTagChannels][2];  // [..][0] send, [..][1] recv
@@ -97,25 +121,26 @@ struct alignas(kCacheLine) LocalState {
 
 // Offsets in bytes from the start of a rank's segment; the same on every rank.
 struct DeviceLayout {
-  std::uint64_t channel_signals;    // [kMaxChannels][world_size] ChannelSignal
-  std::uint64_t ll_done;            // [world_size] uint32: LL calls that the peer has ended
-  std::uint64_t p2p_signals;        // [world_size][kP2pChannels] P2pSignal
-  std::uint64_t local;              // LocalState
-  std::uint64_t table;              // [kMaxSegments][world_size] pointers
-  std::uint64_t ll_buffers;         // [2][world_size] LL buffers of ll_buffer_packets
-  std::uint64_t ll_buffer_packets;  // multiple of 2
-  std::uint64_t p2p_slots;          // [world_size][kP2pChannels][kP2pSlots] of p2p_slot_bytes
+  std::uint64_t channel_signals;  // [kMaxChannels][world_size] ChannelSignal
+  std::uint64_t wire_done;    // [wire_blocks][world_size] uint64: epoch that the peer's block ended
+  std::uint64_t p2p_signals;  // [world_size][kP2pChannels] P2pSignal
+  std::uint64_t local;        // LocalState
+  std::uint64_t table;        // [kMaxSegments][world_size] pointers
+  std::uint64_t wire_boxes;   // [2][wire_blocks][world_size] of wire_box_bytes
+  std::uint64_t wire_blocks;  // at most kMaxWireBlocks
+  std::uint64_t wire_box_bytes;
+  std::uint64_t p2p_slots;  // [world_size][kP2pChannels][kP2pSlots] of p2p_slot_bytes
   std::uint64_t p2p_slot_bytes;
   std::uint64_t slots;  // [kMaxChannels][kSlots] of slot_bytes
   std::uint64_t slot_bytes;
   std::uint64_t total_bytes;
 
-  // `workspace_bytes`: LL buffers, p2p slots and slots together; at least kLeastDeviceWorkspace.
+  // `workspace_bytes`: wire boxes, p2p slots and slots together; at least kLeastDeviceWorkspace.
   static DeviceLayout of(int world_size, std::uint64_t workspace_bytes);
 
-  // Payload of one LL buffer; its last unit is kept for PREMUL_SUM's factor.
-  SYMM_HOST_DEVICE constexpr std::uint64_t ll_buffer_data_bytes() const {
-    return (ll_buffer_packets - 2) * kLLPacketData;
+  // Tiles of a box; the last is kept for PREMUL_SUM's factor.
+  constexpr std::uint32_t wire_box_tiles(WireKind kind) const {
+    return static_cast<std::uint32_t>(wire_box_bytes / wire_tile(kind).space) - 1;
   }
 };
 

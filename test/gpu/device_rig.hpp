@@ -64,6 +64,7 @@ class DeviceRig {
   struct Options {
     std::uint64_t workspace_bytes = 32u << 20;
     FirstCounts first{};
+    WireKind wire = WireKind::kLL;
     bool poisons = true;
   };
 
@@ -106,6 +107,7 @@ class DeviceRig {
     config.layout = layout_;
     config.page = &page;
     config.first = options_.first;
+    config.wire = options_.wire;
     config.poisons = options_.poisons;
     config.poll_period = poll_period;
     auto kernels = make_gpu_group_kernels(config, 0);

@@ -160,6 +160,40 @@ TEST_F(GiveUpTest, WhatWasToBeWrittenIsPoisonAndTheRestIsAsItWas) {
   }
 }
 
+// In place, in several launches of several blocks.
+TEST_F(GiveUpTest, LaunchesOverAWireFillWhatIsTheirs) {
+  constexpr std::size_t kCount = 300'001;
+  for (const WireKind wire : {WireKind::kLL, WireKind::kLine}) {
+    for (const Algorithm algorithm : {Algorithm::kLL, Algorithm::kLLTwoShot}) {
+      SCOPED_TRACE(std::string(algorithm_name(algorithm)) + ", wire " +
+                   std::to_string(static_cast<int>(wire)));
+      DeviceRig rig(kWorld, {.workspace_bytes = kLeastDeviceWorkspace, .wire = wire});
+      DeviceBytes data(4 * kCount);
+      CollectiveArgs args;
+      args.kind = CollectiveKind::kAllReduce;
+      args.dtype = Dtype::kInt32;
+      args.count = kCount;
+      args.input = args.output = data.at(0);
+      LaunchOptions options = rig.options(0);
+      options.timeout = std::chrono::milliseconds(20);
+      const auto left = [&] {
+        check(gpuMemset(data.at(0), static_cast<int>(kBefore), 4 * kCount), "Memset");
+        check(gpuDeviceSynchronize(), "DeviceSynchronize");
+        rig.kernels(0).launch(args, plan_of(algorithm), 0, options);
+        check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
+        return read(data.at(0), 4 * kCount);
+      };
+      EXPECT_EQ(left(), filled(kCount, Dtype::kInt32));
+      EXPECT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
+      args.kind = CollectiveKind::kBroadcast;
+      args.root = 1;
+      EXPECT_EQ(left(), filled(kCount, Dtype::kInt32));
+      args.root = 0;
+      EXPECT_EQ(left(), Bytes(4 * kCount, kBefore)) << "the input of the root";
+    }
+  }
+}
+
 TEST_F(GiveUpTest, EveryDtypeHasItsPoison) {
   for (int d = 0; d < kDtypeCount; ++d) {
     const auto dtype = static_cast<Dtype>(d);

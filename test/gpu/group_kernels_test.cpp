@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <random>
 #include <string>
+#include <tuple>
 
 #include "kernels/core/reduce_op.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
@@ -211,7 +213,7 @@ Plan plan(Algorithm algorithm, int channels) {
   return plan;
 }
 
-std::vector<Plan> plans_of(CollectiveKind kind) {
+std::vector<Plan> every_plan(CollectiveKind kind) {
   using enum Algorithm;
   switch (kind) {
     case CollectiveKind::kAllReduce:
@@ -224,28 +226,41 @@ std::vector<Plan> plans_of(CollectiveKind kind) {
   }
 }
 
+// Of more than four ranks only those over a wire, and so few blocks that all fit on one GPU.
+std::vector<Plan> plans_of(CollectiveKind kind, int world) {
+  std::vector<Plan> plans = every_plan(kind);
+  if (world <= 4) return plans;
+  std::erase_if(plans, [](const Plan& plan) {
+    return plan.algorithm != Algorithm::kLL && plan.algorithm != Algorithm::kLLTwoShot;
+  });
+  for (Plan& plan : plans) plan.channels = std::min(plan.channels, 128 / world);
+  return plans;
+}
+
 constexpr CollectiveKind kKinds[] = {CollectiveKind::kAllReduce,     CollectiveKind::kReduce,
                                      CollectiveKind::kReduceScatter, CollectiveKind::kBroadcast,
                                      CollectiveKind::kAllGather,     CollectiveKind::kGather,
                                      CollectiveKind::kScatter};
 
-class GroupKernelsTest : public testing::TestWithParam<int> {
+// By world size and wire.
+class GroupKernelsTest : public testing::TestWithParam<std::tuple<int, WireKind>> {
  protected:
   void SetUp() override {
     if (!gpu_visible()) GTEST_SKIP() << "no GPU is visible";
   }
-  int world() const { return GetParam(); }
+  int world() const { return std::get<0>(GetParam()); }
+  WireKind wire() const { return std::get<1>(GetParam()); }
   std::vector<std::size_t> even(std::size_t count) const {
     return std::vector<std::size_t>(static_cast<std::size_t>(world()), count);
   }
 };
 
 TEST_P(GroupKernelsTest, EveryAlgorithmAtManySizes) {
-  DeviceRig rig(world(), {});
+  DeviceRig rig(world(), {.wire = wire()});
   Checker checker(rig);
   int turn = 0;
   for (const CollectiveKind kind : kKinds) {
-    for (const Plan& plan : plans_of(kind)) {
+    for (const Plan& plan : plans_of(kind, world())) {
       for (const std::size_t count : {0u, 1u, 3u, 1000u, 40'000u, 1'500'001u}) {
         checker.run({.kind = kind,
                      .plan = plan,
@@ -262,10 +277,10 @@ TEST_P(GroupKernelsTest, EveryAlgorithmAtManySizes) {
 }
 
 TEST_P(GroupKernelsTest, UnevenShares) {
-  DeviceRig rig(world(), {});
+  DeviceRig rig(world(), {.wire = wire()});
   Checker checker(rig);
   for (const CollectiveKind kind : {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter}) {
-    for (const Plan& plan : plans_of(kind)) {
+    for (const Plan& plan : plans_of(kind, world())) {
       std::vector<std::size_t> counts = even(0);
       for (std::size_t r = 0; r < counts.size(); ++r) counts[r] = r == 1 ? 0 : 33'333 * r + 7;
       checker.run({.kind = kind, .plan = plan, .dtype = Dtype::kInt16, .counts = counts});
@@ -274,14 +289,14 @@ TEST_P(GroupKernelsTest, UnevenShares) {
 }
 
 TEST_P(GroupKernelsTest, EveryReductionRule) {
-  DeviceRig rig(world(), {});
+  DeviceRig rig(world(), {.wire = wire()});
   Checker checker(rig);
   for (int d = 0; d < kDtypeCount; ++d) {
     for (int o = 0; o < kReduceOpCount; ++o) {
       const auto dtype = static_cast<Dtype>(d);
       const auto op = static_cast<ReduceOp>(o);
       if (!op_supports(op, dtype)) continue;
-      for (const Plan& plan : plans_of(CollectiveKind::kAllReduce)) {
+      for (const Plan& plan : plans_of(CollectiveKind::kAllReduce, world())) {
         checker.run({.kind = CollectiveKind::kAllReduce,
                      .plan = plan,
                      .dtype = dtype,
@@ -291,7 +306,7 @@ TEST_P(GroupKernelsTest, EveryReductionRule) {
         if (HasFatalFailure()) return;
       }
       for (const CollectiveKind kind : {CollectiveKind::kReduce, CollectiveKind::kReduceScatter}) {
-        for (const Plan& plan : plans_of(kind)) {
+        for (const Plan& plan : plans_of(kind, world())) {
           checker.run({.kind = kind, .plan = plan, .dtype = dtype, .op = op, .counts = even(771)});
           if (HasFatalFailure()) return;
         }
@@ -301,9 +316,11 @@ TEST_P(GroupKernelsTest, EveryReductionRule) {
 }
 
 TEST_P(GroupKernelsTest, MessagesLargerThanABoxTakeSeveralLaunches) {
-  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace});
+  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .wire = wire()});
   Checker checker(rig);
-  const std::size_t buffer = rig.layout().ll_buffer_data_bytes();
+  // What one launch of 16 blocks takes.
+  const std::size_t buffer =
+      std::size_t{16} * rig.layout().wire_box_tiles(wire()) * wire_tile(wire()).bytes;
   for (const CollectiveKind kind : kKinds) {
     for (const std::size_t bytes : {buffer - 4, buffer, buffer + 4, 3 * buffer + 20}) {
       checker.run({.kind = kind, .plan = plan(Algorithm::kLL, 16), .counts = even(bytes / 4)});
@@ -317,20 +334,21 @@ TEST_P(GroupKernelsTest, MessagesLargerThanABoxTakeSeveralLaunches) {
   }
 }
 
-// Each counter passes through 2^31 and 2^32 by itself (LL epochs with a refresh of all LL buffers)
-// while calls go on.
+// Each counter passes through 2^31 and 2^32 by itself (epochs of an LL wire with a refresh of all
+// boxes) while calls go on.
 TEST_P(GroupKernelsTest, CountersPassTheWidthsOfWords) {
   constexpr std::uint64_t kSigned = (std::uint64_t{1} << 31) - 6;
   constexpr std::uint64_t kUnsigned = (std::uint64_t{1} << 32) - 6;
   constexpr FirstCounts kStarts[] = {{.steps = kSigned},   {.steps = kSigned, .ready = kSigned},
                                      {.steps = kUnsigned}, {.steps = kUnsigned, .ready = kUnsigned},
-                                     {.ll = kSigned},      {.ll = kUnsigned}};
+                                     {.wire = kSigned},    {.wire = kUnsigned}};
   for (const FirstCounts& first : kStarts) {
-    DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .first = first});
+    DeviceRig rig(world(),
+                  {.workspace_bytes = kLeastDeviceWorkspace, .first = first, .wire = wire()});
     Checker checker(rig);
     for (int round = 0; round < 4; ++round) {
       for (const CollectiveKind kind : kKinds) {
-        for (const Plan& plan : plans_of(kind)) {
+        for (const Plan& plan : plans_of(kind, world())) {
           checker.run({.kind = kind,
                        .plan = plan,
                        .counts = even(static_cast<std::size_t>(700 + round)),
@@ -381,7 +399,7 @@ TEST_P(GroupKernelsTest, ACounterThatStandsStillIsWaitedFor) {
 
 // Ranks run ahead of each other: many calls are queued before anybody waits.
 TEST_P(GroupKernelsTest, ManyCallsInFlight) {
-  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace});
+  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .wire = wire()});
   constexpr std::size_t kCount = 3001;
   constexpr int kCalls = 200;
   std::vector<std::unique_ptr<DeviceBytes>> data;
@@ -422,7 +440,13 @@ TEST_P(GroupKernelsTest, ManyCallsInFlight) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, GroupKernelsTest, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Worlds, GroupKernelsTest,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 8),
+                                          testing::Values(WireKind::kLL, WireKind::kLine)),
+                         [](const auto& i) {
+                           const bool is_line = std::get<1>(i.param) == WireKind::kLine;
+                           return std::to_string(std::get<0>(i.param)) + (is_line ? "Line" : "LL");
+                         });
 
 }  // namespace
 }  // namespace symm::test

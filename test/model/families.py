@@ -75,23 +75,31 @@ def is_rooted(name: str) -> bool:
     }
 
 
-def ll_family() -> Family:
-    """LL calls from a root and from everybody."""
+def wire_family() -> Family:
+    """Collectives over a wire: from and to everybody, from a root, to a root, and one by one."""
+    calls = protocols.wire_calls
+    all_of, from_, to = protocols.everybody, protocols.one_to_all, protocols.all_to_one
+    rooted = [from_(2, 0)] * 5
+    mixed = [all_of(2), from_(2, 0), from_(2, 0), to(2, 0), from_(2, 0), all_of(2)]
+    mixed_of_3 = [from_(3, 0), all_of(3), to(3, 1), from_(3, 2)]
     return Family(
-        "LL calls",
+        "wire calls",
         [
-            protocols.ll_calls(2, None),
-            protocols.ll_calls(2, 0),
-            protocols.ll_calls(3, None, epochs=4, words=1),
-            protocols.ll_calls(3, 0, words=1),
-            protocols.ll_calls(3, 2, words=2),
-            protocols.ll_calls(2, 0, epochs=10, words=1, wrap=8),
+            calls("everybody", 2, [all_of(2)] * 5),
+            calls("one root", 2, rooted),
+            calls("mixed", 2, mixed, words=1),
+            calls("everybody", 3, [all_of(3)] * 4, words=1),
+            calls("one root", 3, [from_(3, 0)] * 5, words=1),
+            calls("to a root", 3, [to(3, 0)] * 4, words=1),
+            calls("mixed", 3, mixed_of_3, words=1),
         ],
         [
-            named(protocols.ll_calls(2, 0, sets=1), "one set of LL buffers"),
-            named(protocols.ll_calls(3, None, words=1, sets=1), "one set of LL buffers"),
-            named(protocols.ll_calls(2, 0, fault="split"), "data beside the word of its epoch"),
-            named(protocols.ll_calls(2, 0, fault="early"), "ll_done before the reads"),
+            named(calls("one root", 2, rooted, sets=1), "one box a sender"),
+            named(calls("everybody", 3, [all_of(3)] * 5, sets=1, words=1), "one box a sender"),
+            named(calls("one root", 2, rooted, fault="split"), "data beside the word of its epoch"),
+            named(calls("one root", 2, rooted, fault="early"), "done before the reads"),
+            named(calls("mixed", 2, mixed, fault="heard"), "who was heard is taken to have ended"),
+            named(calls("one root", 2, rooted, fault="silent"), "no done of who was not heard"),
         ],
     )
 
@@ -105,9 +113,9 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
             [protocols.block_pipeline("channel", 8, 24)],
             [named(protocols.block_pipeline("channel", 8, 24, "no barrier"), "no block barrier")],
         ),
-        ll_family(),
+        wire_family(),
         Family(
-            "barriers by LL packets",
+            "wire barriers",
             [protocols.copy_barriers(2), protocols.copy_barriers(3, calls=2)],
         ),
         Family(

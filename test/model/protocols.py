@@ -2,51 +2,70 @@
 
 from __future__ import annotations
 
-from program import ACQUIRE, RELEASE, SEQ_CST, Program, Thread
+from program import ACQUIRE, RELAXED, RELEASE, SEQ_CST, Program, Thread
+
+Pairs = set[tuple[int, int]]
 
 
-def ll_calls(
-    world: int,
-    root: int | None,
-    epochs: int = 5,
-    sets: int = 2,
-    words: int = 2,
-    fault: str = "",
-    wrap: int = 0,
+def everybody(world: int) -> Pairs:
+    """Sender and receiver of each message of a call in which all ranks send to all."""
+    return {(a, b) for a in range(world) for b in range(world) if a != b}
+
+
+def one_to_all(world: int, root: int) -> Pairs:
+    """Of a broadcast or a scatter."""
+    return {(root, b) for b in range(world) if b != root}
+
+
+def all_to_one(world: int, root: int) -> Pairs:
+    """Of a gather or a reduce."""
+    return {(a, root) for a in range(world) if a != root}
+
+
+def wire_calls(
+    name: str, world: int, calls: list[Pairs], sets: int = 2, words: int = 2, fault: str = ""
 ) -> Program:
-    """LLCall of kernels/gpu/ll/packets.cuh: one unit from the root, or from everybody, to all.
+    """WireBlock of kernels/gpu/wire/wire_block.cuh: one tile for each pair of a call.
 
-    A word is data and epoch in one, so its value stands for both. `sets`: LL buffers a sender, by
-    parity of the epoch. Faults: "split" puts data and epoch into words of their own; "early" stores
-    ll_done before the LL buffer was read. `wrap`: where ll_done wraps.
+    A word is data and epoch in one, so its value stands for both; that a line of a LineTile is seen
+    whole is an axiom. `sets`: boxes a sender, by parity of the epoch. Faults: "split" puts data and
+    epoch into words of their own; "early" stores `done` before the boxes were read; "heard" takes a
+    rank that was heard in an epoch for one that has ended it; "silent" stores no `done`.
     """
-    who = "everybody" if root is None else f"root {root}"
-    program = Program(f"LL calls from {who}, {world} ranks")
-    program.first_choice_only = world > 2 or wrap > 0
-    program.wrap = wrap
-    program.name += f", counters wrap at {wrap}" if wrap else ""
+    program = Program(f"wire calls, {name}, {world} ranks")
+    program.first_choice_only = world > 2
     for rank in range(world):
         thread = program.thread()
         peers = [p for p in range(world) if p != rank]
-        for epoch in range(1, epochs + 1):
-            for peer in peers:  # begin()
-                done = ("ll_done", peer, rank)
-                thread.wait_ge(done, epoch - 2, ACQUIRE, "ll begin", grants=True)
-            if root in (None, rank):  # send()
-                for peer in peers:
-                    for word in range(words):
-                        thread.store(("buffer", peer, rank, epoch % sets, word), epoch)
+        for epoch, pairs in enumerate(calls, 1):
+            _credit(thread, rank, calls, epoch, fault == "heard")
+            receivers = [p for p in peers if (rank, p) in pairs]
+            for peer in receivers:  # send()
+                for word in range(words):
+                    thread.store(("buffer", peer, rank, epoch % sets, word), epoch)
+            quiet = [p for p in peers if p not in receivers and fault != "silent"]
             if fault == "early":
-                _end_ll_call(thread, rank, peers, epoch, "ll end")
+                _end_wire_call(thread, rank, quiet, epoch)
             for peer in peers:  # receive()
                 for word in range(words):
-                    if root in (None, peer):
+                    if (peer, rank) in pairs:
                         _receive(thread, ("buffer", rank, peer, epoch % sets, word), epoch, fault)
             if fault != "early":
-                _end_ll_call(thread, rank, peers, epoch, "ll end")
+                _end_wire_call(thread, rank, quiet, epoch)
     if fault == "split":
         _split_words(program)
     return program
+
+
+def _credit(thread: Thread, rank: int, calls: list[Pairs], epoch: int, eager: bool = False) -> None:
+    """ready(): waits for `done` of the peers that were not heard lately."""
+    for peer in range(len({r for pairs in calls for pair in pairs for r in pair})):
+        if peer == rank:
+            continue
+        earlier = enumerate(calls[: epoch - 1], 1)
+        heard = max((e for e, pairs in earlier if (peer, rank) in pairs), default=0)
+        if heard + (0 if eager else -1) < epoch - 2:
+            thread.wait_ge(("done", peer, rank), epoch - 2, RELAXED, "wire credit", grants=True)
 
 
 def _receive(thread: Thread, place: tuple[object, ...], epoch: int, fault: str) -> None:
@@ -71,17 +90,15 @@ def _split_words(program: Program) -> None:
         ops[:] = split
 
 
-def _end_ll_call(thread: Thread, rank: int, peers: list[int], epoch: int, site: str = "") -> None:
-    for peer in peers:  # end()
-        thread.fence(RELEASE, site)
-        thread.store(("ll_done", rank, peer), epoch)
+def _end_wire_call(thread: Thread, rank: int, quiet: list[int], epoch: int) -> None:
+    for peer in quiet:  # end()
+        thread.store(("done", rank, peer), epoch)
 
 
 def copy_barriers(world: int, calls: int = 3) -> Program:
     """Entry and exit barriers around copies into the peers' outputs.
 
-    copy_barrier_kernel of kernels/gpu/entry/move.cu; ll_barrier of kernels/gpu/ll/ll_kernels.cuh is
-    the same barrier.
+    wire_barrier_kernel of kernels/gpu/entry/move.cu, in which everybody hears everybody.
     """
     program = Program(f"copies between barriers, {world} ranks")
     program.first_choice_only = world > 2
@@ -99,15 +116,12 @@ def copy_barriers(world: int, calls: int = 3) -> Program:
 
 
 def _barrier(thread: Thread, rank: int, peers: list[int], epoch: int) -> None:
-    for peer in peers:
-        thread.wait_ge(("ll_done", peer, rank), epoch - 2, ACQUIRE)
     thread.fence(RELEASE, "barrier before")
     for peer in peers:
         thread.store(("buffer", peer, rank, epoch % 2), epoch)
     for peer in peers:
         thread.wait_eq(("buffer", rank, peer, epoch % 2), epoch)
     thread.fence(ACQUIRE, "barrier after")
-    _end_ll_call(thread, rank, peers, epoch)
 
 
 def block_pipeline(name: str, slots: int, pieces: int, fault: str = "", wrap: int = 0) -> Program:

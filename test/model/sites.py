@@ -20,7 +20,8 @@ class Site(NamedTuple):
 HOST = "kernels/cpu/host_executor.cpp"
 WAIT = "kernels/cpu/wait.cpp"
 BLOCK = "kernels/gpu/simple/block_executor.cuh"
-LL = "kernels/gpu/ll/packets.cuh"
+WIRE = "kernels/gpu/wire/wire_block.cuh"
+TILE = "kernels/gpu/wire/tile.cuh"
 TRANSFER = "kernels/gpu/entry/transfer.cu"
 PAD = "kernels/protocol/signal_pad.hpp"
 MAILBOX = "backend/engine/host/mailbox_progress.cpp"
@@ -71,20 +72,15 @@ SITES: dict[str, list[Site]] = {
         Site(BLOCK, "bool await_ready(int", "counter_reached(ready, target)"),
         *REACHED,
     ],
-    "ll begin": [Site(LL, "bool begin()", "counter_reached(done, target)"), *REACHED],
-    "ll end": [
-        Site(LL, "void end()", "release_before_barrier()"),
-        Site(LL, "void end()", "release_after_barrier()"),
-        Site(LL, "void end()", "store_relaxed(done, epoch_)"),
+    "wire credit": [
+        Site(WIRE, "bool ready()", "has_reached(done_ + 2, epoch_)"),
+        Site(
+            WIRE, "WireBlock(const Params& params)", "done_ = load_relaxed(done_at(rank(), peer))"
+        ),
+        Site(WIRE, "bool await_done(", "load_relaxed(done_at(rank(), peer)) + 2, epoch_"),
     ],
-    "barrier before": [
-        Site("kernels/gpu/entry/move.cu", "copy_barrier_kernel(", "release_earlier_work()"),
-        Site("kernels/gpu/ll/ll_kernels.cuh", "bool ll_barrier(", "release_earlier_work()"),
-    ],
-    "barrier after": [
-        Site("kernels/gpu/entry/move.cu", "copy_barrier_kernel(", "acquire_for_later_work()"),
-        Site("kernels/gpu/ll/ll_kernels.cuh", "bool ll_barrier(", "acquire_for_later_work()"),
-    ],
+    "barrier before": [Site("kernels/gpu/entry/move.cu", "bool meet(", "release_earlier_work()")],
+    "barrier after": [Site("kernels/gpu/entry/move.cu", "bool meet(", "acquire_for_later_work()")],
     "p2p channel wait freed": [
         Site(TRANSFER, "bool send(", "wait_for(freed, count_ + 1 - kP2pSlots)"),
         Site(TRANSFER, "bool wait_for(", "counter_reached(counter, target)"),
@@ -164,8 +160,6 @@ SITES: dict[str, list[Site]] = {
 # Orders without which every property still holds in the model, and why. They are kept: they cost
 # nothing where they stand, or another compiler or processor may need them.
 NOT_NEEDED: dict[str, str] = {
-    "ll end: not release": "a word brings its data, and its reader has it before it goes on",
-    "ll begin: not acquire": "what follows are stores that the value just read allows",
     "record clear: not release": "a reader that sees the zero does not use the record",
     "record second look: not acquire": "nothing is read after it",
     "withdraw: not seq_cst": "in the model no load finds what is stored after it",
@@ -185,7 +179,15 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "load_relaxed_pair(location_words": "locations are cells: shown to be free of races",
         "load_relaxed(&theirs.dead)": "the owner's word itself: its fences are modelled",
     },
-    LL: {"relaxed_pair(words": "the words of LL packets, which have no order"},
+    TILE: {"relaxed_pair(words": "the words of tiles, which have no order"},
+    WIRE: {
+        "store_relaxed(done_at(": "modelled; it has no order: what ended are reads that returned",
+        "sequence_(load_relaxed": "a rank's own counter",
+        "device_fetch_add(&local_.sequence": "between the blocks of a launch",
+        "params_.page)->": "progress that hosts read for messages only",
+        "dead)": "a dead group's counters are left as they are",
+        "->abort)": "a look at a word that ends the wait",
+    },
     TRANSFER: {
         "device_fence()": "between the blocks of a launch",
         "device_fetch_add(ticket": "between the blocks of a launch",
@@ -213,6 +215,7 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "device_fetch_add(ticket": "between the blocks of a launch",
         "page_of(group)": "progress that hosts read for messages only",
         "local_state(group).dead": "a dead group's counters are left as they are",
+        "load_relaxed(&local.sequence)": "a rank's own counter",
     },
     PAD: {"bool try_": "the functions that are modelled"},
     MAILBOX: {"load_relaxed(": "a rank's own counter"},

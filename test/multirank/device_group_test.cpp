@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "test/support/device_ranks.hpp"
+#include "test/support/environment.hpp"
 #include "test/support/expect_error.hpp"
 
 namespace symm {
@@ -17,6 +18,7 @@ using test::error_of;
 using test::expect_error;
 using test::FakeGpu;
 using test::register_segment;
+using test::ScopedVariable;
 using test::sum_args;
 
 class DeviceGroupTest : public test::DeviceRanksTest {};
@@ -58,6 +60,20 @@ TEST_F(DeviceGroupTest, PlansFollowTheGpuTable) {
     EXPECT_EQ(launches[2].kind, CollectiveKind::kBarrier);
     rank.engine().check();
   });
+}
+
+TEST_F(DeviceGroupTest, TheWireIsThatOfTheEnvironment) {
+  for (const auto& [name, wire] :
+       {std::pair<std::optional<std::string>, WireKind>{{}, WireKind::kLL},
+        {"ll", WireKind::kLL},
+        {"line", WireKind::kLine}}) {
+    const ScopedVariable variable("SYMM_WIRE", name);
+    run_group(2, [wire = wire](DeviceRank& rank) {
+      rank.launch(CollectiveArgs{});
+      EXPECT_EQ(rank.kernels().config().wire, wire);
+      rank.meet();
+    });
+  }
 }
 
 TEST_F(DeviceGroupTest, AForcedAlgorithmServesBothTargets) {
@@ -379,7 +395,7 @@ TEST_F(DeviceGroupTest, InputsInSegmentsAreReadInPlace) {
     EXPECT_EQ(launch.plan.algorithm, Algorithm::kTwoShot);
     EXPECT_EQ(launch.location,
               rank.number() == 1 ? (BufferLocation{1} << kLocationShift) | 64 : BufferLocation{0});
-    // LL packets leave from the tensor itself, wherever it is.
+    // Tiles leave from the tensor itself, wherever it is.
     args.count = 16;
     rank.launch(args);
     EXPECT_EQ(rank.kernels().launches().at(1).location, 0u);

@@ -31,6 +31,7 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
                                                     .world_size = world_size(),
                                                     .layout = layout,
                                                     .page = &trace_.own_page(),
+                                                    .wire = context.agreement.wire,
                                                     .poisons = poison_in_environment()});
   resources_->kernels->set_peer(rank(), resources_->segment->base());
   resources_->peers = std::make_unique<DevicePeers>(context.group, runtime, *resources_->segment);

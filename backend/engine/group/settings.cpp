@@ -49,6 +49,15 @@ bool poison_in_environment() { return flag_in_environment("SYMM_POISON", "1"); }
 
 bool return_work_in_environment() { return flag_in_environment("SYMM_RETURN_WORK", "0"); }
 
+WireKind wire_in_environment() {
+  const char* const value = std::getenv("SYMM_WIRE");
+  const std::string text = value == nullptr ? "ll" : value;
+  if (text != "ll" && text != "line") {
+    refuse("SYMM_WIRE: expected ll or line, got '" + text + "'");
+  }
+  return text == "line" ? WireKind::kLine : WireKind::kLL;
+}
+
 PlanTables tables_in_environment() {
   const char* const path = std::getenv("SYMM_TUNING_FILE");
   if (path == nullptr) return {};
@@ -98,6 +107,7 @@ Agreement Agreement::proposed_by(const CommunicatorConfig& config) {
           .workspace_bytes = config.workspace_bytes,
           .device_workspace_bytes = config.device_workspace_bytes,
           .deterministic = config.deterministic && deterministic,
+          .wire = wire_in_environment(),
           .tables = tables_in_environment()};
 }
 
@@ -107,6 +117,7 @@ std::vector<std::uint8_t> Agreement::encode() const {
   writer.integer(workspace_bytes);
   writer.integer(device_workspace_bytes);
   writer.integer(static_cast<std::uint32_t>(deterministic));
+  writer.integer(static_cast<std::uint32_t>(wire));
   const std::string text = tables == PlanTables{} ? "" : tables.to_json();
   if (text.size() > kMaxTableText) {
     refuse("tuning tables: expected at most " + std::to_string(kMaxTableText) +
@@ -122,14 +133,17 @@ Agreement Agreement::decode(std::span<const std::uint8_t> bytes) {
   const auto workspace_bytes = reader.integer<std::uint64_t>();
   const auto device_workspace_bytes = reader.integer<std::uint64_t>();
   const auto deterministic = reader.integer<std::uint32_t>();
+  const auto wire = reader.integer<std::uint32_t>();
   const std::string text = reader.text(kMaxTableText);
-  if (!reader.finished() || algorithm >= kAlgorithmCount || deterministic > 1) {
+  if (!reader.finished() || algorithm >= kAlgorithmCount || deterministic > 1 ||
+      wire >= kWireKindCount) {
     throw Error(ErrorCode::kSecurity, "its settings in the Store cannot be read");
   }
   return {.algorithm = static_cast<Algorithm>(algorithm),
           .workspace_bytes = workspace_bytes,
           .device_workspace_bytes = device_workspace_bytes,
           .deterministic = deterministic != 0,
+          .wire = static_cast<WireKind>(wire),
           .tables = text.empty() ? PlanTables{}
                                  : PlanTables::from_json(text, "the tuning tables of rank 0")};
 }

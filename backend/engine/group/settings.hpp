@@ -9,6 +9,7 @@
 
 #include "backend/engine/group/communicator_config.hpp"
 #include "kernels/plan/plan.hpp"
+#include "kernels/protocol/device_layout.hpp"
 
 namespace symm {
 
@@ -27,6 +28,9 @@ bool nan_check_in_environment();
 // SYMM_TUNING_FILE: path of JSON tuning tables (PlanTables::from_json), a regular file of at most
 // 16 MiB.
 PlanTables tables_in_environment();
+// SYMM_WIRE. ll, or as unset; line, which only a group may have whose GPUs all have NVLink to each
+// other, or are one.
+WireKind wire_in_environment();
 
 // A size that a program chooses, in bytes.
 struct SizeRange {
@@ -40,13 +44,14 @@ struct SizeRange {
 void check_size(const std::string& option, std::int64_t bytes, const SizeRange& range);
 void check_config(const CommunicatorConfig& config);
 
-// What must be the same on every rank. Rank 0 decides the algorithm and the tables; the rest must
-// have been given alike.
+// What must be the same on every rank. Rank 0 decides the algorithm, the wire and the tables; the
+// rest must have been given alike.
 struct Agreement {
   Algorithm algorithm = Algorithm::kAuto;
   std::uint64_t workspace_bytes = 0;
   std::uint64_t device_workspace_bytes = 0;
   bool deterministic = true;  // false where the option or the environment waives it
+  WireKind wire = WireKind::kLL;
   PlanTables tables;
 
   // Reads the environment. SYMM_HANDLE_TYPE and SYMM_DISABLE_MULTICAST are checked with it, and

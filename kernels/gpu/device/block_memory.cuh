@@ -8,7 +8,7 @@
 
 namespace symm {
 
-// 16 bytes of payload: the unit of LL packets and of vector accesses. The size of every dtype
+// 16 bytes of payload: the unit of tiles and of vector accesses. The size of every dtype
 // divides it.
 struct alignas(16) Unit {
   std::uint32_t words[4];

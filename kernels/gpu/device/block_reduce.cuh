@@ -94,8 +94,9 @@ struct ElementRule {
   static constexpr std::size_t kElementBytes = sizeof(Storage);
   static constexpr int kPerUnit = static_cast<int>(kUnitBytes / kElementBytes);
 
-  __device__ static Facts facts_of(const double* factors, const CollectiveParams& call,
-                                   const GroupParams& group) {
+  // `call`: CollectiveParams or WireParams, which is the group as well.
+  template <class Call, class Group>
+  __device__ static Facts facts_of(const double* factors, const Call& call, const Group& group) {
     return {factors, call.premultiplies, call.divisor, group.world_size};
   }
   // Calls `body` with the call's rule.
@@ -174,8 +175,8 @@ struct SharedRules {
   using Facts = SharedFacts;
   static constexpr std::size_t kElementBytes = 0;  // the call's
 
-  __device__ static Facts facts_of(const double* factors, const CollectiveParams& call,
-                                   const GroupParams& group) {
+  template <class Call, class Group>
+  __device__ static Facts facts_of(const double* factors, const Call& call, const Group& group) {
     return {{factors, call.premultiplies, call.divisor, group.world_size}, call.dtype, call.op};
   }
   template <class Body>

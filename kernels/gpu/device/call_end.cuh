@@ -15,9 +15,12 @@ __device__ inline bool is_last_block(std::uint32_t* ticket) {
   return true;
 }
 
-// Number of the collective that this launch carries out.
+// Number of the collective that this launch carries out; exact until its last block has ended.
+__device__ inline std::uint64_t collective_number(const LocalState& local) {
+  return load_relaxed(&local.sequence) / kSequenceUnit + 1;
+}
 __device__ inline std::uint64_t collective_number(const GroupParams& group) {
-  return load_data(&local_state(group).sequence) + 1;
+  return collective_number(local_state(group));
 }
 
 // False in a dead group. Reports to the host that the collective has begun. By the whole block.
@@ -34,8 +37,8 @@ __device__ inline bool begin_collective(const GroupParams& group) {
 __device__ inline void end_collective(const GroupParams& group, bool ends_call) {
   if (!ends_call) return;
   LocalState& local = local_state(group);
-  const std::uint64_t number = load_data(&local.sequence) + 1;
-  store_data(&local.sequence, number);
+  const std::uint64_t number = collective_number(local);
+  store_data(&local.sequence, number * kSequenceUnit);
   store_relaxed(&page_of(group).completed, number);
 }
 

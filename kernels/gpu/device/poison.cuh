@@ -6,8 +6,12 @@
 // its launch was to write with poison_of(dtype). Other blocks of the launch may have succeeded, and
 // their results may come before or after: every element is right or poison. The host's errors come
 // later; a replay of a graph has no others.
+//
+// A block of a wire fills its own part only: in a call in place other blocks may still be sending
+// what it would write over, to peers whose calls succeed.
 #pragma once
 
+#include "kernels/core/atomics.hpp"
 #include "kernels/gpu/device/block_memory.cuh"
 #include "kernels/gpu/interface/call_params.hpp"
 
@@ -38,12 +42,12 @@ namespace symm {
 // Fills what the call was to write on this rank, where it poisons at all. By the whole block, once
 // the group is dead.
 [[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD void poison_outputs(
-    const GroupParams& group, const CollectiveParams& call) {
+    int rank, int world_size, const CollectiveParams& call) {
   if (call.poison == 0) return;
   // A peer that reads in place what follows also finds that this rank is dead.
   release_earlier_work();
-  const bool is_root = group.rank == call.root;
-  const Part& own = call.parts[group.rank];
+  const bool is_root = rank == call.root;
+  const Part& own = call.parts[rank];
   const auto fill = [&](void* data, std::size_t count) {
     fill_poison(data, count * call.element_bytes, call.poison);
   };
@@ -66,9 +70,8 @@ namespace symm {
       if (!is_root) return;
       [[fallthrough]];
     case CollectiveKind::kAllGather:
-      for (int r = 0; r < group.world_size; ++r) {
-        if (r != group.rank || own.data != call.input)
-          fill(call.parts[r].data, call.parts[r].count);
+      for (int r = 0; r < world_size; ++r) {
+        if (r != rank || own.data != call.input) fill(call.parts[r].data, call.parts[r].count);
       }
       return;
     default:

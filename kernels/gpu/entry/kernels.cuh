@@ -1,4 +1,4 @@
-// The kernels of the collectives. `Rules` of a reducing kernel: see NOTE [Reduction rules].
+// The kernels of pipelined collectives. `Rules` of a reducing kernel: see NOTE [Reduction rules].
 #pragma once
 
 #include "kernels/algorithms/all_gather.hpp"
@@ -12,7 +12,6 @@
 #include "kernels/algorithms/scatter.hpp"
 #include "kernels/gpu/device/call_end.cuh"
 #include "kernels/gpu/device/poison.cuh"
-#include "kernels/gpu/ll/ll_kernels.cuh"
 #include "kernels/gpu/simple/block_executor.cuh"
 
 namespace symm {
@@ -39,25 +38,8 @@ __device__ inline bool try_channel(const GroupParams& group, const CollectivePar
 template <class Reducer, class Body>
 __device__ inline void run_channel(const GroupParams& group, const CollectiveParams& call,
                                    const WaitParams& wait, const Body& body) {
-  if (!try_channel<Reducer>(group, call, wait, body)) poison_outputs(group, call);
-}
-
-template <class Body>
-__device__ inline bool try_ll(const GroupParams& group, const CollectiveParams& call,
-                              const WaitParams& wait, const Body& body) {
-  __shared__ LLState state;
-  if (!begin_collective(group)) return false;
-  Waiter waiter(group, wait, collective_number(group), false);
-  LLCall ll(group, call, waiter, state);
-  if (!ll.begin() || !block_all(body(ll))) return false;
-  ll.end();
-  return true;
-}
-
-template <class Body>
-__device__ inline void run_ll(const GroupParams& group, const CollectiveParams& call,
-                              const WaitParams& wait, const Body& body) {
-  if (!try_ll(group, call, wait, body)) poison_outputs(group, call);
+  if (!try_channel<Reducer>(group, call, wait, body))
+    poison_outputs(group.rank, group.world_size, call);
 }
 
 template <class Rules>
@@ -82,24 +64,6 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
         return all_reduce_two_shot(x, call.input, call.output, bytes);
       default:
         return all_reduce_one_shot(x, call.input, call.output, bytes);
-    }
-  });
-}
-
-template <class Rules>
-__global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, 1)
-    reduce_ll_kernel(const SYMM_GRID_CONSTANT GroupParams group,
-                     const SYMM_GRID_CONSTANT CollectiveParams call,
-                     const SYMM_GRID_CONSTANT WaitParams wait) {
-  run_ll(group, call, wait, [&](LLCall& x) {
-    switch (call.kind) {
-      case CollectiveKind::kReduce:
-        return ll_reduce<Rules>(x, call);
-      case CollectiveKind::kReduceScatter:
-        return ll_reduce_scatter<Rules>(x, call);
-      default:
-        return call.algorithm == Algorithm::kLLTwoShot ? ll_all_reduce_two_shot<Rules>(x, call)
-                                                       : ll_all_reduce<Rules>(x, call);
     }
   });
 }

@@ -1,6 +1,6 @@
-// Kernels that move data unchanged, and the barriers around copy engines.
+// Kernels that move data unchanged, and barriers.
 #include "kernels/gpu/entry/kernels.cuh"
-#include "kernels/gpu/interface/kernel_table.hpp"
+#include "kernels/gpu/entry/wire_kernels.cuh"
 
 namespace symm {
 
@@ -27,49 +27,48 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
   });
 }
 
-__global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
-    move_ll_kernel(const SYMM_GRID_CONSTANT GroupParams group,
-                   const SYMM_GRID_CONSTANT CollectiveParams call,
-                   const SYMM_GRID_CONSTANT WaitParams wait) {
-  run_ll(group, call, wait, [&](LLCall& x) {
-    switch (call.kind) {
-      case CollectiveKind::kBroadcast:
-        return ll_broadcast(x, call);
-      case CollectiveKind::kAllGather:
-        return ll_all_gather(x, call);
-      case CollectiveKind::kGather:
-        return ll_gather(x, call);
-      case CollectiveKind::kScatter:
-        return ll_scatter(x, call);
-      default:
-        return ll_barrier(x);
+// Sends `mine` to everybody in one tile and compares it with everybody's. What the streams of the
+// ranks did before it is seen by what they do after it. False in threads that must end the launch.
+template <class Block>
+__device__ __forceinline__ bool meet(Block& block, BufferLocation mine) {
+  release_earlier_work();
+  const Unit unit{{static_cast<std::uint32_t>(mine), static_cast<std::uint32_t>(mine >> 32), 0, 0}};
+  for (int peer = 0; peer < block.world_size(); ++peer) {
+    if (peer != block.rank()) block.send(peer, 0, unit);
+  }
+  block.refresh([](int, std::uint32_t place) { return place == 0; });
+  bool ok = true;
+  for (int base = 0; base < block.world_size(); base += Block::kBatch) {
+    Unit units[Block::kBatch];
+    if (!block.receive(base, 0, units, [](int) { return true; })) return false;
+#pragma unroll
+    for (int k = 0; k < Block::kBatch; ++k) {
+      const int peer = base + k;
+      if (threadIdx.x != 0 || peer >= block.world_size() || peer == block.rank()) continue;
+      const std::uint64_t theirs = units[k].words[0] | static_cast<std::uint64_t>(units[k].words[1])
+                                                           << 32;
+      if (theirs != mine) ok = block.fail(DeviceFault::kAsymmetricUse, peer, theirs, mine);
     }
-  });
+  }
+  acquire_for_later_work();
+  return ok;
 }
 
-// The entry and the exit barrier around copy engines. The ranks compare the locations of their
-// outputs: copy engines may write to the outputs of the peers only where all locations are equal.
-__global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
-    copy_barrier_kernel(const SYMM_GRID_CONSTANT GroupParams group,
-                        const SYMM_GRID_CONSTANT CollectiveParams call,
-                        const SYMM_GRID_CONSTANT WaitParams wait) {
-  const auto meet = [&](LLCall& x) {
-    x.refresh(1);
-    const int peer = static_cast<int>(threadIdx.x);
-    if (peer >= group.world_size || peer == group.rank) return true;
-    release_earlier_work();
-    x.send(peer, 0,
-           Unit{{static_cast<std::uint32_t>(call.location),
-                 static_cast<std::uint32_t>(call.location >> 32), 0, 0}});
-    Unit unit;
-    const bool came = x.receive(peer, 0, &unit);
-    acquire_for_later_work();
-    const std::uint64_t theirs = unit.words[0] | (static_cast<std::uint64_t>(unit.words[1]) << 32);
-    if (!came || theirs == call.location) return came;
-    return x.waiter().fail(DeviceFault::kAsymmetricUse, peer, theirs, call.location);
-  };
-  // Copies come after the entry barrier, also where that has failed.
-  if (!try_ll(group, call, wait, meet) && call.ends_call) poison_outputs(group, call);
+// What a launch can have on every GPU.
+static_assert(sizeof(WireParams<kMaxDeviceRanks>) + sizeof(CollectiveParams) <= 4096);
+
+// Copy engines may write to the outputs of the peers only where all locations are equal, so the
+// barriers around them compare these. `call`: what the copies carry out.
+template <class Tile, int N>
+__global__ void SYMM_LAUNCH_BOUNDS(kLLThreads, 1)
+    wire_barrier_kernel(const SYMM_GRID_CONSTANT WireParams<kWireRanks<N>> params,
+                        const SYMM_GRID_CONSTANT CollectiveParams call) {
+  WireBlock<Tile, N> block(params);
+  if (block.ready() && block_all(meet(block, call.location))) {
+    block.end();
+  } else if (call.ends_call) {  // copies come after the entry barrier, also where that has failed
+    poison_outputs(params.rank, params.world_size, call);
+  }
 }
 
 }  // namespace
@@ -77,9 +76,24 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
 const void* move_pipeline_kernel_address() {
   return reinterpret_cast<const void*>(&move_pipeline_kernel);
 }
-const void* move_ll_kernel_address() { return reinterpret_cast<const void*>(&move_ll_kernel); }
-const void* copy_barrier_kernel_address() {
-  return reinterpret_cast<const void*>(&copy_barrier_kernel);
+WireKernels move_wire_kernels() {
+  WireKernels kernels = wire_kernels<NoRules, true>();
+#if SYMM_LINES
+  // Not on AMD, where that of four ranks has too few registers.
+  enter_wire_worlds<LLTile, NoRules>(kernels, WireKind::kLL);
+#endif
+  return kernels;
+}
+WireKernels wire_barrier_kernels() {
+  WireKernels kernels;
+  const auto enter = [&](WireKind kind, const void* kernel) {
+    kernels.of[static_cast<std::size_t>(kind)][kWireWorldCount - 1] = kernel;
+  };
+  enter(WireKind::kLL, reinterpret_cast<const void*>(&wire_barrier_kernel<LLTile, 0>));
+#if SYMM_LINES
+  enter(WireKind::kLine, reinterpret_cast<const void*>(&wire_barrier_kernel<LineTile, 0>));
+#endif
+  return kernels;
 }
 
 }  // namespace symm

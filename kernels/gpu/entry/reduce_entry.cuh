@@ -6,16 +6,17 @@
 #include <utility>
 
 #include "kernels/gpu/entry/kernels.cuh"
-#include "kernels/gpu/interface/kernel_table.hpp"
+#include "kernels/gpu/entry/wire_kernels.cuh"
 
 namespace symm {
 
 template <Dtype dtype, ReduceOp op, class Shared>
 void enter_rule(ReduceKernelTable& table) {
   if constexpr (is_rule(dtype, op)) {
+    constexpr bool kIsCommon = kGpuSharesReduceKernels && has_own_kernels(dtype, op);
     using Rules = std::conditional_t<has_own_kernels(dtype, op), ElementRule<dtype, op>, Shared>;
     table[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)] = {
-        reinterpret_cast<const void*>(&reduce_ll_kernel<Rules>),
+        wire_kernels<Rules, kIsCommon>(),
         reinterpret_cast<const void*>(&reduce_pipeline_kernel<Rules>)};
   }
 }

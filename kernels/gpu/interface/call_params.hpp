@@ -40,10 +40,7 @@ struct CollectiveParams {
   ReduceOp op;
   const void* input;
   void* output;
-  std::uint64_t count;  // elements, as in CollectiveArgs
-  // The launch carries out [begin, begin + limit) of every message and share, in bytes.
-  std::uint64_t begin;
-  std::uint64_t limit;
+  std::uint64_t count;      // elements, as in CollectiveArgs
   BufferLocation location;  // of the input
   double factor;
   std::uint64_t poison;         // NOTE [Poison] in poison.cuh; 0: none

@@ -28,7 +28,7 @@ using StreamHandle = void*;
 struct FirstCounts {
   std::uint64_t steps = 0;  // of every channel: its epoch, and `done` of every rank
   std::uint64_t ready = 0;  // at most `steps`: less where no rank has published the last steps
-  std::uint32_t ll = 0;     // LL calls
+  std::uint64_t wire = 0;   // calls over a wire, of every block
   std::uint32_t p2p = 0;    // slots of every p2p channel
 
   bool operator==(const FirstCounts&) const = default;
@@ -38,8 +38,12 @@ struct GroupKernelsConfig {
   int rank = 0;  // group rank
   int world_size = 1;
   DeviceLayout layout{};
-  DevicePage* page = nullptr;  // this rank's, host address; the object maps it for the device
-  FirstCounts first{};         // set before any peer knows this rank's segment
+  DevicePage* page = nullptr;     // this rank's, host address; the object maps it for the device
+  FirstCounts first{};            // set before any peer knows this rank's segment
+  WireKind wire = WireKind::kLL;  // the same on all ranks; kLine: not on AMD
+  // Collectives over a wire count themselves in the page; without, `entered` and `completed` are of
+  // no use. A test that times kernels leaves it out.
+  bool counts_wire_calls = true;
   // Failed polls of a kernel between two tests of the abort word and the clock; a power of two. The
   // default is more than a working group ever needs in a row.
   std::uint32_t poll_period = 256;

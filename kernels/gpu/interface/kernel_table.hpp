@@ -6,6 +6,7 @@
 #include "kernels/core/collective.hpp"
 #include "kernels/core/dtype.hpp"
 #include "kernels/core/reduce_op.hpp"
+#include "kernels/gpu/interface/wire_params.hpp"
 
 namespace symm {
 
@@ -38,12 +39,18 @@ constexpr bool is_rule(Dtype dtype, ReduceOp op) {
   return op_supports(op, dtype) && reduction_rule(dtype, op) == ReductionRule{dtype, op, 1};
 }
 
+// wire_kernel by wire and by index of kWireWorlds; null where those of any world size serve, or
+// where the library has no such wire.
+struct WireKernels {
+  const void* of[kWireKindCount][kWireWorldCount] = {};
+};
+
 // The kernels of a compiled rule, or of several; null for other pairs.
-struct ReduceKernelPair {
-  const void* ll = nullptr;        // reduce_ll_kernel
+struct ReduceKernels {
+  WireKernels wire;
   const void* pipeline = nullptr;  // reduce_pipeline_kernel
 };
-using ReduceKernelTable = std::array<std::array<ReduceKernelPair, kReduceOpCount>, kDtypeCount>;
+using ReduceKernelTable = std::array<std::array<ReduceKernels, kReduceOpCount>, kDtypeCount>;
 
 // Each enters the kernels of its dtypes, in the translation unit of its name.
 void reduce_float16(ReduceKernelTable& table);  // float16, bfloat16
@@ -53,9 +60,11 @@ void reduce_narrow_integer(ReduceKernelTable& table);  // int8, uint8, bool
 void reduce_wide_integer(ReduceKernelTable& table);    // int16, int32, int64
 
 // Kernels that move data; move.cu and transfer.cu.
-const void* move_ll_kernel_address();
+WireKernels move_wire_kernels();
+// Barriers of the ranks in one block; WireParams with CollectiveParams, whose `location` all ranks
+// must have equal.
+WireKernels wire_barrier_kernels();
 const void* move_pipeline_kernel_address();
-const void* copy_barrier_kernel_address();
 const void* transfer_kernel_address();
 
 // signal.cu; its only parameter is SignalParams.

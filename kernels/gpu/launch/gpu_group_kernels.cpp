@@ -11,8 +11,10 @@
 #include "kernels/core/error.hpp"
 #include "kernels/gpu/interface/call_params.hpp"
 #include "kernels/gpu/interface/kernel_table.hpp"
+#include "kernels/gpu/interface/wire_params.hpp"
 #include "kernels/gpu/launch/copy_streams.hpp"
 #include "kernels/gpu/launch/transfer_schedule.hpp"
+#include "kernels/gpu/launch/wire_route.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
 #include "kernels/gpu/vendor/gpu_check.hpp"
 #include "kernels/plan/plan.hpp"
@@ -24,8 +26,6 @@ namespace {
 constexpr unsigned kBlockThreads = 512;
 constexpr std::uint64_t kBlockBytes = kBlockThreads * 16;  // that a block reads at once
 static_assert(kMultimemThreads == kBlockThreads);
-
-constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
 
 const ReduceKernelTable& reduce_table() {
   static const ReduceKernelTable table = [] {
@@ -43,13 +43,19 @@ void load_kernels() {
   const auto load = [](const void* kernel) {
     if (kernel != nullptr) load_kernel(kernel);
   };
-  for (const void* kernel : {move_ll_kernel_address(), move_pipeline_kernel_address(),
-                             copy_barrier_kernel_address(), transfer_kernel_address()}) {
+  const auto load_all = [&](const WireKernels& kernels) {
+    for (const auto& of_wire : kernels.of) {
+      for (const void* kernel : of_wire) load(kernel);
+    }
+  };
+  for (const void* kernel : {move_pipeline_kernel_address(), transfer_kernel_address()}) {
     load(kernel);
   }
+  load_all(move_wire_kernels());
+  load_all(wire_barrier_kernels());
   for (const auto& of_dtype : reduce_table()) {
-    for (const ReduceKernelPair& kernels : of_dtype) {
-      load(kernels.ll);
+    for (const ReduceKernels& kernels : of_dtype) {
+      load_all(kernels.wire);
       load(kernels.pipeline);
     }
   }
@@ -60,6 +66,10 @@ void load_kernels() {
                                    static_cast<ReduceOp>(op)));
     }
   }
+}
+
+std::uint64_t timeout_ns(const LaunchOptions& options) {
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(options.timeout.count(), 0));
 }
 
 class GpuGroupKernels final : public GroupKernels {
@@ -83,10 +93,15 @@ class GpuGroupKernels final : public GroupKernels {
   void start_counters(std::byte* segment);
   CollectiveParams params_of(const CollectiveArgs& args, const Plan& plan,
                              BufferLocation location) const;
-  // Bytes of each message that one LL launch carries.
-  std::uint64_t ll_limit(const CollectiveParams& call) const;
-  void launch_ll(const void* kernel, CollectiveParams& call, int channels,
-                 const LaunchOptions& options);
+  void launch_over_wire(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
+  void launch_barrier(const CollectiveParams& call, const LaunchOptions& options);
+  // The kernel of this group's wire and world size, with its parameters.
+  template <class... More>
+  void start_wire(const WireKernels& kernels, const WireLaunch& launch,
+                  const CollectiveParams& call, const LaunchOptions& options, const More&... more);
+  template <int kRanks>
+  WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams& call,
+                                 const LaunchOptions& options) const;
   template <class Params, class... More>
   void start(const void* kernel, unsigned blocks, const Params& params,
              const LaunchOptions& options, const More&... more);
@@ -97,17 +112,25 @@ class GpuGroupKernels final : public GroupKernels {
   std::optional<MappedMemory> page_;
   CopyStreams copies_;
   TransferSchedule schedule_;
+  WireRoute route_;
+  WireLaunch barrier_;
 };
 
 GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_index)
     : config_(config),
       device_(device_index),
       copies_(config.world_size - 1),
-      schedule_(config.rank, config.world_size, config.poisons) {
+      schedule_(config.rank, config.world_size, config.poisons),
+      route_(config.world_size) {
   load_kernels();
+  if (move_wire_kernels().of[static_cast<std::size_t>(config.wire)][kWireWorldCount - 1] ==
+      nullptr) {
+    throw Error(ErrorCode::kUnsupported, "this device library has no wire by lines of 128 bytes");
+  }
   group_.rank = config.rank;
   group_.world_size = config.world_size;
   group_.layout = config.layout;
+  barrier_.sends_same = true;
   page_.emplace(config.page, sizeof(DevicePage), "mapping the group's page of host memory");
   group_.page = static_cast<DevicePage*>(page_->device_address());
 }
@@ -137,10 +160,10 @@ void GpuGroupKernels::start_counters(std::byte* segment) {
   signal.ready = first.ready;
   signal.done = first.steps;
   write(layout.channel_signals, std::vector<ChannelSignal>(kMaxChannels * world, signal));
-  write(layout.ll_done, std::vector<std::uint32_t>(world, first.ll));
+  write(layout.wire_done, std::vector<std::uint64_t>(layout.wire_blocks * world, first.wire));
   write(layout.p2p_signals, std::vector<P2pSignal>(world * kP2pChannels, {first.p2p, first.p2p}));
   std::vector<LocalState> local(1);
-  local[0].ll_epoch = first.ll;
+  std::fill_n(local[0].wire_epoch, kMaxWireBlocks, first.wire);
   std::fill_n(local[0].channel_epoch, kMaxChannels, first.steps);
   for (auto& of_peer : local[0].p2p_channels) {
     std::fill_n(of_peer, kP2pChannels, P2pCounter{first.p2p, first.p2p});
@@ -182,7 +205,6 @@ CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Pl
   call.input = args.input;
   call.output = args.output;
   call.count = args.count * elements;
-  call.limit = kUnlimited;
   call.location = location;
   call.factor = args.factor;
   call.poison = config_.poisons ? poison_of(args.dtype) : 0;
@@ -197,56 +219,125 @@ CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Pl
 template <class Params, class... More>
 void GpuGroupKernels::start(const void* kernel, unsigned blocks, const Params& params,
                             const LaunchOptions& options, const More&... more) {
-  const auto timeout = std::max<std::int64_t>(options.timeout.count(), 0);
-  WaitParams wait{static_cast<std::uint64_t>(timeout), config_.poll_period};
+  WaitParams wait{timeout_ns(options), config_.poll_period};
   void* arguments[] = {&group_, const_cast<Params*>(&params), &wait, const_cast<More*>(&more)...};
   check_gpu(gpuLaunchKernel(kernel, dim3(blocks), dim3(kBlockThreads), arguments, 0,
                             static_cast<gpuStream_t>(options.stream)),
             "launching a kernel");
 }
 
-std::uint64_t GpuGroupKernels::ll_limit(const CollectiveParams& call) const {
-  const std::uint64_t buffer = config_.layout.ll_buffer_data_bytes() / 16 * 16;
-  if (call.algorithm != Algorithm::kLLTwoShot) return buffer;
-  // The inputs and the results of a share are in one LL buffer.
-  return buffer / 32 * 16 * static_cast<std::uint64_t>(config_.world_size);
+template <int kRanks>
+WireParams<kRanks> GpuGroupKernels::wire_params(const WireLaunch& launch,
+                                                const CollectiveParams& call,
+                                                const LaunchOptions& options) const {
+  const DeviceLayout& layout = config_.layout;
+  WireParams<kRanks> params{};
+  params.rank = config_.rank;
+  params.world_size = config_.world_size;
+  params.root = call.root;
+  params.divisor = call.divisor;
+  params.sends_same = launch.sends_same;
+  params.combines = launch.combines;
+  params.relays = launch.relays;
+  params.copies_own = launch.copies_own;
+  params.premultiplies = call.premultiplies;
+  params.ends_call = launch.ends_call;
+  params.counts_calls = config_.counts_wire_calls;
+  params.dtype = call.dtype;
+  params.op = call.op;
+  params.poll_period = config_.poll_period;
+  params.tiles_per_block = launch.tiles_per_block;
+  params.box_tiles = layout.wire_box_tiles(config_.wire);
+  params.factor = std::bit_cast<std::uint64_t>(call.factor);
+  params.poison = call.poison;
+  params.stores = launch.stores;
+  std::copy_n(launch.sends, 2, params.sends);
+  std::copy_n(launch.hears, 2, params.hears);
+  params.timeout_ns = timeout_ns(options);
+  params.local = layout.local;
+  params.done = layout.wire_done;
+  params.boxes = layout.wire_boxes;
+  params.box_bytes = layout.wire_box_bytes;
+  params.box_blocks = layout.wire_blocks;
+  params.page = group_.page;
+  std::copy_n(group_.segments, config_.world_size, params.segments);
+  std::copy(launch.send.begin(), launch.send.end(), params.send);
+  std::copy(launch.take.begin(), launch.take.end(), params.take);
+  return params;
 }
 
-// Divides the call into launches by the size of the LL buffers.
-void GpuGroupKernels::launch_ll(const void* kernel, CollectiveParams& call, int channels,
-                                const LaunchOptions& options) {
-  std::uint64_t largest = call.count;
-  for (int r = 0; r < config_.world_size; ++r) largest = std::max(largest, call.parts[r].count);
-  largest *= call.element_bytes;
-  call.limit = ll_limit(call);
-  for (call.begin = 0;; call.begin += call.limit) {
-    const std::uint64_t bytes = std::min(call.limit, largest - std::min(call.begin, largest));
-    const std::uint64_t blocks = std::clamp<std::uint64_t>((bytes + kBlockBytes - 1) / kBlockBytes,
-                                                           1, static_cast<std::uint64_t>(channels));
-    call.ends_call = largest - std::min(call.begin, largest) <= call.limit;
-    start(kernel, static_cast<unsigned>(blocks), call, options);
-    if (call.ends_call) return;
+template <class... More>
+void GpuGroupKernels::start_wire(const WireKernels& kernels, const WireLaunch& launch,
+                                 const CollectiveParams& call, const LaunchOptions& options,
+                                 const More&... more) {
+  const auto& of_wire = kernels.of[static_cast<std::size_t>(config_.wire)];
+  const auto put = [&](const void* kernel, auto params) {
+    void* arguments[] = {&params, const_cast<More*>(&more)...};
+    check_gpu(gpuLaunchKernel(kernel, dim3(launch.blocks), dim3(launch.threads), arguments, 0,
+                              static_cast<gpuStream_t>(options.stream)),
+              "launching a kernel");
+  };
+  const int world = config_.world_size;
+  if (world == 2 && of_wire[0] != nullptr) {
+    put(of_wire[0], wire_params<2>(launch, call, options));
+  } else if (world == 4 && of_wire[1] != nullptr) {
+    put(of_wire[1], wire_params<4>(launch, call, options));
+  } else if (world == 8 && of_wire[2] != nullptr) {
+    put(of_wire[2], wire_params<8>(launch, call, options));
+  } else {
+    put(of_wire[3], wire_params<kMaxDeviceRanks>(launch, call, options));
   }
+}
+
+void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& plan,
+                                       const LaunchOptions& options) {
+  const CollectiveParams call = params_of(args, plan, 0);
+  const DeviceLayout& layout = config_.layout;
+  // One hop is faster for a few KB, two send less.
+  constexpr std::uint64_t kOneHopBytes = 16 * 1024;
+  const std::uint64_t bytes = call.count * call.element_bytes;
+  WireFacts facts;
+  facts.rank = config_.rank;
+  facts.world_size = config_.world_size;
+  facts.wire = config_.wire;
+  facts.most_blocks = std::clamp(plan.channels, 1, static_cast<int>(layout.wire_blocks));
+  facts.box_tiles = layout.wire_box_tiles(config_.wire);
+  facts.two_hops = args.kind == CollectiveKind::kAllReduce
+                       ? plan.algorithm == Algorithm::kLLTwoShot
+                       : config_.world_size > 2 && bytes > kOneHopBytes;
+  WireKernels kernels = move_wire_kernels();
+  if (reduces(args.kind)) {
+    kernels =
+        reduce_table()[static_cast<std::size_t>(call.dtype)][static_cast<std::size_t>(call.op)]
+            .wire;
+  }
+  route_.begin(args, facts);
+  while (const WireLaunch* launch = route_.next()) start_wire(kernels, *launch, call, options);
+}
+
+void GpuGroupKernels::launch_barrier(const CollectiveParams& call, const LaunchOptions& options) {
+  barrier_.ends_call = call.ends_call;
+  start_wire(wire_barrier_kernels(), barrier_, call, options, call);
 }
 
 void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
                              const LaunchOptions& options) {
   const DeviceGuard guard(device_);
-  CollectiveParams call = params_of(args, plan, location);
-  const bool is_ll = plan.algorithm == Algorithm::kLL || plan.algorithm == Algorithm::kLLTwoShot;
-  const int channels = std::clamp(plan.channels, 1, kMaxChannels);
-  const void* kernel = is_ll ? move_ll_kernel_address() : move_pipeline_kernel_address();
+  if (plan.algorithm == Algorithm::kLL || plan.algorithm == Algorithm::kLLTwoShot) {
+    if (args.kind == CollectiveKind::kBarrier) {
+      launch_barrier(params_of(args, plan, 0), options);
+    } else {
+      launch_over_wire(args, plan, options);
+    }
+    return;
+  }
+  const CollectiveParams call = params_of(args, plan, location);
+  const void* kernel = move_pipeline_kernel_address();
   if (reduces(args.kind)) {
-    const ReductionRule rule = reduction_rule(args.dtype, args.op);
-    const ReduceKernelPair& kernels =
-        reduce_table()[static_cast<std::size_t>(rule.dtype)][static_cast<std::size_t>(rule.op)];
-    kernel = is_ll ? kernels.ll : kernels.pipeline;
+    kernel = reduce_table()[static_cast<std::size_t>(call.dtype)][static_cast<std::size_t>(call.op)]
+                 .pipeline;
   }
-  if (is_ll) {
-    launch_ll(kernel, call, channels, options);
-  } else {
-    start(kernel, static_cast<unsigned>(channels), call, options);
-  }
+  start(kernel, static_cast<unsigned>(std::clamp(plan.channels, 1, kMaxChannels)), call, options);
 }
 
 void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
@@ -273,11 +364,11 @@ void GpuGroupKernels::launch_copies(const CollectiveArgs& args, BufferLocation l
     barrier.count = args.output_parts[0].count * args.output_parts.size();
   }
   barrier.ends_call = false;
-  start(copy_barrier_kernel_address(), 1, barrier, options);
+  launch_barrier(barrier, options);
   copies_.run(copies_of(args, config_.rank, peer_outputs),
               static_cast<gpuStream_t>(options.stream));
   barrier.ends_call = true;
-  start(copy_barrier_kernel_address(), 1, barrier, options);
+  launch_barrier(barrier, options);
 }
 
 void GpuGroupKernels::launch_multimem(const CollectiveArgs& args, const Plan& plan,

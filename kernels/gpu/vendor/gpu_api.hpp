@@ -115,6 +115,9 @@ inline constexpr bool kGpuSharesReduceKernels = SYMM_GPU_AMD == 0;
 #define SYMM_MULTIMEM 0
 #endif
 
+// A warp has 32 threads, whose accesses to a line of 128 bytes by one instruction are one access.
+#define SYMM_LINES (SYMM_GPU_AMD == 0)
+
 #if SYMM_GPU_COMPILER
 
 // SYMM_GRID_CONSTANT: a parameter that is read in the launch's parameter memory, without a copy in

@@ -4,7 +4,7 @@
 // NOTE [Memory on AMD]
 // By HIP's documents, memory of a GPU is coherent with others while kernels run only where it is
 // fine-grained, which many GPUs implement by not caching it; other memory is coherent after a
-// synchronization by the host. Flags, LL packets and the data of peers are all read while kernels
+// synchronization by the host. Flags, tiles and the data of peers are all read while kernels
 // run. hipMemCreate allocates memory of the second kind, but HIP 7 has the type uncached, which the
 // runtime's source allocates with the flags of fine-grained and of uncached memory. So all
 // symmetric memory is of that type. A runtime without it is refused, and memory of another library

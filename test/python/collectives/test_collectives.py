@@ -69,7 +69,7 @@ def pairs_of_op_and_dtype(collective):
 
 def parameters_of(collective, shape):
     """Counts cover nothing, one, odd and larger than a line; views aligned and not; sync, async.
-    On CUDA also what takes another path there: more than one LL buffer holds, and more slots."""
+    On CUDA also what takes another path there: more than the boxes hold, and more slots."""
     if collective in calls.OBJECTS or collective is calls.barrier:
         return [{"count": n, "async_op": n % 2 == 1} for n in (0, 1, 700, 4999)]
     pairs = [("SUM", dtype) for dtype in dtypes()]

@@ -1,0 +1,213 @@
+#include "kernels/gpu/launch/wire_route.hpp"
+
+#include <algorithm>
+
+namespace symm {
+
+namespace {
+
+constexpr std::uint32_t kBlockTiles = kWireThreads / kLLThreads;
+// A block that has this many tiles is as fast as several blocks.
+constexpr std::uint32_t kTilesOfOneBlock = 2 * kBlockTiles;
+
+constexpr std::uint64_t divided(std::uint64_t value, std::uint64_t by) {
+  return (value + by - 1) / by;
+}
+
+}  // namespace
+
+WireRoute::WireRoute(int world_size) {
+  launch_.send.resize(static_cast<std::size_t>(world_size));
+  launch_.take.resize(static_cast<std::size_t>(world_size));
+}
+
+void WireRoute::begin(const CollectiveArgs& args, const WireFacts& facts) {
+  args_ = args;
+  facts_ = facts;
+  const bool can_have_two = args.kind == CollectiveKind::kAllReduce ||
+                            args.kind == CollectiveKind::kReduce ||
+                            args.kind == CollectiveKind::kBroadcast;
+  facts_.two_hops = facts.two_hops && can_have_two && facts.world_size > 1;
+  begin_ = 0;
+  largest_ = largest_message();
+  const std::uint64_t blocks = most_blocks();
+  const std::uint64_t tile = wire_tile(facts_.wire).bytes;
+  limit_ = blocks * facts_.box_tiles * tile;
+  if (facts_.two_hops) {
+    const int owners = args.kind == CollectiveKind::kBroadcast ? facts_.world_size - 1  //
+                                                               : facts_.world_size;
+    limit_ = blocks * (facts_.box_tiles / 2) * tile * static_cast<std::uint64_t>(owners);
+  }
+  launch_.ends_call = false;
+}
+
+std::uint64_t WireRoute::largest_message() const {
+  std::uint64_t count = args_.count;
+  for (const Part& part : args_.input_parts) count = std::max<std::uint64_t>(count, part.count);
+  for (const Part& part : args_.output_parts) count = std::max<std::uint64_t>(count, part.count);
+  return count * dtype_bytes(args_.dtype);
+}
+
+const WireLaunch* WireRoute::next() {
+  if (launch_.ends_call) return nullptr;
+  launch_.ends_call = largest_ - begin_ <= limit_;
+  set_pieces();
+  set_grid();
+  const bool one_hop = !launch_.combines && !launch_.relays;
+  launch_.stores = launch_.hears[one_hop ? 0 : 1];
+  if (!one_hop || launch_.copies_own) launch_.stores |= 1ull << facts_.rank;
+  begin_ += limit_;
+  return &launch_;
+}
+
+WireRoute::Message WireRoute::cut(const void* data, std::uint64_t count) const {
+  const std::uint64_t bytes = count * dtype_bytes(args_.dtype);
+  auto* const start = static_cast<std::byte*>(const_cast<void*>(data));
+  if (bytes <= begin_) return {start, 0};
+  return {start == nullptr ? nullptr : start + begin_, std::min(bytes - begin_, limit_)};
+}
+
+WirePiece WireRoute::piece(const Message& message) const {
+  return {message.data, static_cast<std::uint32_t>(message.bytes),
+          static_cast<std::uint32_t>(divided(message.bytes, wire_tile(facts_.wire).bytes))};
+}
+
+WirePiece WireRoute::slice(const Message& message, int number, std::uint64_t bytes) const {
+  const std::uint64_t begin = std::min(bytes * static_cast<std::uint64_t>(number), message.bytes);
+  return piece({message.data == nullptr ? nullptr : message.data + begin,
+                std::min(bytes, message.bytes - begin)});
+}
+
+void WireRoute::set_pieces() {
+  const auto self = static_cast<std::size_t>(facts_.rank);
+  const std::uint64_t everybody =
+      facts_.world_size == kMaxDeviceRanks ? ~0ull : (1ull << facts_.world_size) - 1;
+  const std::uint64_t peers = everybody & ~(1ull << facts_.rank);
+  const bool is_root = facts_.rank == args_.root;
+  const std::uint64_t root = 1ull << args_.root & peers;
+  const Message input = cut(args_.input, args_.count);
+  const Message output = cut(args_.output, args_.count);
+  std::fill(launch_.send.begin(), launch_.send.end(), WirePiece{});
+  std::fill(launch_.take.begin(), launch_.take.end(), WirePiece{});
+  launch_.sends_same = launch_.combines = launch_.relays = launch_.copies_own = false;
+  launch_.sends[0] = launch_.sends[1] = launch_.hears[0] = launch_.hears[1] = 0;
+  for (std::size_t r = 0; r < args_.input_parts.size(); ++r) {
+    launch_.send[r] = piece(cut(args_.input_parts[r].data, args_.input_parts[r].count));
+  }
+  for (std::size_t r = 0; r < args_.output_parts.size(); ++r) {
+    launch_.take[r] = piece(cut(args_.output_parts[r].data, args_.output_parts[r].count));
+  }
+  most_tiles_ = piece({nullptr, std::min(largest_ - std::min(begin_, largest_), limit_)}).tiles;
+  switch (args_.kind) {
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kReduce: {
+      const bool to_all = args_.kind == CollectiveKind::kAllReduce;
+      if (facts_.two_hops) {
+        launch_.combines = true;
+        launch_.sends[0] = launch_.hears[0] = peers;
+        launch_.sends[1] = to_all ? peers : root;
+        launch_.hears[1] = to_all || is_root ? peers : 0;
+        set_slices(input, to_all || is_root ? output : Message{nullptr, output.bytes});
+        return;
+      }
+      launch_.sends_same = true;
+      launch_.combines = to_all || is_root;
+      launch_.sends[0] = to_all ? peers : root;
+      launch_.hears[0] = launch_.combines ? peers : 0;
+      launch_.send[self] = piece(input);
+      launch_.take[self] = piece(output);
+      return;
+    }
+    case CollectiveKind::kReduceScatter:
+      launch_.combines = true;
+      launch_.sends[0] = launch_.hears[0] = peers;
+      launch_.take[self] = piece(output);
+      return;
+    case CollectiveKind::kAllGather:
+      launch_.sends_same = true;
+      launch_.sends[0] = launch_.hears[0] = peers;
+      launch_.send[self] = piece(input);
+      break;
+    case CollectiveKind::kAllToAll:
+      launch_.sends[0] = launch_.hears[0] = peers;
+      break;
+    case CollectiveKind::kGather:
+      launch_.sends_same = true;
+      launch_.sends[0] = root;
+      launch_.hears[0] = is_root ? peers : 0;
+      launch_.send[self] = piece(input);
+      if (!is_root) std::fill(launch_.take.begin(), launch_.take.end(), WirePiece{});
+      break;
+    case CollectiveKind::kScatter:
+      launch_.sends[0] = is_root ? peers : 0;
+      launch_.hears[0] = root;
+      launch_.take[is_root ? self : static_cast<std::size_t>(args_.root)] = piece(output);
+      break;
+    case CollectiveKind::kBroadcast:
+      launch_.sends[0] = is_root ? peers : 0;
+      launch_.hears[0] = root;
+      if (facts_.two_hops) {
+        set_broadcast_slices(input, output);
+        break;
+      }
+      launch_.sends_same = true;
+      if (is_root) launch_.send[self] = piece(input);
+      launch_.take[static_cast<std::size_t>(args_.root)] = piece(output);
+      break;
+    case CollectiveKind::kBarrier:
+      most_tiles_ = 1;
+      launch_.sends[0] = launch_.hears[0] = peers;
+      return;
+  }
+  const bool has_own = launch_.send[self].bytes > 0 && launch_.take[self].bytes > 0;
+  launch_.copies_own = has_own && launch_.send[self].data != launch_.take[self].data;
+}
+
+// Slice p of the message is that of rank p.
+void WireRoute::set_slices(const Message& input, const Message& output) {
+  const auto world = static_cast<std::uint64_t>(facts_.world_size);
+  most_tiles_ = static_cast<std::uint32_t>(divided(most_tiles_, world));
+  const std::uint64_t bytes = std::uint64_t{most_tiles_} * wire_tile(facts_.wire).bytes;
+  for (int r = 0; r < facts_.world_size; ++r) {
+    launch_.send[static_cast<std::size_t>(r)] = slice(input, r, bytes);
+    launch_.take[static_cast<std::size_t>(r)] = slice(output, r, bytes);
+  }
+}
+
+// All but the root have a slice, which they pass on to each other.
+void WireRoute::set_broadcast_slices(const Message& input, const Message& output) {
+  const std::uint64_t owners = static_cast<std::uint64_t>(facts_.world_size) - 1;
+  most_tiles_ = static_cast<std::uint32_t>(divided(most_tiles_, owners));
+  const std::uint64_t bytes = std::uint64_t{most_tiles_} * wire_tile(facts_.wire).bytes;
+  const bool is_root = facts_.rank == args_.root;
+  int number = 0;
+  for (int r = 0; r < facts_.world_size; ++r) {
+    if (r == args_.root) continue;
+    const auto index = static_cast<std::size_t>(r);
+    if (is_root) {
+      launch_.send[index] = slice(input, number, bytes);
+    } else {
+      launch_.take[index] = slice(output, number, bytes);
+      if (r != facts_.rank) launch_.sends[1] |= 1ull << r;
+    }
+    ++number;
+  }
+  launch_.hears[1] = launch_.sends[1];
+  launch_.relays = !is_root;
+  if (!is_root) return;
+  launch_.send[static_cast<std::size_t>(facts_.rank)] = piece(input);
+  launch_.take[static_cast<std::size_t>(facts_.rank)] = piece(output);
+}
+
+void WireRoute::set_grid() {
+  const std::uint32_t tiles = std::max(most_tiles_, 1u);
+  const std::uint32_t room = facts_.two_hops ? facts_.box_tiles / 2 : facts_.box_tiles;
+  const std::uint64_t fast = tiles <= kTilesOfOneBlock ? 1 : divided(tiles, kBlockTiles);
+  const std::uint64_t blocks = std::max(std::min<std::uint64_t>(fast, most_blocks()),  //
+                                        divided(tiles, room));
+  launch_.tiles_per_block = static_cast<std::uint32_t>(divided(tiles, blocks));
+  launch_.blocks = static_cast<unsigned>(divided(tiles, launch_.tiles_per_block));
+  launch_.threads = kLLThreads * std::min(launch_.tiles_per_block, kBlockTiles);
+}
+
+}  // namespace symm

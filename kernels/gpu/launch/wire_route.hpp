@@ -1,0 +1,74 @@
+// The route of a collective over a wire (NOTE [Routes] in wire_params.hpp), divided into launches.
+// Host, free of vendor headers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/core/collective.hpp"
+#include "kernels/gpu/interface/wire_params.hpp"
+
+namespace symm {
+
+// What a launch does, for any world size.
+struct WireLaunch {
+  unsigned blocks = 1;
+  unsigned threads = kLLThreads;
+  bool ends_call = true;
+  bool sends_same = false;
+  bool combines = false;
+  bool relays = false;
+  bool copies_own = false;
+  std::uint32_t tiles_per_block = 1;
+  std::uint64_t sends[2] = {};
+  std::uint64_t hears[2] = {};
+  std::uint64_t stores = 0;
+  std::vector<WirePiece> send;  // by rank
+  std::vector<WirePiece> take;
+};
+
+// What decides how a call is divided, the same on all ranks. all_to_all must have the same largest
+// share on every rank.
+struct WireFacts {
+  int rank = 0;
+  int world_size = 1;
+  WireKind wire = WireKind::kLL;
+  int most_blocks = 1;
+  std::uint32_t box_tiles = 1;
+  bool two_hops = false;  // all_reduce, reduce, broadcast; of no effect on others
+};
+
+class WireRoute {
+ public:
+  explicit WireRoute(int world_size);
+
+  // The launches of a call, one after the other: begin(), then next() until it returns null. Warm
+  // calls allocate nothing. The result is valid until the next call.
+  void begin(const CollectiveArgs& args, const WireFacts& facts);
+  const WireLaunch* next();
+
+ private:
+  struct Message {
+    std::byte* data;
+    std::uint64_t bytes;
+  };
+  std::uint64_t most_blocks() const { return static_cast<std::uint64_t>(facts_.most_blocks); }
+  Message cut(const void* data, std::uint64_t count) const;
+  WirePiece piece(const Message& message) const;
+  WirePiece slice(const Message& message, int number, std::uint64_t bytes) const;
+  std::uint64_t largest_message() const;
+  void set_pieces();
+  void set_slices(const Message& input, const Message& output);
+  void set_broadcast_slices(const Message& input, const Message& output);
+  void set_grid();
+
+  CollectiveArgs args_{};
+  WireFacts facts_{};
+  std::uint64_t begin_ = 0;  // of the launch in every message
+  std::uint64_t limit_ = 0;
+  std::uint64_t largest_ = 0;
+  std::uint32_t most_tiles_ = 0;  // of a piece, on any rank
+  WireLaunch launch_;
+};
+
+}  // namespace symm

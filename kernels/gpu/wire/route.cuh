@@ -1,0 +1,261 @@
+// The two hops of a collective (NOTE [Routes] in wire_params.hpp), by one block.
+//
+// In place is safe: a thread reads its unit of an input before it sends it, and what is stored over
+// it follows from what it sent.
+#pragma once
+
+#include "kernels/gpu/device/block_reduce.cuh"
+#include "kernels/gpu/device/poison.cuh"
+#include "kernels/gpu/wire/wire_block.cuh"
+
+namespace symm {
+
+// For kernels that only move data.
+struct NoRules {};
+
+// NOTE [Poison] in poison.cuh. By the whole block.
+template <class Tile, int kRanks>
+__device__ SYMM_OUTLINED_METHOD void poison_pieces(const WireParams<kRanks>& params) {
+  if (params.poison == 0) return;
+  release_earlier_work();
+  static_assert(Tile::kBytes % sizeof(params.poison) == 0);
+  const std::uint32_t part = params.tiles_per_block * Tile::kBytes;
+  for (int r = 0; r < kRanks && params.stores >> r != 0; ++r) {
+    const WirePiece& piece = params.take[r];
+    if ((params.stores >> r & 1) == 0 || piece.data == nullptr) continue;
+    for (std::uint32_t begin = blockIdx.x * part; begin < piece.bytes; begin += gridDim.x * part) {
+      fill_poison(piece.data + begin, min_size(part, piece.bytes - begin), params.poison);
+    }
+  }
+}
+
+template <class Tile, int N, class Rules>
+class Route {
+ public:
+  using Block = WireBlock<Tile, N>;
+  using Params = typename Block::Params;
+
+  __device__ explicit Route(const Params& params) : params_(params), block_(params) {}
+
+  // False where the block gave up. By the whole block.
+  __device__ __forceinline__ bool run(double* factors) {
+    Unit first[Block::kBatch];
+    load_all(0, block_.first_tile(), first);  // while the counters are on their way
+    if (!block_.ready()) return false;
+    return block_all(send_all(first) && exchange_factors(factors) && second_half(factors));
+  }
+  __device__ void end() { block_.end(); }
+
+ private:
+  static constexpr int kBatch = Block::kBatch;
+
+  __device__ bool is_peer(int rank) const {
+    return rank < block_.world_size() && rank != block_.rank();
+  }
+  __device__ bool sends(int hop, int peer) const { return (params_.sends[hop] >> peer & 1) != 0; }
+  __device__ bool hears(int hop, int peer) const { return (params_.hears[hop] >> peer & 1) != 0; }
+  __device__ const WirePiece& own_send() const { return params_.send[block_.rank()]; }
+  __device__ const WirePiece& own_take() const { return params_.take[block_.rank()]; }
+  // What this rank sends to `peer` in the first hop.
+  __device__ const WirePiece& sent_to(int peer) const {
+    return params_.sends_same ? own_send() : params_.send[peer];
+  }
+
+  // The units of tile `tile` for the peers base + k; only units[0] where all get the same.
+  __device__ __forceinline__ void load_all(int base, std::uint32_t tile,
+                                           Unit (&units)[kBatch]) const {
+    if (params_.sends_same) {
+      if (params_.sends[0] != 0) units[0] = block_.load(own_send(), tile);
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int peer = base + k;
+      if (is_peer(peer) && sends(0, peer)) units[k] = block_.load(params_.send[peer], tile);
+    }
+  }
+  __device__ __forceinline__ void send_same(std::uint32_t tile, Unit unit) {
+    if (tile >= block_.tiles_of(own_send())) return;
+    for (int base = 0; base < block_.world_size(); base += kBatch) {
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (is_peer(base + k) && sends(0, base + k)) block_.send(base + k, tile, unit);
+      }
+    }
+  }
+  __device__ __forceinline__ void send_pieces(int base, std::uint32_t tile,
+                                              const Unit (&units)[kBatch]) {
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int peer = base + k;
+      if (!is_peer(peer) || !sends(0, peer) || tile >= block_.tiles_of(params_.send[peer]))
+        continue;
+      block_.send(peer, tile, units[k]);
+    }
+  }
+  // `units`: those of this thread's first tile for the first peers.
+  __device__ __forceinline__ bool send_all(Unit (&units)[kBatch]) {
+    for (std::uint32_t tile = block_.first_tile(); tile < params_.tiles_per_block;
+         tile += block_.tile_stride()) {
+      if (params_.sends[0] == 0) break;
+      if (tile != block_.first_tile()) load_all(0, tile, units);
+      if (params_.sends_same) {
+        send_same(tile, units[0]);
+        continue;
+      }
+      send_pieces(0, tile, units);
+      for (int base = kBatch; base < block_.world_size(); base += kBatch) {
+        load_all(base, tile, units);
+        send_pieces(base, tile, units);
+      }
+    }
+    block_.refresh([this](int peer, std::uint32_t place) { return uses(peer, place); });
+    return true;
+  }
+  // Whether the call sends a tile at `place` of its box to `peer`.
+  __device__ bool uses(int peer, std::uint32_t place) const {
+    if (sends(0, peer) && place < block_.tiles_of(sent_to(peer))) return true;
+    if (params_.premultiplies && place == params_.box_tiles) return sends(0, peer);
+    const std::uint32_t second = params_.tiles_per_block;
+    return sends(1, peer) && place >= second && place - second < block_.tiles_of(own_take());
+  }
+
+  __device__ __forceinline__ bool exchange_factors(double* factors) {
+    if (!params_.premultiplies) return true;
+    bool ok = true;
+    if (threadIdx.x < kLLThreads) {
+      const Unit mine{{static_cast<std::uint32_t>(params_.factor),
+                       static_cast<std::uint32_t>(params_.factor >> 32), 0, 0}};
+      if (threadIdx.x == 0) factors[block_.rank()] = as_double(mine);
+      for (int peer = 0; peer < block_.world_size(); ++peer) {
+        if (is_peer(peer) && sends(0, peer)) block_.send(peer, params_.box_tiles, mine);
+      }
+      for (int base = 0; ok && base < block_.world_size(); base += kBatch) {
+        Unit units[kBatch];
+        const auto wanted = [&](int peer) { return hears(0, peer); };
+        ok = block_.receive(base, params_.box_tiles, units, wanted);
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          const int peer = base + k;
+          if (threadIdx.x != 0 || !is_peer(peer) || !hears(0, peer)) continue;
+          factors[peer] = as_double(units[k]);
+        }
+      }
+    }
+    return block_all(ok);
+  }
+
+  __device__ static double as_double(Unit unit) {
+    const std::uint64_t bits = unit.words[0] | static_cast<std::uint64_t>(unit.words[1]) << 32;
+    return __builtin_bit_cast(double, bits);
+  }
+
+  __device__ __forceinline__ bool second_half(const double* factors) {
+    copy_own();
+    if constexpr (!std::is_same_v<Rules, NoRules>) {
+      if (params_.combines && !combine(factors)) return false;
+    }
+    if (params_.relays && !relay()) return false;
+    const bool one_hop = !params_.combines && !params_.relays;
+    return place(one_hop ? 0 : 1);
+  }
+
+  // Not divided as the pieces that go through boxes are.
+  __device__ __forceinline__ void copy_own() const {
+    if (!params_.copies_own) return;
+    const WirePiece& from = own_send();
+    for (std::uint32_t block = 0; block * gridDim.x * params_.tiles_per_block < from.tiles;
+         ++block) {
+      const std::uint32_t before = block * gridDim.x * params_.tiles_per_block;
+      for (std::uint32_t tile = block_.first_tile(); tile < params_.tiles_per_block;
+           tile += block_.tile_stride()) {
+        block_.store(own_take(), before + tile, block_.load(from, before + tile));
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool combine(const double* factors) {
+    const auto facts = Rules::facts_of(factors, params_, params_);
+    for (std::uint32_t tile = block_.first_tile(); tile < block_.tiles_of(own_send());
+         tile += block_.tile_stride()) {
+      Unit result;
+      bool ok = false;
+      Rules::visit(facts,
+                   [&](auto rule) { ok = combine_by<decltype(rule)>(tile, facts, &result); });
+      if (!ok) return false;
+      block_.store(own_take(), tile, result);
+      send_on(tile, result);
+    }
+    return true;
+  }
+  template <class Rule>
+  __device__ __forceinline__ bool combine_by(std::uint32_t tile, const typename Rule::Facts& facts,
+                                             Unit* result) {
+    constexpr bool kWholeUnits = Rule::kPerUnit == 1;
+    const Unit own = block_.load(own_send(), tile);
+    UnitSum<Rule> sum;
+    for (int base = 0; base < block_.world_size(); base += kBatch) {
+      Unit units[kBatch];
+      if (!block_.receive(base, tile, units, [](int) { return true; })) return false;
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int peer = base + k;
+        if (peer >= block_.world_size()) continue;
+        Unit unit = units[k];
+        if (peer == block_.rank()) unit = own;
+        sum.add(kWholeUnits ? Tile::whole(unit) : unit, facts, peer);
+      }
+    }
+    *result = kWholeUnits ? Tile::own_part(sum.finish(facts)) : sum.finish(facts);
+    return true;
+  }
+
+  __device__ __forceinline__ bool relay() {
+    for (std::uint32_t tile = block_.first_tile(); tile < block_.tiles_of(own_take());
+         tile += block_.tile_stride()) {
+      Unit unit;
+      if (!block_.receive_from(params_.root, tile, &unit)) return false;
+      block_.store(own_take(), tile, unit);
+      send_on(tile, unit);
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void send_on(std::uint32_t tile, Unit unit) {
+    if (params_.sends[1] == 0) return;
+    for (int base = 0; base < block_.world_size(); base += kBatch) {
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int peer = base + k;
+        if (!is_peer(peer) || !sends(1, peer)) continue;
+        block_.send(peer, params_.tiles_per_block + tile, unit);
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool place(int hop) {
+    if (params_.hears[hop] == 0) return true;
+    const std::uint32_t begin = hop == 0 ? 0 : params_.tiles_per_block;
+    for (std::uint32_t tile = block_.first_tile(); tile < params_.tiles_per_block;
+         tile += block_.tile_stride()) {
+      const auto comes = [&](int peer) {
+        return hears(hop, peer) && tile < block_.tiles_of(params_.take[peer]);
+      };
+      for (int base = 0; base < block_.world_size(); base += kBatch) {
+        Unit units[kBatch];
+        if (!block_.receive(base, begin + tile, units, comes)) return false;
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          const int peer = base + k;
+          if (is_peer(peer) && comes(peer)) block_.store(params_.take[peer], tile, units[k]);
+        }
+      }
+    }
+    return true;
+  }
+
+  const Params& params_;
+  Block block_;
+};
+
+}  // namespace symm

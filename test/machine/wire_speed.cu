@@ -1,0 +1,437 @@
+// What a collective over a wire costs, free of torch: ranks are threads' work on one GPU, each with
+// a segment, a stream and a graph of many calls. Prints a table and writes JSON, a record a line;
+// every result is compared with what it must be.
+//
+//   wire_speed <file.json> [worlds=2,4,8] [calls=200] [replays=21] [workspace MiB=64]
+//
+// All blocks of all ranks must be on the GPU at once, so ranks have fewer blocks the more they are.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/core/atomics.hpp"
+#include "kernels/gpu/launch/gpu_kernels.hpp"
+#include "kernels/plan/plan.hpp"
+#include "test/support/gpu_calls.hpp"
+
+using namespace symm;
+using namespace symm::test;
+
+namespace {
+
+void check(gpuError_t status, const char* what) {
+  if (status == gpuSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, gpuGetErrorString(status));
+  std::exit(2);
+}
+
+__global__ void empty_kernel() {}
+
+constexpr Dtype kDtype = Dtype::kBFloat16;
+constexpr std::size_t kElement = 2;
+constexpr std::size_t kMostBytes = 4u << 20;
+constexpr int kResidentBlocks = 128;
+
+// Small whole numbers: every sum of eight is exact.
+std::uint16_t bfloat16_of(int value) {
+  const float wide = static_cast<float>(value);
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &wide, sizeof(bits));
+  return static_cast<std::uint16_t>(bits >> 16);
+}
+int input_value(int rank, std::size_t index) { return static_cast<int>(index % 13) + 3 * rank; }
+
+struct FreePage {
+  void operator()(DevicePage* page) const { std::free(page); }
+};
+
+struct Rank {
+  void* segment = nullptr;
+  std::unique_ptr<DevicePage, FreePage> page;
+  std::unique_ptr<GroupKernels> kernels;
+  gpuStream_t stream = nullptr;
+  gpuEvent_t begin = nullptr;
+  gpuEvent_t end = nullptr;
+  std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  gpuGraphExec_t graph = nullptr;
+};
+
+struct Cell {
+  CollectiveKind kind;
+  Algorithm algorithm;
+  std::size_t bytes;
+  const char* name;
+  bool transfers = false;  // by p2p channels: all_to_all, else rank 0 sends to rank 1
+};
+
+class Rig {
+ public:
+  Rig(int world, std::uint64_t workspace, WireKind wire, bool counts)
+      : world_(world), layout_(DeviceLayout::of(world, workspace)) {
+    for (int rank = 0; rank < world; ++rank) {
+      Rank& r = ranks_.emplace_back();
+      check(gpuMalloc(&r.segment, layout_.total_bytes), "Malloc");
+      check(gpuMemset(r.segment, 0, layout_.total_bytes), "Memset");
+      void* page = std::aligned_alloc(4096, sizeof(DevicePage));
+      std::memset(page, 0, sizeof(DevicePage));
+      r.page.reset(static_cast<DevicePage*>(page));
+      check(gpuStreamCreateNonBlocking(&r.stream), "StreamCreate");
+      check(gpuEventCreate(&r.begin), "EventCreate");
+      check(gpuEventCreate(&r.end), "EventCreate");
+      void* data = nullptr;
+      check(gpuMalloc(&data, 2 * kMostBytes), "Malloc");
+      r.input = static_cast<std::byte*>(data);
+      r.output = r.input + kMostBytes;
+      std::vector<std::uint16_t> values(kMostBytes / kElement);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = bfloat16_of(input_value(rank, i));
+      check(gpuMemcpy(r.input, values.data(), kMostBytes, gpuMemcpyHostToDevice), "Memcpy");
+    }
+    check(gpuStreamCreateNonBlocking(&gate_stream_), "StreamCreate");
+    check(gpuEventCreateUntimed(&gate_), "EventCreate");
+    check(gpuDeviceSynchronize(), "DeviceSynchronize");
+    for (int rank = 0; rank < world; ++rank) {
+      GroupKernelsConfig config;
+      config.rank = rank;
+      config.world_size = world;
+      config.layout = layout_;
+      config.page = at(rank).page.get();
+      config.wire = wire;
+      config.counts_wire_calls = counts;
+      at(rank).kernels = make_gpu_group_kernels(config, 0);
+      for (int peer = 0; peer < world; ++peer) {
+        at(rank).kernels->set_peer(peer, static_cast<std::byte*>(at(peer).segment));
+      }
+    }
+  }
+  ~Rig() {
+    for (Rank& r : ranks_) store_release(&r.page->abort, std::uint32_t{1});
+    check(gpuDeviceSynchronize(), "DeviceSynchronize");
+    for (Rank& r : ranks_) {
+      r.kernels.reset();
+      (void)gpuFree(r.segment);
+      (void)gpuFree(r.input);
+      (void)gpuStreamDestroy(r.stream);
+      (void)gpuEventDestroy(r.begin);
+      (void)gpuEventDestroy(r.end);
+    }
+    (void)gpuStreamDestroy(gate_stream_);
+    (void)gpuEventDestroy(gate_);
+  }
+  Rig(const Rig&) = delete;
+  Rig& operator=(const Rig&) = delete;
+
+  // Median and least microseconds of a call; `error` says what went wrong.
+  std::pair<double, double> measure(const Cell& cell, int calls, int replays, std::string* error) {
+    for (int rank = 0; rank < world_; ++rank) {
+      check(gpuMemset(at(rank).output, 0xff, kMostBytes), "Memset");
+      capture(rank, cell, calls);
+    }
+    check(gpuDeviceSynchronize(), "DeviceSynchronize");
+    std::vector<double> times;
+    for (int i = 0; i < replays + 3 && error->empty(); ++i) {
+      const double time = replay() * 1e3 / calls;
+      if (i >= 3) times.push_back(time);
+      for (int rank = 0; rank < world_; ++rank) {
+        const DevicePage::Report& report = at(rank).page->report;
+        if (load_acquire(&report.fault) == 0) continue;
+        *error = "rank " + std::to_string(rank) + " gave up, fault " +
+                 std::to_string(report.fault) + ", waiting for rank " +
+                 std::to_string(report.peer) + " in call " + std::to_string(report.sequence);
+      }
+    }
+    for (Rank& r : ranks_) check(gpuGraphExecDestroy(r.graph), "GraphExecDestroy");
+    if (error->empty()) *error = compare(cell);
+    if (times.empty()) return {0, 0};
+    std::sort(times.begin(), times.end());
+    return {times[times.size() / 2], times[0]};
+  }
+
+  // A graph of empty kernels on one stream.
+  double empty_node(int calls) {
+    Rank& r = at(0);
+    check(gpuStreamBeginCapture(r.stream, gpuStreamCaptureModeRelaxed), "capture");
+    for (int i = 0; i < calls; ++i) empty_kernel<<<1, 32, 0, r.stream>>>();
+    finish_capture(r);
+    std::vector<double> times;
+    for (int i = 0; i < 20; ++i) {
+      check(gpuEventRecord(r.begin, r.stream), "EventRecord");
+      check(gpuGraphLaunch(r.graph, r.stream), "GraphLaunch");
+      check(gpuEventRecord(r.end, r.stream), "EventRecord");
+      check(gpuStreamSynchronize(r.stream), "StreamSynchronize");
+      float milliseconds = 0;
+      check(gpuEventElapsedTime(&milliseconds, r.begin, r.end), "EventElapsedTime");
+      times.push_back(milliseconds * 1e3 / calls);
+    }
+    check(gpuGraphExecDestroy(r.graph), "GraphExecDestroy");
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+ private:
+  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  std::size_t share(const Cell& cell) const {
+    return cell.bytes / kElement / static_cast<std::size_t>(world_);
+  }
+
+  void capture(int rank, const Cell& cell, int calls) {
+    Rank& r = at(rank);
+    const auto world = static_cast<std::size_t>(world_);
+    const auto self = static_cast<std::size_t>(rank);
+    CollectiveArgs args;
+    args.kind = cell.kind;
+    args.dtype = kDtype;
+    args.count = cell.bytes / kElement;
+    args.input = r.input;
+    args.output = r.output;
+    std::vector<Part> in;
+    std::vector<Part> out;
+    for (std::size_t p = 0; p < world; ++p) {
+      in.push_back({r.input + p * share(cell) * kElement, share(cell)});
+      out.push_back({r.output + p * share(cell) * kElement, share(cell)});
+    }
+    switch (cell.kind) {
+      case CollectiveKind::kReduceScatter:
+        args.count = share(cell);
+        args.input = nullptr;
+        args.input_parts = in;
+        break;
+      case CollectiveKind::kAllGather:
+        args.count = share(cell);
+        args.output = nullptr;
+        args.output_parts = out;
+        break;
+      case CollectiveKind::kGather:
+        args.count = share(cell);
+        args.output = nullptr;
+        if (rank == 0) args.output_parts = out;
+        break;
+      case CollectiveKind::kScatter:
+        args.count = share(cell);
+        args.input = nullptr;
+        if (rank == 0) args.input_parts = in;
+        break;
+      case CollectiveKind::kAllToAll:
+        args.count = 0;
+        args.input = args.output = nullptr;
+        args.input_parts = in;
+        args.output_parts = out;
+        break;
+      default:
+        break;
+    }
+    Plan plan;
+    plan.algorithm = cell.algorithm;
+    plan.channels = std::min(64, kResidentBlocks / world_);
+    plan.chunk_bytes = 64 * 1024;
+    const LaunchOptions options{.stream = r.stream, .timeout = std::chrono::seconds(5)};
+    std::vector<TransferOp> ops;
+    if (cell.transfers && cell.kind == CollectiveKind::kAllToAll) {
+      for (std::size_t p = 0; p < world; ++p) {
+        const int peer = static_cast<int>(p);
+        ops.push_back({in[p].data, share(cell) * kElement, 0, peer, true});
+        ops.push_back({out[p].data, share(cell) * kElement, 0, peer, false});
+      }
+    } else if (cell.transfers && rank < 2) {
+      ops.push_back({rank == 0 ? r.input : r.output, cell.bytes, 0, 1 - rank, self == 0});
+    }
+    check(gpuStreamBeginCapture(r.stream, gpuStreamCaptureModeRelaxed), "capture");
+    for (int i = 0; i < calls; ++i) {
+      if (!cell.transfers) {
+        r.kernels->launch(args, plan, 0, options);
+      } else if (!ops.empty()) {
+        r.kernels->transfer(ops, cell.kind == CollectiveKind::kAllToAll, options);
+      } else {
+        empty_kernel<<<1, 32, 0, r.stream>>>();
+      }
+    }
+    finish_capture(r);
+  }
+  static void finish_capture(Rank& r) {
+    gpuGraph_t graph = nullptr;
+    check(gpuStreamEndCapture(r.stream, &graph), "capture");
+    check(gpuGraphInstantiate(&r.graph, graph), "instantiate");
+    check(gpuGraphDestroy(graph), "GraphDestroy");
+  }
+
+  static void wait_for_gate(void* open) {
+    while (!static_cast<std::atomic<bool>*>(open)->load()) std::this_thread::yield();
+  }
+
+  // Milliseconds of the slowest rank. The ranks begin together: behind a gate that opens when all
+  // of their graphs are on their streams.
+  double replay() {
+    std::atomic<bool> open{false};
+    check(cudaLaunchHostFunc(gate_stream_, &wait_for_gate, &open), "LaunchHostFunc");
+    check(gpuEventRecord(gate_, gate_stream_), "EventRecord");
+    for (Rank& r : ranks_) {
+      check(gpuStreamWaitEvent(r.stream, gate_), "StreamWaitEvent");
+      check(gpuEventRecord(r.begin, r.stream), "EventRecord");
+      check(gpuGraphLaunch(r.graph, r.stream), "GraphLaunch");
+      check(gpuEventRecord(r.end, r.stream), "EventRecord");
+    }
+    open = true;
+    float slowest = 0;
+    for (Rank& r : ranks_) {
+      check(gpuStreamSynchronize(r.stream), "StreamSynchronize");
+      float milliseconds = 0;
+      check(gpuEventElapsedTime(&milliseconds, r.begin, r.end), "EventElapsedTime");
+      slowest = std::max(slowest, milliseconds);
+    }
+    return slowest;
+  }
+
+  // What element `i` of rank's output must be; below 0: nothing is asked of it.
+  int expected(const Cell& cell, int rank, std::size_t i) const {
+    const std::size_t each = share(cell);
+    const auto sum = [this](std::size_t index) {
+      int total = 0;
+      for (int r = 0; r < world_; ++r) total += input_value(r, index);
+      return total;
+    };
+    const std::size_t own = each * static_cast<std::size_t>(rank);
+    switch (cell.kind) {
+      case CollectiveKind::kAllReduce:
+        return sum(i);
+      case CollectiveKind::kReduce:
+        return rank == 0 ? sum(i) : -1;
+      case CollectiveKind::kReduceScatter:
+        return i < each ? sum(own + i) : -1;
+      case CollectiveKind::kBroadcast:
+        return cell.transfers && rank != 1 ? -1 : input_value(0, i);
+      case CollectiveKind::kScatter:
+        return i < each ? input_value(0, own + i) : -1;
+      case CollectiveKind::kAllToAll:
+        return each > 0 && i / each < static_cast<std::size_t>(world_)
+                   ? input_value(static_cast<int>(i / each), own + i % each)
+                   : -1;
+      case CollectiveKind::kBarrier:
+        return -1;
+      default:
+        if (cell.kind == CollectiveKind::kGather && rank != 0) return -1;
+        return each > 0 && i / each < static_cast<std::size_t>(world_)
+                   ? input_value(static_cast<int>(i / each), i % each)
+                   : -1;
+    }
+  }
+
+  std::string compare(const Cell& cell) {
+    for (int rank = 0; rank < world_; ++rank) {
+      std::vector<std::uint16_t> got(cell.bytes / kElement);
+      check(gpuMemcpy(got.data(), at(rank).output, cell.bytes, gpuMemcpyDeviceToHost), "Memcpy");
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const int want = expected(cell, rank, i);
+        if (want < 0 || got[i] == bfloat16_of(want)) continue;
+        return "rank " + std::to_string(rank) + " has wrong element " + std::to_string(i);
+      }
+    }
+    return "";
+  }
+
+  int world_;
+  DeviceLayout layout_;
+  std::vector<Rank> ranks_;
+  gpuStream_t gate_stream_ = nullptr;
+  gpuEvent_t gate_ = nullptr;
+};
+
+std::vector<Cell> cells_of(WireKind wire, bool counts) {
+  using enum CollectiveKind;
+  std::vector<Cell> cells;
+  for (std::size_t bytes : {std::size_t{64}, std::size_t{256}, std::size_t{4} << 10,
+                            std::size_t{16} << 10, std::size_t{64} << 10, std::size_t{256} << 10,
+                            std::size_t{1} << 20, std::size_t{4} << 20}) {
+    const bool is_short = !counts || wire == WireKind::kLL;
+    if (is_short && bytes != 256 && bytes != 65536 && bytes != 1u << 20) continue;
+    cells.push_back({kAllReduce, Algorithm::kLL, bytes, "all_reduce"});
+    cells.push_back({kAllReduce, Algorithm::kLLTwoShot, bytes, "all_reduce two hops"});
+    cells.push_back({kReduceScatter, Algorithm::kLL, bytes, "reduce_scatter"});
+    cells.push_back({kAllGather, Algorithm::kLL, bytes, "all_gather"});
+    cells.push_back({kAllToAll, Algorithm::kLL, bytes, "all_to_all"});
+    cells.push_back({kBroadcast, Algorithm::kLL, bytes, "broadcast"});
+    if (!counts) continue;
+    cells.push_back({kReduce, Algorithm::kLL, bytes, "reduce"});
+    cells.push_back({kGather, Algorithm::kLL, bytes, "gather"});
+    cells.push_back({kScatter, Algorithm::kLL, bytes, "scatter"});
+    if (bytes == 64) cells.push_back({kBarrier, Algorithm::kLL, bytes, "barrier"});
+    if (wire == WireKind::kLL) continue;
+    // As they are until they have wires.
+    cells.push_back({kAllToAll, Algorithm::kPipelined, bytes, "all_to_all by channels", true});
+    cells.push_back({kBroadcast, Algorithm::kPipelined, bytes, "send + recv by channels", true});
+  }
+  return cells;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const auto argument = [&](int i, const char* otherwise) {
+    return std::string(count > i ? arguments[i] : otherwise);
+  };
+  if (count < 2) {
+    std::fprintf(stderr, "usage: wire_speed <file.json> [worlds] [calls] [replays] [workspace]\n");
+    return 2;
+  }
+  const int calls = std::atoi(argument(3, "200").c_str());
+  const int replays = std::atoi(argument(4, "21").c_str());
+  const std::uint64_t workspace = static_cast<std::uint64_t>(std::atoi(argument(5, "64").c_str()))
+                                  << 20;
+  std::FILE* json = std::fopen(arguments[1], "w");
+  if (json == nullptr) {
+    std::fprintf(stderr, "wire_speed: cannot write %s\n", arguments[1]);
+    return 2;
+  }
+  int failures = 0;
+  bool is_first = true;
+  const auto write = [&](const std::string& record) {
+    std::fprintf(json, "%s%s", is_first ? "[" : ",\n ", record.c_str());
+    std::fflush(json);
+    is_first = false;
+  };
+  std::stringstream worlds(argument(2, "2,4,8"));
+  for (std::string text; std::getline(worlds, text, ',');) {
+    const int world = std::atoi(text.c_str());
+    for (const WireKind wire : {WireKind::kLine, WireKind::kLL}) {
+      for (const bool counts : {true, false}) {
+        auto rig = std::make_unique<Rig>(world, workspace, wire, counts);
+        if (is_first) {
+          const double us = rig->empty_node(calls);
+          write("{\"empty_kernel_us\": " + std::to_string(us) + "}");
+          std::printf("empty kernel %.2f us\n", us);
+        }
+        for (const Cell& cell : cells_of(wire, counts)) {
+          std::string error;
+          const auto [median, least] = rig->measure(cell, calls, replays, &error);
+          char record[512];
+          std::snprintf(record, sizeof(record),
+                        "{\"world\": %d, \"wire\": \"%s\", \"page_stores\": %s, \"collective\": "
+                        "\"%s\", \"bytes\": %zu, \"us\": %.3f, \"least_us\": %.3f, \"error\": "
+                        "\"%s\"}",
+                        world, wire == WireKind::kLine ? "line" : "ll", counts ? "true" : "false",
+                        cell.name, cell.bytes, median, least, error.c_str());
+          write(record);
+          std::printf("%d ranks %-4s %-9s %-24s %8zu B %9.2f us (least %.2f) %s\n", world,
+                      wire == WireKind::kLine ? "line" : "ll", counts ? "counts" : "no counts",
+                      cell.name, cell.bytes, median, least, error.c_str());
+          std::fflush(stdout);
+          if (error.empty()) continue;
+          ++failures;
+          rig = nullptr;  // a group that has failed is not used again
+          rig = std::make_unique<Rig>(world, workspace, wire, counts);
+        }
+      }
+    }
+  }
+  std::fprintf(json, "]\n");
+  std::fclose(json);
+  std::printf("%d failures\n", failures);
+  return failures == 0 ? 0 : 1;
+}
