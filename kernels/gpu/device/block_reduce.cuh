@@ -19,6 +19,7 @@
 
 #include "kernels/core/numeric.hpp"
 #include "kernels/gpu/device/block_memory.cuh"
+#include "kernels/gpu/device/convert.cuh"
 #include "kernels/gpu/interface/call_params.hpp"
 #include "kernels/gpu/interface/kernel_table.hpp"
 
@@ -44,14 +45,26 @@ struct UnitElements {
     return __builtin_bit_cast(Unit, elements);
   }
   __device__ static Accumulate widen(Storage element) {
-    return ElementTraits<Storage, Accumulate>::widen(element);
+    if constexpr (kIsNarrow) {
+      return Conversion<Storage>::widen(element);
+    } else {
+      return ElementTraits<Storage, Accumulate>::widen(element);
+    }
   }
   __device__ static Storage round(Accumulate element) {
-    return ElementTraits<Storage, Accumulate>::round(element);
+    if constexpr (kIsNarrow) {
+      return Conversion<Storage>::round(element);
+    } else {
+      return ElementTraits<Storage, Accumulate>::round(element);
+    }
   }
+
+ private:
+  static constexpr bool kIsNarrow = requires(Storage value) { Storage::to_float32(value); };
 };
 
-// Sixteen 8-bit floats, which take some twenty instructions each to convert: a kernel has one copy.
+// Sixteen 8-bit floats, which without instructions for them take some twenty each to convert: a
+// kernel has one copy.
 template <class Storage>
 requires(kGpuSharesReduceKernels && sizeof(Storage) == 1) struct UnitElements<Storage, float> {
   float value[kUnitBytes];
@@ -60,16 +73,22 @@ requires(kGpuSharesReduceKernels && sizeof(Storage) == 1) struct UnitElements<St
     const auto narrow = __builtin_bit_cast(Narrow, unit);
     UnitElements elements;
 #pragma unroll
-    for (std::size_t i = 0; i < kUnitBytes; ++i) {
-      elements.value[i] = Storage::to_float32(narrow.value[i]);
+    for (std::size_t i = 0; i < kUnitBytes; i += 2) {
+      const FloatPair pair =
+          Conversion<Storage>::widen(NarrowPair<Storage>{narrow.value[i], narrow.value[i + 1]});
+      elements.value[i] = pair.low;
+      elements.value[i + 1] = pair.high;
     }
     return elements;
   }
   __device__ SYMM_OUTLINED static Unit unit(UnitElements elements) {
     Narrow narrow;
 #pragma unroll
-    for (std::size_t i = 0; i < kUnitBytes; ++i) {
-      narrow.value[i] = Storage::from_float32(elements.value[i]);
+    for (std::size_t i = 0; i < kUnitBytes; i += 2) {
+      const NarrowPair<Storage> pair =
+          Conversion<Storage>::round(FloatPair{elements.value[i], elements.value[i + 1]});
+      narrow.value[i] = pair.low;
+      narrow.value[i + 1] = pair.high;
     }
     return __builtin_bit_cast(Unit, narrow);
   }
