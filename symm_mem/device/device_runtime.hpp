@@ -125,10 +125,12 @@ class DeviceRuntime {
   virtual MulticastDevice* multicast() { return nullptr; }
 };
 
+using GpuUuid = std::array<std::uint8_t, 16>;
+
 // Which GPU this is, whatever number a process gives it.
 struct GpuIdentity {
   std::string name;  // "NVIDIA H100"
-  std::array<std::uint8_t, 16> uuid{};
+  GpuUuid uuid{};
   std::string uuid_text() const;  // "GPU-01234567-89ab-cdef-0123-456789abcdef"
   int index = 0;                  // in this process
   int multiprocessors = 0;
@@ -140,6 +142,12 @@ struct GpuIdentity {
 class GpuRuntime : public DeviceRuntime {
  public:
   virtual const GpuIdentity& identity() const = 0;
+
+  // True where a line of 128 bytes that one instruction of a warp stores to memory of the GPU
+  // `other`, or loads from it, is seen whole (NOTE [Wires] in tile.cuh): it is this GPU, or all of
+  // the way to it is NVLink. False where that is not known, as of a GPU that this process cannot
+  // see. Throws Error(kSystem).
+  virtual bool keeps_lines_whole(const GpuUuid& other) = 0;
 
   // A number that differs between ongoing captures; 0 where `stream` is not captured. Throws
   // Error(kSystem) when it was and the capture has been invalidated.

@@ -17,6 +17,15 @@ template <typename... Why>
   throw Error(ErrorCode::kUnsupported, "symm cannot use ", device_text(kind, index), ": ", why...);
 }
 
+GpuUuid uuid_of(const GpuDriver& driver, gpuDevice_t device, const std::string& what) {
+  gpuUuid_t uuid{};
+  driver.check(driver.device_get_uuid(&uuid, device), what);
+  GpuUuid bytes;
+  static_assert(sizeof(uuid) == sizeof(bytes));
+  std::memcpy(bytes.data(), &uuid, sizeof(uuid));
+  return bytes;
+}
+
 }  // namespace
 
 GpuDevice::GpuDevice(DeviceKind kind, int index) : driver_(gpu_driver()) {
@@ -29,10 +38,7 @@ GpuDevice::GpuDevice(DeviceKind kind, int index) : driver_(gpu_driver()) {
   std::array<char, 256> name{};
   driver_.check(driver_.device_get_name(name.data(), static_cast<int>(name.size()) - 1, handle_),
                 what);
-  gpuUuid_t uuid{};
-  driver_.check(driver_.device_get_uuid(&uuid, handle_), what);
-  static_assert(sizeof(uuid) == sizeof(identity_.uuid));
-  std::memcpy(identity_.uuid.data(), &uuid, sizeof(uuid));
+  identity_.uuid = uuid_of(driver_, handle_, what);
   identity_.name = name.data();
   identity_.index = index;
   identity_.multiprocessors = attribute(gpuAttributeMultiprocessors);
@@ -58,6 +64,21 @@ int GpuDevice::attribute(gpuDeviceAttribute which) const {
   driver_.check(driver_.device_get_attribute(&value, which, handle_),
                 text_of("asking GPU ", identity_.index, " what it can do"));
   return value;
+}
+
+bool GpuDevice::keeps_lines_whole(const GpuUuid& other) const {
+  if (!kGpuHasLines || other == identity_.uuid) return kGpuHasLines;
+  const char* const what = "asking for the links between GPUs";
+  const int count = gpu_count(driver_);
+  for (int index = 0; index < count; ++index) {
+    gpuDevice_t device{};
+    driver_.check(driver_.device_get(&device, index), what);
+    if (uuid_of(driver_, device, what) != other) continue;
+    int atomics = 0;
+    driver_.check(driver_.device_get_link(&atomics, gpuLinkHasAtomics, handle_, device), what);
+    return atomics != 0;
+  }
+  return false;
 }
 
 GpuScope::GpuScope(const GpuDevice& device) : driver_(device.driver()) {

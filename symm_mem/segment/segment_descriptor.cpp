@@ -42,6 +42,8 @@ void code_descriptor(Codec& codec, Descriptor& descriptor, Text& device_name, Co
   codec.field(descriptor.protocol);
   codec.field(descriptor.device);
   codec.field(device_name, kMaxDeviceName);
+  codec.field(descriptor.gpu);
+  codec.field(descriptor.lines);
   codec.field(descriptor.bytes);
   codec.field(descriptor.mapped_bytes);
   codec.field(descriptor.user_buffer);

@@ -107,11 +107,11 @@ class DeviceRig {
     config.layout = layout_;
     config.page = &page;
     config.first = options_.first;
-    config.wire = options_.wire;
     config.poisons = options_.poisons;
     config.poll_period = poll_period;
     auto kernels = make_gpu_group_kernels(config, 0);
     for (int peer = 0; peer < world_; ++peer) kernels->set_peer(peer, segment(peer));
+    kernels->set_wire(options_.wire);
     return kernels;
   }
   GroupKernels& kernels(int rank) const { return *ranks_[index(rank)].kernels; }

@@ -72,6 +72,17 @@ TEST_F(GpuDriver, IdentityIsTheDevices) {
   EXPECT_NE(&runtime(1), runtime_);
 }
 
+TEST_F(GpuDriver, LinesAreWholeOnTheGpuItselfAndOverNvlinkToOneThatIsSeen) {
+  const GpuUuid other = runtime(1).identity().uuid;
+  EXPECT_TRUE(runtime_->keeps_lines_whole(runtime_->identity().uuid));
+  EXPECT_TRUE(runtime_->keeps_lines_whole(other));
+  state().unlinked_devices = 2;
+  EXPECT_FALSE(runtime_->keeps_lines_whole(other));
+  EXPECT_TRUE(runtime(1).keeps_lines_whole(other));
+  state().unlinked_devices = 0;
+  EXPECT_FALSE(runtime_->keeps_lines_whole(GpuUuid{0xee}));
+}
+
 TEST_F(GpuDriver, AllocatedMemoryIsClearedAndMappedOnceOnly) {
   const auto memory = runtime_->allocate(granule() + 1);
   EXPECT_EQ(memory->bytes(), 2 * granule());

@@ -104,9 +104,9 @@ class Rig {
       config.world_size = world;
       config.layout = layout_;
       config.page = at(rank).page.get();
-      config.wire = wire;
       config.counts_wire_calls = counts;
       at(rank).kernels = make_gpu_group_kernels(config, 0);
+      at(rank).kernels->set_wire(wire);
       for (int peer = 0; peer < world; ++peer) {
         at(rank).kernels->set_peer(peer, static_cast<std::byte*>(at(peer).segment));
       }

@@ -66,14 +66,36 @@ TEST_F(DeviceGroupTest, TheWireIsThatOfTheEnvironment) {
   for (const auto& [name, wire] :
        {std::pair<std::optional<std::string>, WireKind>{{}, WireKind::kLL},
         {"ll", WireKind::kLL},
+        {"auto", WireKind::kLine},
         {"line", WireKind::kLine}}) {
     const ScopedVariable variable("SYMM_WIRE", name);
-    run_group(2, [wire = wire](DeviceRank& rank) {
+    run_group(3, [wire = wire](DeviceRank& rank) {
       rank.launch(CollectiveArgs{});
-      EXPECT_EQ(rank.kernels().config().wire, wire);
+      EXPECT_EQ(rank.kernels().wire(), wire);
       rank.meet();
     });
   }
+}
+
+// One rank alone knows of it.
+TEST_F(DeviceGroupTest, WithoutNvlinkBetweenTwoGpusNoRankUsesLines) {
+  gpus_[1].unlinked = 1u << 2;
+  {
+    const ScopedVariable variable("SYMM_WIRE", "auto");
+    run_group(3, [](DeviceRank& rank) {
+      rank.launch(CollectiveArgs{});
+      EXPECT_EQ(rank.kernels().wire(), WireKind::kLL);
+      rank.meet();
+    });
+  }
+  const ScopedVariable variable("SYMM_WIRE", "line");
+  run_group(3, [](DeviceRank& rank) {
+    for (int time = 0; time < 2; ++time) {
+      expect_error(error_of([&] { rank.launch(CollectiveArgs{}); }), ErrorCode::kUnsupported,
+                   {"SYMM_WIRE=line", "rank 1's cuda:1", "rank 2's cuda:2"});
+    }
+    rank.meet();
+  });
 }
 
 TEST_F(DeviceGroupTest, AForcedAlgorithmServesBothTargets) {

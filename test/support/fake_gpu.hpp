@@ -57,6 +57,7 @@ class FakeKernels final : public GroupKernels {
       : config_(config), queue_(queue), hold_(hold), refuse_(refuse) {}
 
   void set_peer(int rank, std::byte* segment) override { peers_[rank] = segment; }
+  void set_wire(WireKind wire) override { wire_ = wire; }
   void set_segment(int number, std::span<std::byte* const> bases) override {
     segments_[number].assign(bases.begin(), bases.end());
   }
@@ -99,6 +100,7 @@ class FakeKernels final : public GroupKernels {
   std::byte* peer(int rank) const { return peers_.contains(rank) ? peers_.at(rank) : nullptr; }
   const std::map<int, std::vector<std::byte*>>& segments() const { return segments_; }
   const GroupKernelsConfig& config() const { return config_; }
+  WireKind wire() const { return wire_; }
   DevicePage& page() const { return *config_.page; }
   bool told_to_leave() const { return load_acquire(&page().abort) == 1; }
 
@@ -142,6 +144,7 @@ class FakeKernels final : public GroupKernels {
   const std::atomic<bool>& queue_;
   const std::atomic<bool>& hold_;
   std::atomic<bool>& refuse_;
+  WireKind wire_ = WireKind::kLL;
   std::map<int, std::byte*> peers_;
   std::map<int, std::vector<std::byte*>> segments_;
   std::vector<FakeLaunch> launches_;
@@ -169,6 +172,7 @@ class FakeGpu final : public GpuRuntime {
   std::atomic<bool> has_descriptors{true};
   std::atomic<bool> has_fabric_handles{false};
   std::atomic<int> synchronizations{0};
+  std::atomic<unsigned> unlinked{0};          // bit i: this GPU has no NVLink to GPU i
   std::array<std::atomic<int>, 2> exports{};  // by HandleKind
   std::array<std::atomic<int>, 2> imports{};
 
@@ -220,6 +224,9 @@ class FakeGpu final : public GpuRuntime {
     return host_runtime().map_at(std::move(memory), std::move(range), offset);
   }
   const GpuIdentity& identity() const override { return identity_; }
+  bool keeps_lines_whole(const GpuUuid& other) override {
+    return other == identity_.uuid || (unlinked >> (other[0] - 0xa0) & 1) == 0;
+  }
   std::uint64_t capture_id(StreamHandle stream) override {
     return stream == captured_stream() ? 1 : 0;
   }

@@ -162,6 +162,13 @@ CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   for (int i = 0; i < 16; ++i) uuid->bytes[i] = static_cast<char>(16 * device + i);
   return CUDA_SUCCESS;
 }
+CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute which, CUdevice source,
+                                 CUdevice destination) {
+  const bool linked =
+      ((state.unlinked_devices >> source | state.unlinked_devices >> destination) & 1) == 0;
+  *value = which == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED && linked ? 1 : 0;
+  return source == destination ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   add(state.retained, 1);
   *context = context_of(device);

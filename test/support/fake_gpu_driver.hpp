@@ -25,6 +25,7 @@ struct FakeGpuDriverSettings {
   int fabric_offered = 0;          // the attribute
   int fabric_permitted = 0;        // creation with fabric handles
   unsigned multicast_devices = 0;  // bit i: device i has multicast
+  unsigned unlinked_devices = 0;   // bit i: device i has no NVLink
   unsigned old_devices = 0;        // bit i: device i has compute capability 8.0, not 9.0
   unsigned long long multicast_granule = 2ull << 20;
   // The step that fails for a multicast object on `fail_device`.

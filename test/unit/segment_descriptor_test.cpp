@@ -47,8 +47,12 @@ std::optional<Error> error_with(SegmentDescriptor descriptor) {
 TEST(SegmentDescriptor, SurvivesTheJourney) {
   SegmentDescriptor sent = user_buffer();
   sent.device = 1;
+  sent.gpu = {7, 8, 9};
+  sent.lines = true;
   const SegmentDescriptor got = SegmentDescriptor::decode(sent.encode(), 3);
   EXPECT_EQ(got.device, 1u);
+  EXPECT_EQ(got.gpu, sent.gpu);
+  EXPECT_TRUE(got.lines);
   EXPECT_EQ(got.bytes, 1000u);
   EXPECT_EQ(got.mapped_bytes, 3 * kGranule);
   EXPECT_TRUE(got.user_buffer);

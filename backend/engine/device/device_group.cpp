@@ -31,7 +31,6 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
                                                     .world_size = world_size(),
                                                     .layout = layout,
                                                     .page = &trace_.own_page(),
-                                                    .wire = context.agreement.wire,
                                                     .poisons = poison_in_environment()});
   resources_->kernels->set_peer(rank(), resources_->segment->base());
   resources_->peers = std::make_unique<DevicePeers>(context.group, runtime, *resources_->segment);
@@ -107,13 +106,16 @@ void DeviceGroup::connect(milliseconds timeout, bool captured, const std::string
                                              " yet; call once before capture");
   }
   try {
-    peers.connect_all(Deadline(timeout), call);
+    peers.connect_all(context_.agreement.wire == WireChoice::kLine, Deadline(timeout), call);
   } catch (const Error& error) {
     if (peers.refusal()) throw;
     fail_group(error.code(), error.what());
   }
   for (int peer = 0; peer < world_size(); ++peer) {
     if (peer != rank()) resources_->kernels->set_peer(peer, peers.base(peer));
+  }
+  if (context_.agreement.wire != WireChoice::kLL && peers.has_lines()) {
+    resources_->kernels->set_wire(WireKind::kLine);
   }
   connected_ = true;
 }

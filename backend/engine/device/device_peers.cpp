@@ -20,9 +20,10 @@ std::string gpu_text(const GpuRuntime& runtime) {
          gpu.name + ", " + gpu.uuid_text() + ")";
 }
 
-std::vector<std::uint8_t> encode_status(const std::optional<Error>& error) {
+std::vector<std::uint8_t> encode_status(const std::optional<Error>& error, bool lines) {
   SegmentDescriptor status;
   status.error = error;
+  status.lines = lines;
   return status.encode();
 }
 
@@ -38,6 +39,7 @@ void DevicePeers::post() {
   const ExportedMemory exported = export_by_every_kind(runtime_, *own_.memory());
   own_descriptor_.device = static_cast<std::uint32_t>(runtime_.kind());
   own_descriptor_.device_name = gpu_text(runtime_);
+  own_descriptor_.gpu = runtime_.identity().uuid;
   own_descriptor_.bytes = own_.bytes();
   own_descriptor_.mapped_bytes = own_.mapped_bytes();
   own_descriptor_.handles = exported.handles;
@@ -52,7 +54,7 @@ void DevicePeers::post_failure(LocalGroup& group, const std::string& device, con
   // This rank will not come to connect_all().
   const Error status(error.code(), group.rank_name(group.rank()), " cannot use ", device, ": ",
                      error.what());
-  group.mesh().post(kStatusTopic, encode_status(status), -1);
+  group.mesh().post(kStatusTopic, encode_status(status, false), -1);
 }
 
 std::string DevicePeers::own_gpu() const {
@@ -181,18 +183,41 @@ std::optional<Error> DevicePeers::map_all(const Deadline& deadline, const std::s
   return first;
 }
 
-void DevicePeers::connect_all(const Deadline& deadline, const std::string& call) {
+// Of descriptors that were taken.
+std::optional<Error> DevicePeers::line_problem() const {
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+    const std::optional<SegmentDescriptor>& descriptor = peers_[peer].descriptor;
+    if (!descriptor || runtime_.keeps_lines_whole(descriptor->gpu)) continue;
+    return Error(ErrorCode::kUnsupported, "SYMM_WIRE=line needs NVLink between all GPUs, and ",
+                 own_gpu(), " has none, or none that it can see, to ",
+                 group_.rank_name(static_cast<int>(peer)), "'s ", descriptor->device_name);
+  }
+  return std::nullopt;
+}
+
+void DevicePeers::connect_all(bool needs_lines, const Deadline& deadline, const std::string& call) {
   if (refusal_) throw Error(*refusal_);
   std::vector<std::optional<Error>> statuses(peers_.size());
   std::optional<Error>& own = statuses[static_cast<std::size_t>(group_.rank())];
   own = map_all(deadline, call);
-  group_.mesh().post(kStatusTopic, encode_status(own), -1);
+  bool lines = false;
+  if (!own) {
+    std::optional<Error> problem = line_problem();
+    lines = !problem;
+    if (needs_lines) own = std::move(problem);
+  }
+  group_.mesh().post(kStatusTopic, encode_status(own, lines), -1);
+  has_lines_ = lines;
   for (int peer = 0; peer < group_.world_size(); ++peer) {
     if (peer == group_.rank()) continue;
     const BootstrapMesh::Received received = wait_for(peer, kStatusTopic, deadline, call);
     std::optional<Error>& status = statuses[static_cast<std::size_t>(peer)];
-    const auto malformed = try_step(
-        [&] { status = SegmentDescriptor::decode(received.message, peer, group_.names()).error; });
+    const auto malformed = try_step([&] {
+      const SegmentDescriptor theirs =
+          SegmentDescriptor::decode(received.message, peer, group_.names());
+      status = theirs.error;
+      has_lines_ = has_lines_ && theirs.lines;
+    });
     if (malformed) status = malformed;
   }
   const auto refused = std::find_if(statuses.begin(), statuses.end(),

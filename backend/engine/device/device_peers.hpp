@@ -6,9 +6,10 @@
 // Before the first collective every rank takes all of them, chooses with them the kind of handle
 // (handle_choice.hpp), and then posts its status, "ok" or an error, and takes everybody's (a status
 // exchange), so that either all ranks run collectives or all throw the same error. A peer that is
-// needed before, by a message, is mapped by what the two ranks' descriptors allow. Nothing here
-// makes the group failed; waiting that ends without an answer throws, and that the caller must
-// treat as a failure.
+// needed before, by a message, is mapped by what the two ranks' descriptors allow. The status also
+// says whether the rank's links to all others keep lines whole, on which the group's wire depends.
+// Nothing here makes the group failed; waiting that ends without an answer throws, and that the
+// caller must treat as a failure.
 //
 // Thread safety: none; the caller's mutex is held.
 #pragma once
@@ -52,8 +53,11 @@ class DevicePeers {
   }
 
   // Maps every peer's, with a status exchange. Collective. Throws the ranks' common refusal
-  // (again each time), or that waiting has ended.
-  void connect_all(const Deadline& deadline, const std::string& call);
+  // (again each time), or that waiting has ended. `needs_lines`: links that do not keep lines whole
+  // are a refusal; the same on all ranks.
+  void connect_all(bool needs_lines, const Deadline& deadline, const std::string& call);
+  // After connect_all(), the same on all ranks: every link between two of them keeps lines whole.
+  bool has_lines() const { return has_lines_; }
   const std::optional<Error>& refusal() const { return refusal_; }
 
  private:
@@ -71,6 +75,8 @@ class DevicePeers {
   void check(int peer, const SegmentDescriptor& descriptor) const;
   // Needs the descriptor taken.
   void map_by(int peer, HandleKind kind);
+  // Whether this rank's links to all others keep lines whole; the first that does not, by name.
+  std::optional<Error> line_problem() const;
   // Takes all descriptors and maps all peers; this rank's status.
   std::optional<Error> map_all(const Deadline& deadline, const std::string& call);
   std::string own_gpu() const;
@@ -81,6 +87,7 @@ class DevicePeers {
   SegmentDescriptor own_descriptor_;
   std::vector<Peer> peers_;  // by rank; that of this rank stays empty
   std::optional<Error> refusal_;
+  bool has_lines_ = false;
 };
 
 }  // namespace symm

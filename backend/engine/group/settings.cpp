@@ -49,13 +49,19 @@ bool poison_in_environment() { return flag_in_environment("SYMM_POISON", "1"); }
 
 bool return_work_in_environment() { return flag_in_environment("SYMM_RETURN_WORK", "0"); }
 
-WireKind wire_in_environment() {
+const char* wire_choice_name(WireChoice choice) {
+  constexpr const char* kNames[kWireChoiceCount] = {"ll", "line", "auto"};
+  return kNames[static_cast<std::size_t>(choice)];
+}
+
+WireChoice wire_in_environment() {
   const char* const value = std::getenv("SYMM_WIRE");
-  const std::string text = value == nullptr ? "ll" : value;
-  if (text != "ll" && text != "line") {
-    refuse("SYMM_WIRE: expected ll or line, got '" + text + "'");
+  if (value == nullptr) return WireChoice::kLL;
+  for (int i = 0; i < kWireChoiceCount; ++i) {
+    const auto choice = static_cast<WireChoice>(i);
+    if (std::string(wire_choice_name(choice)) == value) return choice;
   }
-  return text == "line" ? WireKind::kLine : WireKind::kLL;
+  refuse("SYMM_WIRE: expected ll, line or auto, got '" + std::string(value) + "'");
 }
 
 PlanTables tables_in_environment() {
@@ -136,14 +142,14 @@ Agreement Agreement::decode(std::span<const std::uint8_t> bytes) {
   const auto wire = reader.integer<std::uint32_t>();
   const std::string text = reader.text(kMaxTableText);
   if (!reader.finished() || algorithm >= kAlgorithmCount || deterministic > 1 ||
-      wire >= kWireKindCount) {
+      wire >= kWireChoiceCount) {
     throw Error(ErrorCode::kSecurity, "its settings in the Store cannot be read");
   }
   return {.algorithm = static_cast<Algorithm>(algorithm),
           .workspace_bytes = workspace_bytes,
           .device_workspace_bytes = device_workspace_bytes,
           .deterministic = deterministic != 0,
-          .wire = static_cast<WireKind>(wire),
+          .wire = static_cast<WireChoice>(wire),
           .tables = text.empty() ? PlanTables{}
                                  : PlanTables::from_json(text, "the tuning tables of rank 0")};
 }

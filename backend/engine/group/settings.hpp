@@ -28,9 +28,15 @@ bool nan_check_in_environment();
 // SYMM_TUNING_FILE: path of JSON tuning tables (PlanTables::from_json), a regular file of at most
 // 16 MiB.
 PlanTables tables_in_environment();
-// SYMM_WIRE. ll, or as unset; line, which only a group may have whose GPUs all have NVLink to each
-// other, or are one.
-WireKind wire_in_environment();
+// SYMM_WIRE. kLL where it is unset.
+enum class WireChoice : std::uint8_t {
+  kLL,
+  kLine,  // refused where two GPUs of the group have no NVLink between them
+  kAuto,  // line where that would not be refused
+};
+inline constexpr int kWireChoiceCount = 3;
+const char* wire_choice_name(WireChoice choice);
+WireChoice wire_in_environment();
 
 // A size that a program chooses, in bytes.
 struct SizeRange {
@@ -51,7 +57,7 @@ struct Agreement {
   std::uint64_t workspace_bytes = 0;
   std::uint64_t device_workspace_bytes = 0;
   bool deterministic = true;  // false where the option or the environment waives it
-  WireKind wire = WireKind::kLL;
+  WireChoice wire = WireChoice::kLL;
   PlanTables tables;
 
   // Reads the environment. SYMM_HANDLE_TYPE and SYMM_DISABLE_MULTICAST are checked with it, and

@@ -38,9 +38,8 @@ struct GroupKernelsConfig {
   int rank = 0;  // group rank
   int world_size = 1;
   DeviceLayout layout{};
-  DevicePage* page = nullptr;     // this rank's, host address; the object maps it for the device
-  FirstCounts first{};            // set before any peer knows this rank's segment
-  WireKind wire = WireKind::kLL;  // the same on all ranks; kLine: not on AMD
+  DevicePage* page = nullptr;  // this rank's, host address; the object maps it for the device
+  FirstCounts first{};         // set before any peer knows this rank's segment
   // Collectives over a wire count themselves in the page; without, `entered` and `completed` are of
   // no use. A test that times kernels leaves it out.
   bool counts_wire_calls = true;
@@ -88,6 +87,10 @@ class GroupKernels {
   // Sets the address of `rank`'s segment (DeviceLayout) in this process; this rank's own too.
   // Before the first launch with that rank. Local, cold.
   virtual void set_peer(int rank, std::byte* segment) = 0;
+
+  // How the tiles of small collectives travel; kLL until it is called. Before the first collective,
+  // the same on all ranks. Throws Error(kUnsupported) where the library has no such kernels. Local.
+  virtual void set_wire(WireKind wire) = 0;
 
   // Sets symmetric segment `number` (from 0) of the group, by rank. Local, cold: synchronises a
   // copy.

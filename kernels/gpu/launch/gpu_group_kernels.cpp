@@ -78,6 +78,7 @@ class GpuGroupKernels final : public GroupKernels {
   ~GpuGroupKernels() override;
 
   void set_peer(int rank, std::byte* segment) override;
+  void set_wire(WireKind wire) override;
   void set_segment(int number, std::span<std::byte* const> bases) override;
   void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
               const LaunchOptions& options) override;
@@ -112,6 +113,7 @@ class GpuGroupKernels final : public GroupKernels {
   std::optional<MappedMemory> page_;
   CopyStreams copies_;
   TransferSchedule schedule_;
+  WireKind wire_ = WireKind::kLL;
   WireRoute route_;
   WireLaunch barrier_;
 };
@@ -123,10 +125,6 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
       schedule_(config.rank, config.world_size, config.poisons),
       route_(config.world_size) {
   load_kernels();
-  if (move_wire_kernels().of[static_cast<std::size_t>(config.wire)][kWireWorldCount - 1] ==
-      nullptr) {
-    throw Error(ErrorCode::kUnsupported, "this device library has no wire by lines of 128 bytes");
-  }
   group_.rank = config.rank;
   group_.world_size = config.world_size;
   group_.layout = config.layout;
@@ -138,6 +136,14 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
 GpuGroupKernels::~GpuGroupKernels() {
   const DeviceGuard guard(device_);
   page_.reset();
+}
+
+void GpuGroupKernels::set_wire(WireKind wire) {
+  const auto& kernels = move_wire_kernels().of[static_cast<std::size_t>(wire)];
+  if (kernels[kWireWorldCount - 1] == nullptr) {
+    throw Error(ErrorCode::kUnsupported, "this device library has no wire by lines of 128 bytes");
+  }
+  wire_ = wire;
 }
 
 void GpuGroupKernels::set_peer(int rank, std::byte* segment) {
@@ -247,7 +253,7 @@ WireParams<kRanks> GpuGroupKernels::wire_params(const WireLaunch& launch,
   params.op = call.op;
   params.poll_period = config_.poll_period;
   params.tiles_per_block = launch.tiles_per_block;
-  params.box_tiles = layout.wire_box_tiles(config_.wire);
+  params.box_tiles = layout.wire_box_tiles(wire_);
   params.factor = std::bit_cast<std::uint64_t>(call.factor);
   params.poison = call.poison;
   params.stores = launch.stores;
@@ -270,7 +276,7 @@ template <class... More>
 void GpuGroupKernels::start_wire(const WireKernels& kernels, const WireLaunch& launch,
                                  const CollectiveParams& call, const LaunchOptions& options,
                                  const More&... more) {
-  const auto& of_wire = kernels.of[static_cast<std::size_t>(config_.wire)];
+  const auto& of_wire = kernels.of[static_cast<std::size_t>(wire_)];
   const auto put = [&](const void* kernel, auto params) {
     void* arguments[] = {&params, const_cast<More*>(&more)...};
     check_gpu(gpuLaunchKernel(kernel, dim3(launch.blocks), dim3(launch.threads), arguments, 0,
@@ -299,9 +305,9 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
   WireFacts facts;
   facts.rank = config_.rank;
   facts.world_size = config_.world_size;
-  facts.wire = config_.wire;
+  facts.wire = wire_;
   facts.most_blocks = std::clamp(plan.channels, 1, static_cast<int>(layout.wire_blocks));
-  facts.box_tiles = layout.wire_box_tiles(config_.wire);
+  facts.box_tiles = layout.wire_box_tiles(wire_);
   facts.two_hops = args.kind == CollectiveKind::kAllReduce
                        ? plan.algorithm == Algorithm::kLLTwoShot
                        : config_.world_size > 2 && bytes > kOneHopBytes;

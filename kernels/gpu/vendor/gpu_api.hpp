@@ -102,6 +102,9 @@ inline constexpr char kGpuHostCalls[] = "symm host calls: CUDA on NVIDIA";
 // Some devices of this vendor have loads and stores on multicast addresses.
 inline constexpr bool kGpuHasMultimem = SYMM_GPU_HIP == 0;
 
+// Links between some devices keep lines of 128 bytes whole.
+inline constexpr bool kGpuHasLines = SYMM_GPU_AMD == 0;
+
 // Rules of reductions that are seldom used share kernels. On AMD a kernel has a copy of its
 // reduction wherever it reduces, as calls are inlined there, and so each rule has its own kernels.
 inline constexpr bool kGpuSharesReduceKernels = SYMM_GPU_AMD == 0;

@@ -77,6 +77,7 @@ using gpuFabricHandle = CUmemFabricHandle;
 using gpuMemHandleType = CUmemAllocationHandleType;
 using gpuMulticastObjectProp = CUmulticastObjectProp;
 using gpuDeviceAttribute = CUdevice_attribute;
+using gpuLinkAttribute = CUdevice_P2PAttribute;
 using gpuDriverStream_t = CUstream;
 using gpuThreadCaptureMode = CUstreamCaptureMode;
 
@@ -107,6 +108,9 @@ inline constexpr auto gpuAttributeMulticast = CU_DEVICE_ATTRIBUTE_MULTICAST_SUPP
 inline constexpr auto gpuAttributeMultiprocessors = CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
 inline constexpr auto gpuAttributeMajor = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
 inline constexpr auto gpuAttributeMinor = CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+// Between two GPUs: 1 where one can do atomic operations in the other's memory, which on NVIDIA's
+// takes NVLink all the way.
+inline constexpr auto gpuLinkHasAtomics = CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
 
 inline gpuDevicePointer_t gpu_device_pointer(const std::byte* pointer) {
   return reinterpret_cast<gpuDevicePointer_t>(pointer);
@@ -141,6 +145,7 @@ inline std::string gpu_memory_problem(gpuDevice_t) { return ""; }
   entry(get_error_string, cuGetErrorString)                   \
   entry(device_get_count, cuDeviceGetCount)                   \
   entry(device_get_attribute, cuDeviceGetAttribute)           \
+  entry(device_get_link, cuDeviceGetP2PAttribute)             \
   entry(primary_context_retain, cuDevicePrimaryCtxRetain)     \
   entry(context_get_current, cuCtxGetCurrent)                 \
   entry(context_push, cuCtxPushCurrent)                       \

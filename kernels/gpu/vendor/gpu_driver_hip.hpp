@@ -56,6 +56,8 @@ enum gpuDeviceAttribute {
   gpuAttributeMajor,
   gpuAttributeMinor,
 };
+using gpuLinkAttribute = hipDeviceP2PAttr;
+inline constexpr auto gpuLinkHasAtomics = hipDevP2PAttrNativeAtomicSupported;
 
 inline constexpr gpuResult_t gpuDriverSuccess = hipSuccess;
 inline constexpr gpuResult_t gpuDriverNoDevice = hipErrorNoDevice;
@@ -253,6 +255,7 @@ inline std::string gpu_memory_problem(gpuDevice_t device) {
   SYMM_GPU_DRIVER_SHARED(entry)                    \
   entry(device_get_count, hipGetDeviceCount)       \
   entry(context_synchronize, hipDeviceSynchronize) \
+  entry(device_get_link, hipDeviceGetP2PAttribute) \
   entry(stream_create, hipStreamCreateWithFlags)
 #define SYMM_HIP_OWN_ENTRIES(entry)                          \
   entry(init, hip::init)                                     \

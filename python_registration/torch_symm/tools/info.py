@@ -37,7 +37,7 @@ VARIABLES = {
     "SYMM_REPLACE_BACKEND": "the backend whose name stands for symm",
     "SYMM_RETURN_WORK": "1: calls on a GPU return a Work also where nothing is to be waited for",
     "SYMM_TUNING_FILE": "path of a tuning table",
-    "SYMM_WIRE": "how small collectives on GPUs travel: ll or line",
+    "SYMM_WIRE": "how small collectives on GPUs travel: ll, line or auto",
 }
 
 

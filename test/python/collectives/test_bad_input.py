@@ -93,7 +93,7 @@ WRONG_ENVIRONMENT = {
     "SYMM_TUNING_FILE": ("no/such/file.json", ["no/such/file.json"]),
     "TORCH_FR_BUFFER_SIZE": ("many", ["many", "from 0 to 1048576"]),
     "SYMM_WATCHDOG": ("off", ["off", "0 or 1"]),
-    "SYMM_WIRE": ("packet", ["packet", "ll or line"]),
+    "SYMM_WIRE": ("packet", ["packet", "ll, line or auto"]),
 }
 
 
