@@ -194,6 +194,20 @@ TEST_F(GiveUpTest, LaunchesOverAWireFillWhatIsTheirs) {
   }
 }
 
+// The third broadcast of a root needs a sign of the others; one that has died is looked for in
+// calls that have been entered.
+TEST_F(GiveUpTest, ARootThatWaitsForCreditHasEnteredItsCall) {
+  DeviceRig rig(kWorld, {.workspace_bytes = kLeastDeviceWorkspace});
+  const Case call{CollectiveKind::kBroadcast, Algorithm::kLL};
+  for (int number = 1; number <= 3; ++number) {
+    EXPECT_EQ(fault_of(rig, 0), DeviceFault::kNone);
+    left_by(rig, call, 0, 0, Dtype::kInt32, 8, 0);
+  }
+  EXPECT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
+  EXPECT_EQ(load_acquire(&rig.page(0).entered), 3u);
+  EXPECT_EQ(load_acquire(&rig.page(0).completed), 2u);
+}
+
 TEST_F(GiveUpTest, EveryDtypeHasItsPoison) {
   for (int d = 0; d < kDtypeCount; ++d) {
     const auto dtype = static_cast<Dtype>(d);

@@ -63,9 +63,13 @@ class WireBlock {
     }
   }
 
-  // Waits for credit at every peer; false where the launch must end. By the whole block.
+  // Waits for credit at every peer; false where the launch must end. By the whole block. The page
+  // is told first: a peer that dies is a failure of the calls that have been entered.
   __device__ __forceinline__ bool ready() {
     bool ok = alive_;
+    if (ok && params_.counts_calls && blockIdx.x == 0 && threadIdx.x == 0) {
+      store_relaxed(&global_pointer(params_.page)->entered, sequence_ / kSequenceUnit + 1);
+    }
     for (int peer = static_cast<int>(threadIdx.x); looks_at(peer); peer += kLLThreads) {
       const bool first = peer == static_cast<int>(threadIdx.x);
       if (!first) heard_before_ = load_data(heard_at(peer));
@@ -73,11 +77,7 @@ class WireBlock {
       if (first && has_reached(done_ + 2, epoch_)) continue;
       ok = ok && await_done(peer);
     }
-    if (!block_all(ok)) return false;
-    if (params_.counts_calls && blockIdx.x == 0 && threadIdx.x == 0) {
-      store_relaxed(&global_pointer(params_.page)->entered, sequence_ / kSequenceUnit + 1);
-    }
-    return true;
+    return block_all(ok);
   }
 
   // Ends the call, all of whose tiles have been received. By the whole block.
