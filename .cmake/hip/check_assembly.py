@@ -291,8 +291,13 @@ def find_breaks(files: list[Path]) -> bool:
             if path.name.split(".")[0] in BROKEN_SOURCES and path.name.split(".")[1] in gpus.split()
         ]
         faults, kernels = check_code(chosen, edit)
-        exempt = NO_PAYLOAD if fault == "no 16-byte" else EMPTY
-        concerned = {place_of(kernel) for kernel in kernels if not exempt.search(kernel.name)}
+        exempt = [NO_PAYLOAD if fault == "no 16-byte" else EMPTY]
+        exempt += [UNORDERED] * (fault in ("no release", "no acquire"))
+        concerned = {
+            place_of(kernel)
+            for kernel in kernels
+            if not any(pattern.search(kernel.name) for pattern in exempt)
+        }
         found = {line.split(": ")[0] for line in faults if fault in line} & concerned
         print(f"hip: {name}: found in {len(found)} of {len(concerned)} kernels broken like that")
         found_all = found_all and len(found) > 0 and found == concerned

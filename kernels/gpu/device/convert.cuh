@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "kernels/core/narrow_float.hpp"
-#include "kernels/core/platform.hpp"
+#include "kernels/gpu/vendor/gpu_api.hpp"
 
 namespace symm {
 
@@ -44,7 +44,7 @@ struct PortableConversion {
 template <class Storage>
 struct Conversion : PortableConversion<Storage> {};
 
-#ifdef __CUDA_ARCH__
+#if SYMM_CONVERTS_HALF
 
 namespace conversion {
 
@@ -79,7 +79,7 @@ struct Conversion<Half> {
   }
 };
 
-#if __CUDA_ARCH__ >= 890
+#if SYMM_CONVERTS_FLOAT8
 
 namespace conversion {
 
@@ -146,7 +146,7 @@ struct Conversion<Float8E5M2> {
   __device__ static Float8E5M2 round(float value) { return round(FloatPair{value, value}).low; }
 };
 
-#endif  // __CUDA_ARCH__ >= 890
-#endif  // __CUDA_ARCH__
+#endif  // SYMM_CONVERTS_FLOAT8
+#endif  // SYMM_CONVERTS_HALF
 
 }  // namespace symm

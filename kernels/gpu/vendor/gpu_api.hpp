@@ -118,6 +118,16 @@ inline constexpr bool kGpuSharesReduceKernels = SYMM_GPU_AMD == 0;
 #define SYMM_MULTIMEM 0
 #endif
 
+// The device being compiled for has instructions for float16, and for pairs of 8-bit floats
+// (convert.cuh).
+#if defined(__CUDA_ARCH__)
+#define SYMM_CONVERTS_HALF 1
+#define SYMM_CONVERTS_FLOAT8 (__CUDA_ARCH__ >= 890)
+#else
+#define SYMM_CONVERTS_HALF 0
+#define SYMM_CONVERTS_FLOAT8 0
+#endif
+
 // A warp has 32 threads, whose accesses to a line of 128 bytes by one instruction are one access.
 #define SYMM_LINES (SYMM_GPU_AMD == 0)
 

@@ -8,11 +8,12 @@
 // LLTile   every word of 8 bytes is stored and loaded as one: 4 bytes of data and the lower half of
 //          the epoch modulo 2^32 - 1. (NCCL's protocol LL, "low latency".) Any GPU.
 // LineTile a line of 128 bytes has 120 bytes of data, and the epoch at its end. Eight neighbouring
-//          threads store it with one instruction, and eight load it: it is seen whole or not at
-//          all. That is no promise of PTX but of the hardware (NCCL's LL128 relies on it where all
-//          links are NVLink); so only groups whose pairs of ranks all have NVLink, or one GPU, use
-//          it. A tile is four lines: 28 units in the first seven threads of each, and two more
-//          units whose halves are in the eighth.
+//          threads store it with one instruction, and it is seen whole or not at all by a load that
+//          comes after one that has seen its epoch; that one is not believed itself, since a load
+//          of eight threads may be served in parts (NCCL's LL128 loads again as well). This is no
+//          promise of PTX but of the hardware, where all links are NVLink; so only groups whose
+//          pairs of ranks all have NVLink, or one GPU, use it. A tile is four lines: 28 units in
+//          the first seven threads of each, and two more units whose halves are in the eighth.
 //
 // A group uses one of them for all of its life, since data of one may look like an epoch of the
 // other.
@@ -31,6 +32,7 @@ struct LLTile {
   static constexpr std::uint32_t kSpace = wire_tile(WireKind::kLL).space;
   // The epoch as tiles carry it, never 0, which is in boxes that were never written. It repeats.
   static constexpr bool kEpochsRepeat = true;
+  static constexpr bool kLoadsAgain = false;  // what has arrived, once the epoch was seen
   __device__ static std::uint64_t flag_of(std::uint64_t epoch) { return epoch % 0xffff'ffffu + 1; }
 
   // Threads poll each by itself.
@@ -89,6 +91,7 @@ struct LineTile {
   static constexpr std::uint32_t kBytes = wire_tile(WireKind::kLine).bytes;
   static constexpr std::uint32_t kSpace = wire_tile(WireKind::kLine).space;
   static constexpr bool kEpochsRepeat = false;
+  static constexpr bool kLoadsAgain = true;
   __device__ static std::uint64_t flag_of(std::uint64_t epoch) { return epoch; }
 
   // Before a send or a receive, so that each is one instruction of the warp.

@@ -222,7 +222,10 @@ class WireBlock {
     for (std::uint32_t polls = 1;; ++polls) {
       Tile::converge();
       const bool here = is_here(late);
-      if (Tile::all(here)) return true;
+      if (Tile::all(here)) {
+        if constexpr (Tile::kLoadsAgain) static_cast<void>(is_here(late));
+        return true;
+      }
       if ((polls & (params_.poll_period - 1)) != 0) continue;
       if (!here) first_look = look(late, first_look);
       if (Tile::any(!here && first_look == 0)) return false;
