@@ -233,7 +233,7 @@ def handles_of_torch(rank):
     for peer in range(size):
         found = handle.get_buffer(peer, (1000,), torch.float32)
         problems += model.mismatch(f"rank {peer}'s buffer", found, pattern(1000, peer, 8))
-    handle.barrier()
+    meet()
     return problems
 
 
