@@ -41,9 +41,11 @@ test-gpu: build-tests  ## test/python, test/gpu and the faults on the GPUs at ha
 	$(PY) test/run_tests.py --jobs $(GPU_JOBS) --device cuda -m "not long" \
 	  --gpu-tests build/Release/test/symm_gpu_tests --reports $(REPORTS)/gpu
 
-conformance: build-tests  ## PyTorch's own distributed tests, run against symm
+conformance: build-tests  ## PyTorch's own distributed tests and what it promises of symmetric memory
 	@mkdir -p $(REPORTS)
-	$(PY) -m pytest -q test/conformance --junitxml=$(REPORTS)/conformance.xml
+	$(PY) test/run_tests.py --jobs $(JOBS) --reports $(REPORTS)/symmetric_memory \
+	  test/conformance/symmetric_memory
+	$(PY) -m pytest -q test/conformance/test_conformance.py --junitxml=$(REPORTS)/conformance.xml
 
 wheel: ## dist/*.whl for the torch at hand, whose version is the wheel's local one
 	@.ci/setup.sh run

@@ -1,0 +1,12 @@
+"""The provider's name says which device and which backend the harness takes, before it is imported;
+and the pytest process is the zygote of the ranks, as in test/python."""
+
+import os
+
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+if os.environ.get("SYMM_CONFORMANCE_PROVIDER", "SYMM") != "SYMM":
+    os.environ.setdefault("SYMM_TEST_DEVICE", "cuda")
+    os.environ.setdefault("SYMM_TEST_BACKEND", "nccl")
