@@ -215,6 +215,12 @@ def full(value: float) -> torch.Tensor:
     return torch.full((64,), float(value))
 
 
+def expect_next_rank(handle, more: int) -> None:
+    """The buffer of the rank after this one is full of that rank and `more`."""
+    after = neighbours(handle)[0]
+    assert equal(handle.get_buffer(after, (64,), torch.float32), full(after + more))
+
+
 def barriers_of_two_streams(handle, tensor, streams):
     for stream, value in zip(streams, (1, 10), strict=True):
         with torch.cuda.stream(stream):
@@ -287,8 +293,7 @@ def last_stream_wins(rank, way):
     WAYS[way](handle, tensor, [torch.cuda.Stream() for _ in range(2)])
     synchronize()
     dist.barrier()
-    after = neighbours(handle)[0]
-    assert equal(handle.get_buffer(after, (64,), torch.float32), full(after + 10))
+    expect_next_rank(handle, 10)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -358,8 +363,7 @@ def replayed(rank):
         handle.barrier()
     graph.replay()
     synchronize()
-    after = neighbours(handle)[0]
-    assert equal(handle.get_buffer(after, (64,), torch.float32), full(after + 200))
+    expect_next_rank(handle, 200)
 
 
 def test_a_barrier_in_a_graph():
@@ -377,8 +381,7 @@ def never_replayed(rank):
         tensor.fill_(rank + 7)
         handle.barrier()
     synchronize()
-    after = neighbours(handle)[0]
-    assert equal(handle.get_buffer(after, (64,), torch.float32), full(after + 7))
+    expect_next_rank(handle, 7)
 
 
 def test_a_captured_barrier_that_never_runs_changes_nothing():
@@ -407,8 +410,7 @@ def forked_in_a_graph(rank):
         graph.replay()
     synchronize()
     dist.barrier()
-    after = neighbours(handle)[0]
-    assert equal(handle.get_buffer(after, (64,), torch.float32), full(400 + after))
+    expect_next_rank(handle, 400)
     assert not pads_not_zero(handle)
 
 

@@ -182,6 +182,7 @@ def late_reader(rank, folder):
     count = 4_000_000
     one = torch.ones(1, device="cuda")
     tensor = symm_mem.empty(count, device="cuda")
+    dist.barrier()  # a first allocation takes its time
     symm_mem.rendezvous(tensor, group)
     tensor.fill_(1.0)
     dist.broadcast(tensor, 0, group=group)
@@ -220,7 +221,9 @@ def given_up_barrier(rank, folder):
     joined(rank, folder)
     group = impatient()
     symm_mem.set_backend("SYMM")
-    handle = symm_mem.rendezvous(symm_mem.empty(16, device="cuda"), group)
+    tensor = symm_mem.empty(16, device="cuda")
+    dist.barrier()
+    handle = symm_mem.rendezvous(tensor, group)
     handle.barrier()
     torch.cuda.synchronize()
     dist.barrier()
