@@ -26,8 +26,11 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   layout.table = take(kMaxSegments * world * sizeof(std::byte*));
 
   layout.wire_boxes = take(2 * layout.wire_blocks * world * layout.wire_box_bytes);
-  // A quarter for p2p slots, half for the slots of pipelines.
-  layout.p2p_slot_bytes = align_down(quarter / (world * kP2pChannels * kP2pSlots), kCacheLine);
+  // A quarter for p2p slots, half for the slots of pipelines; p2p boxes are beside the workspace.
+  const std::uint64_t p2p_bytes = quarter / (world * kP2pChannels * kP2pSlots);
+  layout.p2p_box_bytes = align_down(min_size(p2p_bytes / 4, kMostP2pBox), 1024);
+  layout.p2p_boxes = take(world * kP2pChannels * kP2pSlots * layout.p2p_box_bytes);
+  layout.p2p_slot_bytes = align_down(p2p_bytes, kCacheLine);
   layout.p2p_slots = take(world * kP2pChannels * kP2pSlots * layout.p2p_slot_bytes);
   layout.slot_bytes = align_down(2 * quarter / (kMaxChannels * kSlots), kCacheLine);
   layout.slots = take(kMaxChannels * kSlots * layout.slot_bytes);

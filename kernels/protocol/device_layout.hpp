@@ -8,6 +8,7 @@
 //   table        addresses of the group's symmetric segments, for reading in place
 //   wire boxes   tiles from peers: two sets, by parity of a block's epoch, of one box a block and
 //                sender
+//   p2p boxes    tiles of short messages from peers: one box a p2p slot
 //   p2p slots    messages from peers (transfers): kP2pSlots slots a p2p channel
 //   slots        this rank's staged data, read by peers (channels): kSlots slots a channel
 //
@@ -42,6 +43,15 @@ inline constexpr int kMessageTagChannels = 4;
 inline constexpr int kTagChannels = 1 + kMessageTagChannels;
 inline constexpr int kP2pChannels = kTagChannels * kP2pChannelsPerTag;
 inline constexpr std::uint32_t kP2pSlots = 4;
+// The largest message that one p2p channel carries alone.
+inline constexpr std::uint64_t kMostUndividedMessage = 8u << 10;
+// At most, of a p2p box.
+inline constexpr std::uint64_t kMostP2pBox = 17u << 10;
+// In a box or slot before the data of a piece.
+struct alignas(16) PieceHeader {
+  std::uint64_t bytes;  // of the whole message
+  std::int64_t tag;
+};
 inline constexpr int kAllToAllTagChannel = 0;
 constexpr int tag_channel_of(std::int64_t tag) {
   return 1 + static_cast<int>(static_cast<std::uint64_t>(tag) % kMessageTagChannels);
@@ -101,8 +111,8 @@ struct alignas(8) P2pSignal {
 inline constexpr std::uint64_t kSequenceUnit = 1u << 16;
 
 struct P2pCounter {
-  std::uint32_t sent;      // slots filled at the peer, ever
-  std::uint32_t received;  // slots emptied here, ever
+  std::uint64_t sent;      // slots and boxes filled at the peer, ever
+  std::uint64_t received;  // and emptied here
 };
 
 // This rank's GPU writes it, and alone reads it, but for `dead`.
@@ -129,18 +139,38 @@ struct DeviceLayout {
   std::uint64_t wire_boxes;   // [2][wire_blocks][world_size] of wire_box_bytes
   std::uint64_t wire_blocks;  // at most kMaxWireBlocks
   std::uint64_t wire_box_bytes;
-  std::uint64_t p2p_slots;  // [world_size][kP2pChannels][kP2pSlots] of p2p_slot_bytes
+  std::uint64_t p2p_boxes;      // [world_size][kP2pChannels][kP2pSlots] of p2p_box_bytes
+  std::uint64_t p2p_box_bytes;  // 0 where not even a tile would fit
+  std::uint64_t p2p_slots;      // [world_size][kP2pChannels][kP2pSlots] of p2p_slot_bytes
   std::uint64_t p2p_slot_bytes;
   std::uint64_t slots;  // [kMaxChannels][kSlots] of slot_bytes
   std::uint64_t slot_bytes;
   std::uint64_t total_bytes;
 
-  // `workspace_bytes`: wire boxes, p2p slots and slots together; at least kLeastDeviceWorkspace.
+  // `workspace_bytes`: wire boxes, p2p slots and slots together; p2p boxes are beside it; at least
+  // kLeastDeviceWorkspace.
   static DeviceLayout of(int world_size, std::uint64_t workspace_bytes);
 
   // Tiles of a box; the last is kept for PREMUL_SUM's factor.
   constexpr std::uint32_t wire_box_tiles(WireKind kind) const {
     return static_cast<std::uint32_t>(wire_box_bytes / wire_tile(kind).space) - 1;
+  }
+  // Data that fits in a box, behind the header.
+  constexpr std::uint64_t p2p_box_data() const {
+    constexpr WireTile kTile = wire_tile(WireKind::kLL);
+    if (p2p_box_bytes == 0) return 0;
+    return align_down(p2p_box_bytes / kTile.space * kTile.bytes - sizeof(PieceHeader), kCacheLine);
+  }
+  // Whether a message goes through boxes: one of each p2p channel that has a part of it. This and
+  // the next follow from the size alone, so that the two ends agree. (If their sizes differ, that
+  // is found: transfer.cu.)
+  constexpr bool is_short_message(std::uint64_t bytes) const {
+    return p2p_box_bytes != 0 && bytes <= kP2pChannelsPerTag * p2p_box_data();
+  }
+  constexpr int p2p_channels_of(std::uint64_t bytes) const {
+    return p2p_box_bytes != 0 && bytes <= min_size(p2p_box_data(), kMostUndividedMessage)
+               ? 1
+               : kP2pChannelsPerTag;
   }
 };
 

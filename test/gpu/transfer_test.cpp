@@ -75,7 +75,13 @@ void exchange(DeviceRig& rig, const std::vector<Sent>& sent, bool collective) {
 
 TEST_P(TransferTest, BothDirectionsAtOnceAtManySizes) {
   DeviceRig rig(world(), {});
-  for (const std::size_t bytes : {0u, 1u, 17u, 4096u, 100'003u, 9'000'001u}) {
+  // Around what a unit, a tile, a p2p channel alone and all boxes of a tag channel hold as well.
+  const std::uint64_t alone = std::min(rig.layout().p2p_box_data(), kMostUndividedMessage);
+  const std::uint64_t boxes = kP2pChannelsPerTag * rig.layout().p2p_box_data();
+  for (const std::uint64_t bytes :
+       {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{16}, std::uint64_t{17},
+        std::uint64_t{496}, std::uint64_t{497}, std::uint64_t{4096}, alone, alone + 1, boxes - 1,
+        boxes, boxes + 1, std::uint64_t{100'003}, std::uint64_t{9'000'001}}) {
     std::vector<Sent> sent;
     for (int from = 0; from < world(); ++from) {
       for (int to = 0; to < world(); ++to) {
@@ -139,7 +145,7 @@ TEST_P(TransferTest, MoreMessagesThanALaunchHolds) {
 TEST_P(TransferTest, CountersWrapAround) {
   DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .first = {.p2p = 0xfffffffd}});
   for (int round = 0; round < 4; ++round) {
-    exchange(rig, {{0, 1, 3, 50'000}, {1, 0, 3, 70'000}}, false);
+    exchange(rig, {{0, 1, 3, 50'000}, {1, 0, 3, 70'000}, {1, 0, 3, 100}}, false);
     if (HasFatalFailure()) return;
   }
 }
@@ -159,6 +165,48 @@ TEST_P(TransferTest, AnotherSizeIsReportedByTheReceiver) {
   EXPECT_EQ(report.mine, 65u);
   EXPECT_EQ(report.sequence, 1u);
   EXPECT_EQ(report.transfer, 1u);
+}
+
+// One end has a short message, the other one that goes through slots.
+TEST_P(TransferTest, AnotherSizeIsReportedAlsoWhereTheEndsChooseDifferentForms) {
+  const DeviceLayout layout = DeviceRig(world(), {}).layout();
+  const std::uint64_t boxes = kP2pChannelsPerTag * layout.p2p_box_data();
+  const std::uint64_t large = boxes + 1;
+  const std::pair<std::uint64_t, std::uint64_t> sizes[] = {
+      {40, large}, {large, 40}, {boxes, large}, {large, boxes}, {40, boxes}, {boxes, 40}};
+  for (const auto& [sent, wanted] : sizes) {
+    SCOPED_TRACE(std::to_string(sent) + " for " + std::to_string(wanted));
+    DeviceRig rig(world(), {});
+    DeviceBytes memory(4 * large);
+    // Behind a message that both agree on.
+    for (const std::uint64_t bytes : {std::uint64_t{64}, std::uint64_t{0}}) {
+      const TransferOp send{memory.at(0), bytes != 0 ? bytes : sent, 7, 1, true};
+      const TransferOp recv{memory.at(2 * large), bytes != 0 ? bytes : wanted, 7, 0, false};
+      rig.kernels(0).transfer({&send, 1}, false, rig.options(0));
+      rig.kernels(1).transfer({&recv, 1}, false, rig.options(1));
+    }
+    rig.finish();
+    const DevicePage::Report& report = rig.page(1).report;
+    ASSERT_EQ(load_acquire(&report.fault), static_cast<std::uint32_t>(DeviceFault::kCountMismatch));
+    EXPECT_EQ(report.theirs, sent);
+    EXPECT_EQ(report.mine, wanted);
+    EXPECT_EQ(report.sequence, 2u);
+  }
+}
+
+TEST_P(TransferTest, ManyShortMessagesInARow) {
+  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace});
+  std::vector<Sent> sent;
+  for (std::size_t i = 0; i < 90; ++i) {
+    for (int from = 0; from < world(); ++from) {
+      const std::size_t bytes = i % 5 == 4 ? 70'000 : (i * 977) % 12'000;
+      sent.push_back({from, (from + 1) % world(), 5, bytes});
+    }
+  }
+  for (int round = 0; round < 3; ++round) {
+    exchange(rig, sent, false);
+    if (HasFatalFailure()) return;
+  }
 }
 
 TEST_P(TransferTest, AnotherTagIsReportedByTheReceiver) {

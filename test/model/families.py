@@ -123,11 +123,13 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
             [
                 protocols.block_pipeline("p2p channel", 4, 12),
                 protocols.block_pipeline("p2p channel", 4, 12, wrap=8),
+                protocols.box_pipeline(4, 12),
             ],
             [
                 named(
                     protocols.block_pipeline("p2p channel", 4, 12, "no barrier"), "no block barrier"
-                )
+                ),
+                named(protocols.box_pipeline(4, 12, "no barrier"), "a box freed by one thread"),
             ],
         ),
         Family(

@@ -164,6 +164,30 @@ def block_pipeline(name: str, slots: int, pieces: int, fault: str = "", wrap: in
     return program
 
 
+def box_pipeline(slots: int, pieces: int, fault: str = "") -> Program:
+    """A block of two threads hands pieces to a block of another rank through boxes of tiles.
+
+    P2pChannel::send_tiles and P2pChannel::receive_tiles of kernels/gpu/entry/transfer.cu. Each
+    thread stores a word, data and epoch in one, when it has credit itself, and receives one. Fault
+    "no barrier": the receiver's thread 0 frees the box when it has its own word.
+    """
+    program = Program(f"p2p channel of {slots} boxes, blocks of 2 threads", first_choice_only=True)
+    for me in range(2):  # the sender
+        thread = program.thread()
+        for n in range(pieces):
+            thread.wait_ge("freed", n + 1 - slots, RELAXED, "p2p box credit", grants=True)
+            thread.store(("box", n % slots, me), n + 1)
+    for me in range(2):  # the receiver
+        thread = program.thread()
+        for n in range(pieces):
+            thread.wait_eq(("box", n % slots, me), n + 1)
+            if fault != "no barrier":
+                thread.block_barrier("receiver", 2)
+            if me == 0:
+                thread.store("freed", n + 1)
+    return program
+
+
 def mailbox_pipeline(name: str, capacity: int, count: int) -> Program:
     """One of the three streams of a mailbox, in backend/engine/host/mailbox_progress.cpp.
 

@@ -45,7 +45,7 @@ class TransferScheduleTest : public testing::Test {
   std::array<std::byte, 64> memory_{};
   std::vector<TransferOp> ops_;
   std::vector<TransferParams> launches_;
-  TransferSchedule schedule_{kRank, kWorld, true};
+  TransferSchedule schedule_{kRank, kWorld, DeviceLayout::of(kWorld, 64u << 20), true};
 };
 
 TEST_F(TransferScheduleTest, EachLaunchCarriesOneMessageToOneself) {
@@ -75,6 +75,18 @@ TEST_F(TransferScheduleTest, LaterLaunchesOfOthersCarryNothingOfTheFirst) {
 }
 
 // Messages of one peer and tag channel are sorted together, and each keeps its dtype.
+TEST_F(TransferScheduleTest, ALaunchHasTheChannelsOfItsLargestMessage) {
+  ops_.push_back({memory_.data(), kMostUndividedMessage, 0, 2, true});
+  EXPECT_EQ(plan()[0].channels, 1);
+  ops_.push_back({memory_.data(), kMostUndividedMessage + 1, 0, 0, false});
+  EXPECT_EQ(plan()[0].channels, kP2pChannelsPerTag);
+  // Without boxes every message is divided.
+  const DeviceLayout least = DeviceLayout::of(64, kLeastDeviceWorkspace);
+  EXPECT_EQ(least.p2p_box_bytes, 0u);
+  EXPECT_FALSE(least.is_short_message(0));
+  EXPECT_EQ(least.p2p_channels_of(0), kP2pChannelsPerTag);
+}
+
 TEST_F(TransferScheduleTest, DtypesStayWithTheirMessages) {
   for (const int tag : {0, 1, 0}) {
     ops_.push_back({.data = &memory_[ops_.size()],

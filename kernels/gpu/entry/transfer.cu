@@ -9,10 +9,22 @@
 // carries the message's size and tag, so even an empty message takes one slot. A block serves one
 // p2p channel in one direction, so sends and recvs of one launch never wait for each other, and the
 // receiver's blocks free the slots that the sender's fill.
+//
+// NOTE [Short messages]
+// A message whose parts fit in boxes goes through them in place of slots, one box a slot, as LL
+// tiles (NOTE [Wires] in tile.cuh): no fence, and no count of what is filled. The epoch of a box is
+// the number of its slot. A part begins with its header, in the first unit of the first tile. A
+// message that fits in one box, up to kMostUndividedMessage, has one part. The tiles are LL's in
+// every group, since two ranks may exchange messages before their group has chosen a wire. Boxes
+// hold tiles alone, as payload in a slot might look like one.
+//
+// Sender and receiver choose by the size. A receiver that waits in vain for the one form looks now
+// and then whether the other has come, and reports the header of that.
 #include "kernels/gpu/device/block_memory.cuh"
 #include "kernels/gpu/device/call_end.cuh"
 #include "kernels/gpu/device/poison.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
+#include "kernels/gpu/wire/tile.cuh"
 
 namespace symm {
 
@@ -20,11 +32,7 @@ namespace {
 
 constexpr int kTransferThreads = 512;
 
-// Before the data of a slot.
-struct alignas(16) PieceHeader {
-  std::uint64_t bytes;  // of the whole message
-  std::int64_t tag;
-};
+static_assert(sizeof(PieceHeader) == kUnitBytes);
 
 struct P2pPart {
   std::byte* data;
@@ -33,9 +41,11 @@ struct P2pPart {
 };
 
 // The part of a message that p2p channel `channel` of its tag channel carries.
-__device__ P2pPart p2p_part(const TransferItem& item, int channel) {
+__device__ P2pPart p2p_part(const DeviceLayout& layout, const TransferItem& item, int channel) {
   const std::uint64_t even =
-      align_up((item.bytes + kP2pChannelsPerTag - 1) / kP2pChannelsPerTag, kCacheLine);
+      layout.p2p_channels_of(item.bytes) == 1
+          ? item.bytes
+          : align_up((item.bytes + kP2pChannelsPerTag - 1) / kP2pChannelsPerTag, kCacheLine);
   const std::uint64_t begin = min_size(even * static_cast<std::uint64_t>(channel), item.bytes);
   return {static_cast<std::byte*>(item.data) + begin, min_size(even, item.bytes - begin),
           channel == 0};
@@ -50,46 +60,21 @@ class P2pChannel {
         waiter_(waiter),
         peer_(messages.peer),
         channel_(messages.tag_channel * kP2pChannelsPerTag + channel),
-        piece_bytes_(group.layout.p2p_slot_bytes - sizeof(PieceHeader)),
+        slot_data_(group.layout.p2p_slot_bytes - sizeof(PieceHeader)),
         counter_(messages.is_send ? local_state(group).p2p_channels[peer_][channel_].sent
                                   : local_state(group).p2p_channels[peer_][channel_].received),
-        count_(counter_) {}
-
-  __device__ bool send(const TransferItem& item, const P2pPart& part) {
-    const std::uint64_t pieces = pieces_of(part);
-    for (std::uint64_t i = 0; i < pieces; ++i, ++count_) {
-      const std::uint32_t* freed = &signal(group_.rank, peer_).freed;
-      if (!wait_for(freed, count_ + 1 - kP2pSlots)) return false;
-      std::byte* slot = slot_at(peer_, group_.rank, count_);
-      if (threadIdx.x == 0) *reinterpret_cast<PieceHeader*>(slot) = {item.bytes, item.tag};
-      block_copy(slot + sizeof(PieceHeader), part.data + i * piece_bytes_, bytes_of(part, i));
-      release_before_barrier();
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        release_after_barrier();
-        store_relaxed(&signal(peer_, group_.rank).filled, count_ + 1);
-      }
-    }
-    return true;
+        count_(counter_) {
+    if (messages.is_send) freed_ = load_relaxed(&signal(group_.rank, peer_).freed);
   }
 
+  // Both by the whole block, with the same result in every thread.
+  __device__ bool send(const TransferItem& item, const P2pPart& part) {
+    const bool is_short = group_.layout.is_short_message(item.bytes);
+    return is_short ? send_tiles(item, part) : send_slots(item, part);
+  }
   __device__ bool receive(const TransferItem& item, const P2pPart& part) {
-    const std::uint64_t pieces = pieces_of(part);
-    for (std::uint64_t i = 0; i < pieces; ++i, ++count_) {
-      const std::uint32_t* filled = &signal(group_.rank, peer_).filled;
-      if (!wait_for(filled, count_ + 1)) return false;
-      const std::byte* slot = slot_at(group_.rank, peer_, count_);
-      if (part.first && i == 0 && !matches(*reinterpret_cast<const PieceHeader*>(slot), item)) {
-        return false;
-      }
-      block_copy(part.data + i * piece_bytes_, slot + sizeof(PieceHeader), bytes_of(part, i));
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        release_after_barrier();
-        store_relaxed(&signal(peer_, group_.rank).freed, count_ + 1);
-      }
-    }
-    return true;
+    const bool is_short = group_.layout.is_short_message(item.bytes);
+    return is_short ? receive_tiles(item, part) : receive_slots(item, part);
   }
 
   // After the last message.
@@ -99,7 +84,168 @@ class P2pChannel {
   }
 
  private:
-  // By the whole block; the same result in every thread.
+  using Tile = LLTile;
+  // Epochs of LL tiles repeat: in so many the sender writes all of a box once.
+  static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
+  static constexpr std::uint32_t kOtherFormPeriod = 256;  // failed polls between two looks for it
+
+  __device__ bool send_slots(const TransferItem& item, const P2pPart& part) {
+    const std::uint64_t pieces = pieces_of(part);
+    for (std::uint64_t i = 0; i < pieces; ++i, ++count_) {
+      const std::uint32_t* freed = &signal(group_.rank, peer_).freed;
+      const auto target = static_cast<std::uint32_t>(count_ + 1 - kP2pSlots);
+      const auto is_free = [=] { return counter_reached(freed, target); };
+      if (!block_all(threadIdx.x != 0 || waiter_.wait(peer_, is_free))) return false;
+      std::byte* slot = slot_at(peer_, group_.rank);
+      if (threadIdx.x == 0) *reinterpret_cast<PieceHeader*>(slot) = {item.bytes, item.tag};
+      block_copy(slot + sizeof(PieceHeader), part.data + i * slot_data_, bytes_of(part, i));
+      refresh(item, 0);
+      release_before_barrier();
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        release_after_barrier();
+        store_relaxed(&signal(peer_, group_.rank).filled, static_cast<std::uint32_t>(count_ + 1));
+      }
+    }
+    return true;
+  }
+
+  __device__ bool receive_slots(const TransferItem& item, const P2pPart& part) {
+    const std::uint64_t pieces = pieces_of(part);
+    for (std::uint64_t i = 0; i < pieces; ++i, ++count_) {
+      if (!block_all(threadIdx.x != 0 || is_filled(item))) return false;
+      const std::byte* slot = slot_at(group_.rank, peer_);
+      if (part.first && i == 0 && !matches(*reinterpret_cast<const PieceHeader*>(slot), item)) {
+        return false;
+      }
+      block_copy(part.data + i * slot_data_, slot + sizeof(PieceHeader), bytes_of(part, i));
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        release_after_barrier();
+        store_relaxed(&signal(peer_, group_.rank).freed, static_cast<std::uint32_t>(count_ + 1));
+      }
+    }
+    return true;
+  }
+
+  // Threads go on by themselves, each when it has credit.
+  __device__ bool send_tiles(const TransferItem& item, const P2pPart& part) {
+    if (!has_pieces(part)) return true;
+    const std::uint32_t tiles = tiles_of(part.bytes);
+    std::uint32_t tile = threadIdx.x / kLLThreads;
+    Unit unit = unit_of(item, part, tile);  // while the credit is looked at
+    const bool ok = has_credit();
+    if (ok) {
+      for (; tile < tiles; tile += blockDim.x / kLLThreads) {
+        Tile::send(box_at(peer_, group_.rank) + tile * Tile::kSpace, unit, flag());
+        unit = unit_of(item, part, tile + blockDim.x / kLLThreads);
+      }
+      refresh(item, tiles);
+    }
+    ++count_;
+    return block_all(ok);
+  }
+
+  __device__ bool receive_tiles(const TransferItem& item, const P2pPart& part) {
+    if (!has_pieces(part)) return true;
+    bool ok = true;
+    for (std::uint32_t tile = threadIdx.x / kLLThreads; ok && tile < tiles_of(part.bytes);
+         tile += blockDim.x / kLLThreads) {
+      Unit unit;
+      ok = has_come(item, tile, &unit);
+      const std::uint64_t offset = offset_of(tile);
+      if (!ok || is_header(tile) || offset >= part.bytes) continue;
+      store_unit(part.data + offset, unit, min_size(part.bytes - offset, kUnitBytes));
+    }
+    if (!block_all(ok)) return false;
+    ++count_;
+    // What was in the box has been loaded, since its epoch was looked at.
+    if (threadIdx.x == 0) {
+      store_relaxed(&signal(peer_, group_.rank).freed, static_cast<std::uint32_t>(count_));
+    }
+    return true;
+  }
+
+  // Waits until the box may be filled again. Nothing is acquired: the peer has loaded what was in
+  // it before it said so.
+  __device__ bool has_credit() {
+    const auto target = static_cast<std::uint32_t>(count_ + 1 - kP2pSlots);
+    if (has_reached(freed_, target)) return true;
+    return waiter_.wait(peer_, [&] {
+      freed_ = load_relaxed(&signal(group_.rank, peer_).freed);
+      return has_reached(freed_, target);
+    });
+  }
+
+  // Waits for a slot; false too, and reported, where a short message has come in its place.
+  __device__ bool is_filled(const TransferItem& item) {
+    const std::uint32_t* filled = &signal(group_.rank, peer_).filled;
+    Unit header;
+    bool other = false;
+    std::uint32_t polls = 0;
+    const bool came = waiter_.wait(peer_, [&] {
+      if (counter_reached(filled, static_cast<std::uint32_t>(count_ + 1))) return true;
+      if (++polls % kOtherFormPeriod != 0 || group_.layout.p2p_box_bytes == 0) return false;
+      other = Tile::receive(box_at(group_.rank, peer_), flag(), &header) &&
+              header_of(header).bytes != item.bytes;
+      return other;
+    });
+    return came && !(other && !matches(header_of(header), item));
+  }
+
+  // Waits for this thread's unit of a tile; false too, and reported, where it is the header and
+  // that of another message.
+  __device__ bool has_come(const TransferItem& item, std::uint32_t tile, Unit* unit) {
+    std::byte* place = box_at(group_.rank, peer_) + tile * Tile::kSpace;
+    if (!is_header(tile)) {
+      return waiter_.wait(peer_, [&] { return Tile::receive(place, flag(), unit); });
+    }
+    const std::uint32_t* filled = &signal(group_.rank, peer_).filled;
+    std::uint32_t polls = 0;
+    const bool came = waiter_.wait(peer_, [&] {
+      if (Tile::receive(place, flag(), unit)) return true;
+      return ++polls % kOtherFormPeriod == 0 &&
+             counter_reached(filled, static_cast<std::uint32_t>(count_ + 1));
+    });
+    if (!came) return false;
+    // A later slot may be filled as well: the box counts.
+    if (Tile::receive(place, flag(), unit)) return matches(header_of(*unit), item);
+    return matches(*reinterpret_cast<const PieceHeader*>(slot_at(group_.rank, peer_)), item);
+  }
+
+  // Writes all tiles of the box from `first` on, in the few epochs in which that is due.
+  __device__ void refresh(const TransferItem& item, std::uint32_t first) {
+    if (count_ % kRefreshPeriod >= kP2pSlots) return;
+    const auto tiles = static_cast<std::uint32_t>(group_.layout.p2p_box_bytes / Tile::kSpace);
+    for (std::uint32_t tile = first + threadIdx.x / kLLThreads; tile < tiles;
+         tile += blockDim.x / kLLThreads) {
+      Tile::send(box_at(peer_, group_.rank) + tile * Tile::kSpace, unit_of(item, P2pPart{}, tile),
+                 flag());
+    }
+  }
+
+  // The header is the first unit, and `offset_of` that of another one in the data of a piece.
+  __device__ static bool is_header(std::uint32_t tile) { return tile == 0 && tile_thread() == 0; }
+  __device__ static std::uint64_t offset_of(std::uint32_t tile) {
+    return std::uint64_t{tile} * Tile::kBytes + Tile::offset() - sizeof(PieceHeader);
+  }
+  __device__ static std::uint32_t tiles_of(std::uint64_t bytes) {
+    return static_cast<std::uint32_t>((sizeof(PieceHeader) + bytes + Tile::kBytes - 1) /
+                                      Tile::kBytes);
+  }
+  __device__ static Unit unit_of(const TransferItem& item, const P2pPart& part,
+                                 std::uint32_t tile) {
+    if (is_header(tile)) return __builtin_bit_cast(Unit, PieceHeader{item.bytes, item.tag});
+    const std::uint64_t offset = offset_of(tile);
+    if (offset >= part.bytes) return Unit{};
+    return load_unit(part.data + offset, min_size(part.bytes - offset, kUnitBytes));
+  }
+  __device__ static PieceHeader header_of(Unit unit) {
+    return __builtin_bit_cast(PieceHeader, unit);
+  }
+  __device__ std::uint64_t flag() const { return Tile::flag_of(count_ + 1); }
+
+  // By one thread, or by all with the same header: the same result in every thread.
   __device__ bool matches(const PieceHeader& header, const TransferItem& item) {
     if (header.tag != item.tag) {
       if (threadIdx.x == 0) {
@@ -117,19 +263,14 @@ class P2pChannel {
     return true;
   }
 
+  __device__ static bool has_pieces(const P2pPart& part) { return part.bytes > 0 || part.first; }
   __device__ std::uint64_t pieces_of(const P2pPart& part) const {
-    const std::uint64_t full = (part.bytes + piece_bytes_ - 1) / piece_bytes_;
+    const std::uint64_t full = (part.bytes + slot_data_ - 1) / slot_data_;
     return full == 0 && part.first ? 1 : full;
   }
   __device__ std::size_t bytes_of(const P2pPart& part, std::uint64_t piece) const {
-    const std::uint64_t begin = piece * piece_bytes_;
-    return part.bytes > begin ? min_size(piece_bytes_, part.bytes - begin) : 0;
-  }
-
-  __device__ bool wait_for(const std::uint32_t* counter, std::uint32_t target) {
-    const bool ok =
-        threadIdx.x != 0 || waiter_.wait(peer_, [=] { return counter_reached(counter, target); });
-    return block_all(ok);
+    const std::uint64_t begin = piece * slot_data_;
+    return part.bytes > begin ? min_size(slot_data_, part.bytes - begin) : 0;
   }
 
   // The signal of `other` to this channel, in `owner`'s segment.
@@ -138,33 +279,42 @@ class P2pChannel {
         reinterpret_cast<P2pSignal*>(segment_of(group_, owner) + group_.layout.p2p_signals);
     return signals[other * kP2pChannels + channel_];
   }
-  __device__ std::byte* slot_at(int owner, int sender, std::uint32_t count) const {
-    const std::uint64_t index =
-        (static_cast<std::uint64_t>(sender) * kP2pChannels + static_cast<std::uint64_t>(channel_)) *
-            kP2pSlots +
-        count % kP2pSlots;
+  __device__ std::uint64_t slot_number(int sender) const {
+    const std::uint64_t channel =
+        static_cast<std::uint64_t>(sender) * kP2pChannels + static_cast<std::uint64_t>(channel_);
+    return channel * kP2pSlots + count_ % kP2pSlots;
+  }
+  __device__ std::byte* slot_at(int owner, int sender) const {
     return segment_of(group_, owner) + group_.layout.p2p_slots +
-           index * group_.layout.p2p_slot_bytes;
+           slot_number(sender) * group_.layout.p2p_slot_bytes;
+  }
+  __device__ std::byte* box_at(int owner, int sender) const {
+    return segment_of(group_, owner) + group_.layout.p2p_boxes +
+           slot_number(sender) * group_.layout.p2p_box_bytes;
   }
 
   const GroupParams& group_;
   Waiter& waiter_;
   const int peer_;
   const int channel_;
-  const std::uint64_t piece_bytes_;
-  std::uint32_t& counter_;  // in device memory
-  std::uint32_t count_;     // slots filled, or emptied, so far
+  const std::uint64_t slot_data_;  // bytes of a piece
+  std::uint64_t& counter_;         // in device memory
+  std::uint64_t count_;            // slots filled, or emptied, so far
+  std::uint32_t freed_ = 0;        // of the peer's that this thread knows of
 };
 
 // By one thread of a block whose p2p channel is done: the last block of the tag channel ends the
 // messages.
-__device__ void end_messages(const GroupParams& group, const TransferGroup& messages) {
+__device__ void end_messages(const GroupParams& group, const TransferParams& call,
+                             const TransferGroup& messages) {
   LocalState& local = local_state(group);
   const int direction = messages.is_send ? 0 : 1;
-  std::uint32_t* ticket = &local.tag_tickets[messages.peer][messages.tag_channel][direction];
-  device_fence();
-  if (device_fetch_add(ticket, 1u) + 1 != kP2pChannelsPerTag) return;
-  store_data(ticket, 0);
+  if (call.channels > 1) {
+    std::uint32_t* ticket = &local.tag_tickets[messages.peer][messages.tag_channel][direction];
+    device_fence();
+    if (device_fetch_add(ticket, 1u) + 1 != static_cast<unsigned>(call.channels)) return;
+    store_data(ticket, 0);
+  }
   std::uint64_t& ended = local.messages[messages.peer][messages.tag_channel][direction];
   ended += messages.count;
   store_relaxed(&page_of(group).messages_completed[messages.peer][messages.tag_channel][direction],
@@ -173,8 +323,9 @@ __device__ void end_messages(const GroupParams& group, const TransferGroup& mess
 
 __device__ bool serve_p2p_channel(const GroupParams& group, const TransferParams& call,
                                   const WaitParams& wait) {
-  const TransferGroup& messages = call.groups[blockIdx.x / kP2pChannelsPerTag];
-  const int channel_number = static_cast<int>(blockIdx.x % kP2pChannelsPerTag);
+  const auto channels = static_cast<unsigned>(call.channels);
+  const TransferGroup& messages = call.groups[blockIdx.x / channels];
+  const int channel_number = static_cast<int>(blockIdx.x % channels);
   const int direction = messages.is_send ? 0 : 1;
   const std::uint64_t before =
       local_state(group).messages[messages.peer][messages.tag_channel][direction];
@@ -187,27 +338,31 @@ __device__ bool serve_p2p_channel(const GroupParams& group, const TransferParams
   P2pChannel channel(group, messages, channel_number, waiter);
   for (int i = 0; i < messages.count; ++i) {
     const TransferItem& item = call.items[messages.first + i];
-    const P2pPart part = p2p_part(item, channel_number);
+    const P2pPart part = p2p_part(group.layout, item, channel_number);
     if (!(messages.is_send ? channel.send(item, part) : channel.receive(item, part))) return false;
     if (!call.collective) waiter.next();
   }
   channel.end();
-  if (!call.collective && threadIdx.x == 0) end_messages(group, messages);
+  if (!call.collective && threadIdx.x == 0) end_messages(group, call, messages);
   return true;
 }
 
 // NOTE [Poison], for a block that serves a p2p channel.
 __device__ void poison_received(const TransferParams& call) {
-  const TransferGroup& messages = call.groups[blockIdx.x / kP2pChannelsPerTag];
+  const TransferGroup& messages = call.groups[blockIdx.x / static_cast<unsigned>(call.channels)];
   if (!call.poisons || messages.is_send) return;
   for (int i = messages.first; i < messages.first + messages.count; ++i) {
     fill_poison(call.items[i].data, call.items[i].bytes, poison_of(call.dtypes[i]));
   }
 }
 
+__device__ unsigned channel_blocks(const TransferParams& call) {
+  return static_cast<unsigned>(call.group_count * call.channels);
+}
+
 // The blocks after those of the p2p channels copy the message of this rank to itself.
 __device__ void copy_own(const TransferParams& call) {
-  const unsigned first = static_cast<unsigned>(call.group_count * kP2pChannelsPerTag);
+  const unsigned first = channel_blocks(call);
   const unsigned blocks = gridDim.x - first;
   const std::uint64_t even = align_up((call.own.bytes + blocks - 1) / blocks, kCacheLine);
   const std::uint64_t begin = min_size(even * (blockIdx.x - first), call.own.bytes);
@@ -220,7 +375,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
     transfer_kernel(const SYMM_GRID_CONSTANT GroupParams group,
                     const SYMM_GRID_CONSTANT TransferParams call,
                     const SYMM_GRID_CONSTANT WaitParams wait) {
-  const bool serves = blockIdx.x < static_cast<unsigned>(call.group_count * kP2pChannelsPerTag);
+  const bool serves = blockIdx.x < channel_blocks(call);
   if (!serves) copy_own(call);
   const bool found_alive = threadIdx.x != 0 || load_relaxed(&local_state(group).dead) == 0;
   const bool alive = block_all(found_alive);

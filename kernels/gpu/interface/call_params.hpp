@@ -75,8 +75,9 @@ struct TransferItem {
 inline constexpr int kMaxTransferItems = 96;
 
 struct TransferParams {
-  std::int32_t group_count;
-  bool collective;  // all_to_all
+  std::int16_t group_count;
+  std::int16_t channels;  // blocks of a group: p2p channels that its messages need
+  bool collective;        // all_to_all
   bool ends_call;
   bool poisons;
   DeviceCopy own;  // a message of this rank to itself, or its own share of an all_to_all

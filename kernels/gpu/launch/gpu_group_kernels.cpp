@@ -122,7 +122,7 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
     : config_(config),
       device_(device_index),
       copies_(config.world_size - 1),
-      schedule_(config.rank, config.world_size, config.poisons),
+      schedule_(config.rank, config.world_size, config.layout, config.poisons),
       route_(config.world_size) {
   load_kernels();
   group_.rank = config.rank;
@@ -350,9 +350,9 @@ void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
                                const LaunchOptions& options) {
   const DeviceGuard guard(device_);
   schedule_.plan(ops, collective, [&](const TransferParams& params) {
-    constexpr unsigned kOwnBlocks = 4;
-    const unsigned channels = static_cast<unsigned>(params.group_count * kP2pChannelsPerTag);
-    const unsigned blocks = channels + (params.own.bytes > 0 || channels == 0 ? kOwnBlocks : 0);
+    const unsigned own_blocks = params.own.bytes > kMostUndividedMessage ? 4 : 1;
+    const unsigned channels = static_cast<unsigned>(params.group_count * params.channels);
+    const unsigned blocks = channels + (params.own.bytes > 0 || channels == 0 ? own_blocks : 0);
     start(transfer_kernel_address(), blocks, params, options);
   });
 }

@@ -12,9 +12,11 @@ constexpr int kMaxGroupsOfLaunch = 48;
 
 }  // namespace
 
-TransferSchedule::TransferSchedule(int rank, int world_size, bool poisons)
+TransferSchedule::TransferSchedule(int rank, int world_size, const DeviceLayout& layout,
+                                   bool poisons)
     : rank_(rank),
       world_size_(world_size),
+      layout_(layout),
       counts_(static_cast<std::size_t>(world_size) * 2 * kTagChannels) {
   params_.poisons = poisons;
 }
@@ -63,8 +65,11 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   std::ranges::sort(launch, {},
                     [](const Entry& entry) { return std::tuple(entry.group, entry.number); });
   params_.group_count = 0;
+  params_.channels = 1;
   for (std::size_t i = 0; i < count; ++i) {
     params_.items[i] = launch[i].item;
+    const int channels = layout_.p2p_channels_of(launch[i].item.bytes);
+    params_.channels = static_cast<std::int16_t>(std::max<int>(params_.channels, channels));
     params_.dtypes[i] = launch[i].dtype;
     if (i == 0 || launch[i].group != launch[i - 1].group) {
       TransferGroup& group = params_.groups[params_.group_count++];

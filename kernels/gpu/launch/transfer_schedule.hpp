@@ -21,7 +21,7 @@ namespace symm {
 
 class TransferSchedule {
  public:
-  TransferSchedule(int rank, int world_size, bool poisons);
+  TransferSchedule(int rank, int world_size, const DeviceLayout& layout, bool poisons);
 
   // Calls `launch` for each launch that `ops` need; at least once for a collective. `ops` as for
   // GroupKernels::transfer. A launch carries at most one message of this rank to itself, which
@@ -44,6 +44,7 @@ class TransferSchedule {
 
   const int rank_;
   const int world_size_;
+  const DeviceLayout layout_;
   std::vector<Entry> entries_;
   std::vector<DeviceCopy> own_;        // without those that move nothing
   std::vector<std::uint32_t> counts_;  // by peer, direction and tag channel
