@@ -51,7 +51,20 @@ __device__ P2pPart p2p_part(const DeviceLayout& layout, const TransferItem& item
           channel == 0};
 }
 
-// One p2p channel in one direction, served by a block.
+// Writes the tiles [first, last) of a box: the header, and else nothing. By the whole block.
+__device__ SYMM_OUTLINED void refresh_tiles(std::byte* box, std::uint32_t first, std::uint32_t last,
+                                            PieceHeader header, std::uint64_t flag) {
+  for (std::uint32_t tile = first + threadIdx.x / kLLThreads; tile < last;
+       tile += blockDim.x / kLLThreads) {
+    const bool is_header = tile == 0 && tile_thread() == 0;
+    LLTile::send(box + tile * LLTile::kSpace, is_header ? __builtin_bit_cast(Unit, header) : Unit{},
+                 flag);
+  }
+}
+
+// One p2p channel in one direction, served by a block. kShortOnly: of a launch without messages
+// that go through slots, which then needs fewer registers.
+template <bool kShortOnly>
 class P2pChannel {
  public:
   __device__ P2pChannel(const GroupParams& group, const TransferGroup& messages, int channel,
@@ -69,12 +82,14 @@ class P2pChannel {
 
   // Both by the whole block, with the same result in every thread.
   __device__ bool send(const TransferItem& item, const P2pPart& part) {
-    const bool is_short = group_.layout.is_short_message(item.bytes);
-    return is_short ? send_tiles(item, part) : send_slots(item, part);
+    if (is_short(item)) return send_tiles(item, part);
+    if constexpr (!kShortOnly) return send_slots(item, part);
+    return false;
   }
   __device__ bool receive(const TransferItem& item, const P2pPart& part) {
-    const bool is_short = group_.layout.is_short_message(item.bytes);
-    return is_short ? receive_tiles(item, part) : receive_slots(item, part);
+    if (is_short(item)) return receive_tiles(item, part);
+    if constexpr (!kShortOnly) return receive_slots(item, part);
+    return false;
   }
 
   // After the last message.
@@ -85,6 +100,9 @@ class P2pChannel {
 
  private:
   using Tile = LLTile;
+  __device__ bool is_short(const TransferItem& item) const {
+    return kShortOnly || group_.layout.is_short_message(item.bytes);
+  }
   // Epochs of LL tiles repeat: in so many the sender writes all of a box once.
   static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
   static constexpr std::uint32_t kOtherFormPeriod = 256;  // failed polls between two looks for it
@@ -217,11 +235,7 @@ class P2pChannel {
   __device__ void refresh(const TransferItem& item, std::uint32_t first) {
     if (count_ % kRefreshPeriod >= kP2pSlots) return;
     const auto tiles = static_cast<std::uint32_t>(group_.layout.p2p_box_bytes / Tile::kSpace);
-    for (std::uint32_t tile = first + threadIdx.x / kLLThreads; tile < tiles;
-         tile += blockDim.x / kLLThreads) {
-      Tile::send(box_at(peer_, group_.rank) + tile * Tile::kSpace, unit_of(item, P2pPart{}, tile),
-                 flag());
-    }
+    refresh_tiles(box_at(peer_, group_.rank), first, tiles, {item.bytes, item.tag}, flag());
   }
 
   // The header is the first unit, and `offset_of` that of another one in the data of a piece.
@@ -321,6 +335,7 @@ __device__ void end_messages(const GroupParams& group, const TransferParams& cal
                 ended);
 }
 
+template <bool kShortOnly>
 __device__ bool serve_p2p_channel(const GroupParams& group, const TransferParams& call,
                                   const WaitParams& wait) {
   const auto channels = static_cast<unsigned>(call.channels);
@@ -335,7 +350,7 @@ __device__ bool serve_p2p_channel(const GroupParams& group, const TransferParams
   }
   Waiter waiter(group, wait, call.collective ? collective_number(group) : before + 1,
                 !call.collective);
-  P2pChannel channel(group, messages, channel_number, waiter);
+  P2pChannel<kShortOnly> channel(group, messages, channel_number, waiter);
   for (int i = 0; i < messages.count; ++i) {
     const TransferItem& item = call.items[messages.first + i];
     const P2pPart part = p2p_part(group.layout, item, channel_number);
@@ -371,6 +386,7 @@ __device__ void copy_own(const TransferParams& call) {
              min_size(even, call.own.bytes - begin));
 }
 
+template <bool kShortOnly>
 __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
     transfer_kernel(const SYMM_GRID_CONSTANT GroupParams group,
                     const SYMM_GRID_CONSTANT TransferParams call,
@@ -382,7 +398,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
   if (alive && call.collective && blockIdx.x == 0 && threadIdx.x == 0) {
     store_relaxed(&page_of(group).entered, collective_number(group));
   }
-  if (serves && !(alive && serve_p2p_channel(group, call, wait))) {
+  if (serves && !(alive && serve_p2p_channel<kShortOnly>(group, call, wait))) {
     poison_received(call);
     return;
   }
@@ -395,6 +411,9 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
 
 }  // namespace
 
-const void* transfer_kernel_address() { return reinterpret_cast<const void*>(&transfer_kernel); }
+const void* transfer_kernel_address(bool short_only) {
+  return short_only ? reinterpret_cast<const void*>(&transfer_kernel<true>)
+                    : reinterpret_cast<const void*>(&transfer_kernel<false>);
+}
 
 }  // namespace symm

@@ -77,6 +77,7 @@ inline constexpr int kMaxTransferItems = 96;
 struct TransferParams {
   std::int16_t group_count;
   std::int16_t channels;  // blocks of a group: p2p channels that its messages need
+  bool short_only;        // no message goes through slots
   bool collective;        // all_to_all
   bool ends_call;
   bool poisons;

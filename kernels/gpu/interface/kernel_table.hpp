@@ -65,7 +65,8 @@ WireKernels move_wire_kernels();
 // must have equal.
 WireKernels wire_barrier_kernels();
 const void* move_pipeline_kernel_address();
-const void* transfer_kernel_address();
+// `short_only`: for launches without messages that go through slots.
+const void* transfer_kernel_address(bool short_only);
 
 // signal.cu; its only parameter is SignalParams.
 const void* signal_kernel_address();
