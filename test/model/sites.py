@@ -197,6 +197,9 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "->abort)": "a look at a word that ends the wait",
     },
     TRANSFER: {
+        "store_relaxed(&signal(peer_, group_.rank).freed, static_cast<std::uint32_t>(count_))": (
+            "modelled; it has no order: what ended are reads that returned"
+        ),
         "device_fence()": "between the blocks of a launch",
         "device_fetch_add(ticket": "between the blocks of a launch",
         "page_of(group)": "progress that hosts read for messages only",
