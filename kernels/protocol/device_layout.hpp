@@ -45,6 +45,8 @@ inline constexpr int kP2pChannels = kTagChannels * kP2pChannelsPerTag;
 inline constexpr std::uint32_t kP2pSlots = 4;
 // The largest message that one p2p channel carries alone.
 inline constexpr std::uint64_t kMostUndividedMessage = 8u << 10;
+// In a p2p slot before the data of a piece: the header, and the rest of its cache line.
+inline constexpr std::uint64_t kSlotHeader = kCacheLine;
 // At most, of a p2p box.
 inline constexpr std::uint64_t kMostP2pBox = 17u << 10;
 // In a box or slot before the data of a piece.

@@ -80,9 +80,9 @@ TEST_F(TransferScheduleTest, ALaunchHasTheChannelsOfItsLargestMessage) {
   EXPECT_EQ(plan()[0].channels, 1);
   ops_.push_back({memory_.data(), kMostUndividedMessage + 1, 0, 0, false});
   EXPECT_EQ(plan()[0].channels, kP2pChannelsPerTag);
-  EXPECT_TRUE(plan()[0].short_only);
+  EXPECT_EQ(plan()[0].forms, MessageForms::kBoxes);
   ops_.push_back({memory_.data(), 1u << 20, 0, 0, false});
-  EXPECT_FALSE(plan()[0].short_only);
+  EXPECT_EQ(plan()[0].forms, MessageForms::kBoth);
   // Without boxes every message is divided.
   const DeviceLayout least = DeviceLayout::of(64, kLeastDeviceWorkspace);
   EXPECT_EQ(least.p2p_box_bytes, 0u);

@@ -62,9 +62,16 @@ __device__ SYMM_OUTLINED void refresh_tiles(std::byte* box, std::uint32_t first,
   }
 }
 
-// One p2p channel in one direction, served by a block. kShortOnly: of a launch without messages
-// that go through slots, which then needs fewer registers.
-template <bool kShortOnly>
+// The header in a box, or that of a message of `bytes` where none has come. Looked at now and then.
+__device__ SYMM_OUTLINED PieceHeader header_in(std::byte* box, std::uint64_t flag,
+                                               std::uint64_t bytes) {
+  Unit header;
+  if (!LLTile::receive(box, flag, &header)) return {bytes, 0};
+  return __builtin_bit_cast(PieceHeader, header);
+}
+
+// One p2p channel in one direction, served by a block.
+template <MessageForms kForms>
 class P2pChannel {
  public:
   __device__ P2pChannel(const GroupParams& group, const TransferGroup& messages, int channel,
@@ -73,7 +80,7 @@ class P2pChannel {
         waiter_(waiter),
         peer_(messages.peer),
         channel_(messages.tag_channel * kP2pChannelsPerTag + channel),
-        slot_data_(group.layout.p2p_slot_bytes - sizeof(PieceHeader)),
+        slot_data_(group.layout.p2p_slot_bytes - kSlotHeader),
         counter_(messages.is_send ? local_state(group).p2p_channels[peer_][channel_].sent
                                   : local_state(group).p2p_channels[peer_][channel_].received),
         count_(counter_) {
@@ -83,12 +90,12 @@ class P2pChannel {
   // Both by the whole block, with the same result in every thread.
   __device__ bool send(const TransferItem& item, const P2pPart& part) {
     if (is_short(item)) return send_tiles(item, part);
-    if constexpr (!kShortOnly) return send_slots(item, part);
+    if constexpr (kForms != MessageForms::kBoxes) return send_slots(item, part);
     return false;
   }
   __device__ bool receive(const TransferItem& item, const P2pPart& part) {
     if (is_short(item)) return receive_tiles(item, part);
-    if constexpr (!kShortOnly) return receive_slots(item, part);
+    if constexpr (kForms != MessageForms::kBoxes) return receive_slots(item, part);
     return false;
   }
 
@@ -101,7 +108,8 @@ class P2pChannel {
  private:
   using Tile = LLTile;
   __device__ bool is_short(const TransferItem& item) const {
-    return kShortOnly || group_.layout.is_short_message(item.bytes);
+    if constexpr (kForms != MessageForms::kBoth) return kForms == MessageForms::kBoxes;
+    return group_.layout.is_short_message(item.bytes);
   }
   // Epochs of LL tiles repeat: in so many the sender writes all of a box once.
   static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
@@ -116,7 +124,7 @@ class P2pChannel {
       if (!block_all(threadIdx.x != 0 || waiter_.wait(peer_, is_free))) return false;
       std::byte* slot = slot_at(peer_, group_.rank);
       if (threadIdx.x == 0) *reinterpret_cast<PieceHeader*>(slot) = {item.bytes, item.tag};
-      block_copy(slot + sizeof(PieceHeader), part.data + i * slot_data_, bytes_of(part, i));
+      block_copy(slot + kSlotHeader, part.data + i * slot_data_, bytes_of(part, i));
       refresh(item, 0);
       release_before_barrier();
       __syncthreads();
@@ -136,7 +144,7 @@ class P2pChannel {
       if (part.first && i == 0 && !matches(*reinterpret_cast<const PieceHeader*>(slot), item)) {
         return false;
       }
-      block_copy(part.data + i * slot_data_, slot + sizeof(PieceHeader), bytes_of(part, i));
+      block_copy(part.data + i * slot_data_, slot + kSlotHeader, bytes_of(part, i));
       __syncthreads();
       if (threadIdx.x == 0) {
         release_after_barrier();
@@ -198,17 +206,19 @@ class P2pChannel {
   // Waits for a slot; false too, and reported, where a short message has come in its place.
   __device__ bool is_filled(const TransferItem& item) {
     const std::uint32_t* filled = &signal(group_.rank, peer_).filled;
-    Unit header;
     bool other = false;
     std::uint32_t polls = 0;
     const bool came = waiter_.wait(peer_, [&] {
       if (counter_reached(filled, static_cast<std::uint32_t>(count_ + 1))) return true;
-      if (++polls % kOtherFormPeriod != 0 || group_.layout.p2p_box_bytes == 0) return false;
-      other = Tile::receive(box_at(group_.rank, peer_), flag(), &header) &&
-              header_of(header).bytes != item.bytes;
+      other = ++polls % kOtherFormPeriod == 0 && header_in_box(item).bytes != item.bytes;
       return other;
     });
-    return came && !(other && !matches(header_of(header), item));
+    return other ? matches(header_in_box(item), item) : came;
+  }
+
+  __device__ PieceHeader header_in_box(const TransferItem& item) const {
+    if (group_.layout.p2p_box_bytes == 0) return {item.bytes, item.tag};
+    return header_in(box_at(group_.rank, peer_), flag(), item.bytes);
   }
 
   // Waits for this thread's unit of a tile; false too, and reported, where it is the header and
@@ -335,7 +345,7 @@ __device__ void end_messages(const GroupParams& group, const TransferParams& cal
                 ended);
 }
 
-template <bool kShortOnly>
+template <MessageForms kForms>
 __device__ bool serve_p2p_channel(const GroupParams& group, const TransferParams& call,
                                   const WaitParams& wait) {
   const auto channels = static_cast<unsigned>(call.channels);
@@ -350,7 +360,7 @@ __device__ bool serve_p2p_channel(const GroupParams& group, const TransferParams
   }
   Waiter waiter(group, wait, call.collective ? collective_number(group) : before + 1,
                 !call.collective);
-  P2pChannel<kShortOnly> channel(group, messages, channel_number, waiter);
+  P2pChannel<kForms> channel(group, messages, channel_number, waiter);
   for (int i = 0; i < messages.count; ++i) {
     const TransferItem& item = call.items[messages.first + i];
     const P2pPart part = p2p_part(group.layout, item, channel_number);
@@ -386,7 +396,7 @@ __device__ void copy_own(const TransferParams& call) {
              min_size(even, call.own.bytes - begin));
 }
 
-template <bool kShortOnly>
+template <MessageForms kForms>
 __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
     transfer_kernel(const SYMM_GRID_CONSTANT GroupParams group,
                     const SYMM_GRID_CONSTANT TransferParams call,
@@ -398,7 +408,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
   if (alive && call.collective && blockIdx.x == 0 && threadIdx.x == 0) {
     store_relaxed(&page_of(group).entered, collective_number(group));
   }
-  if (serves && !(alive && serve_p2p_channel<kShortOnly>(group, call, wait))) {
+  if (serves && !(alive && serve_p2p_channel<kForms>(group, call, wait))) {
     poison_received(call);
     return;
   }
@@ -411,9 +421,17 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
 
 }  // namespace
 
-const void* transfer_kernel_address(bool short_only) {
-  return short_only ? reinterpret_cast<const void*>(&transfer_kernel<true>)
-                    : reinterpret_cast<const void*>(&transfer_kernel<false>);
+const void* transfer_kernel_address(MessageForms forms) {
+  using enum MessageForms;
+  switch (forms) {
+    case kBoxes:
+      return reinterpret_cast<const void*>(&transfer_kernel<kBoxes>);
+    case kSlots:
+      return reinterpret_cast<const void*>(&transfer_kernel<kSlots>);
+    case kBoth:
+      break;
+  }
+  return reinterpret_cast<const void*>(&transfer_kernel<kBoth>);
 }
 
 }  // namespace symm

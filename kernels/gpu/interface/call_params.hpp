@@ -74,10 +74,14 @@ struct TransferItem {
 
 inline constexpr int kMaxTransferItems = 96;
 
+// What the messages of a launch go through (NOTE [Short messages] in transfer.cu), for which there
+// are kernels that need fewer registers.
+enum class MessageForms : std::uint8_t { kBoxes, kSlots, kBoth };
+
 struct TransferParams {
   std::int16_t group_count;
   std::int16_t channels;  // blocks of a group: p2p channels that its messages need
-  bool short_only;        // no message goes through slots
+  MessageForms forms;
   bool collective;        // all_to_all
   bool ends_call;
   bool poisons;

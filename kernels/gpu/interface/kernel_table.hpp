@@ -6,6 +6,7 @@
 #include "kernels/core/collective.hpp"
 #include "kernels/core/dtype.hpp"
 #include "kernels/core/reduce_op.hpp"
+#include "kernels/gpu/interface/call_params.hpp"
 #include "kernels/gpu/interface/wire_params.hpp"
 
 namespace symm {
@@ -65,8 +66,7 @@ WireKernels move_wire_kernels();
 // must have equal.
 WireKernels wire_barrier_kernels();
 const void* move_pipeline_kernel_address();
-// `short_only`: for launches without messages that go through slots.
-const void* transfer_kernel_address(bool short_only);
+const void* transfer_kernel_address(MessageForms forms);
 
 // signal.cu; its only parameter is SignalParams.
 const void* signal_kernel_address();

@@ -48,10 +48,11 @@ void load_kernels() {
       for (const void* kernel : of_wire) load(kernel);
     }
   };
-  for (const void* kernel : {move_pipeline_kernel_address(), transfer_kernel_address(true),
-                             transfer_kernel_address(false)}) {
-    load(kernel);
+  for (const MessageForms forms :
+       {MessageForms::kBoxes, MessageForms::kSlots, MessageForms::kBoth}) {
+    load(transfer_kernel_address(forms));
   }
+  load(move_pipeline_kernel_address());
   load_all(move_wire_kernels());
   load_all(wire_barrier_kernels());
   for (const auto& of_dtype : reduce_table()) {
@@ -354,7 +355,7 @@ void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
     const unsigned own_blocks = params.own.bytes > kMostUndividedMessage ? 4 : 1;
     const unsigned channels = static_cast<unsigned>(params.group_count * params.channels);
     const unsigned blocks = channels + (params.own.bytes > 0 || channels == 0 ? own_blocks : 0);
-    start(transfer_kernel_address(params.short_only), blocks, params, options);
+    start(transfer_kernel_address(params.forms), blocks, params, options);
   });
 }
 

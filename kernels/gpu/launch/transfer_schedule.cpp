@@ -66,11 +66,11 @@ std::size_t TransferSchedule::fill(std::size_t first) {
                     [](const Entry& entry) { return std::tuple(entry.group, entry.number); });
   params_.group_count = 0;
   params_.channels = 1;
-  params_.short_only = true;
+  std::size_t in_boxes = 0;
   for (std::size_t i = 0; i < count; ++i) {
     params_.items[i] = launch[i].item;
     const int channels = layout_.p2p_channels_of(launch[i].item.bytes);
-    params_.short_only = params_.short_only && layout_.is_short_message(launch[i].item.bytes);
+    in_boxes += layout_.is_short_message(launch[i].item.bytes);
     params_.channels = static_cast<std::int16_t>(std::max<int>(params_.channels, channels));
     params_.dtypes[i] = launch[i].dtype;
     if (i == 0 || launch[i].group != launch[i - 1].group) {
@@ -80,6 +80,9 @@ std::size_t TransferSchedule::fill(std::size_t first) {
     }
     params_.groups[params_.group_count - 1].count += 1;
   }
+  params_.forms = in_boxes == count ? MessageForms::kBoxes
+                  : in_boxes == 0   ? MessageForms::kSlots
+                                    : MessageForms::kBoth;
   return first + count;
 }
 
