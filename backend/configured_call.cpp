@@ -140,9 +140,14 @@ WorkPtr ProcessGroupSymm::Impl::run_configured(const ConfiguredCall& given, bool
     CollectiveCall& call = calls.front();
     build_configured_call(builder(call, given.kind), given);
     const PlanTarget target = call.device.is_cpu() ? PlanTarget::kHost : PlanTarget::kGpu;
-    const Plan plan = engine_->communicator().plan(call.args, given.request, target);
+    // Which of the two wires the group has is known only once it has used its GPUs.
+    bool reads_input = false;
+    for (const WireKind wire : {WireKind::kLL, WireKind::kLine}) {
+      const Plan plan = engine_->communicator().plan(call.args, given.request, target, wire);
+      reads_input = reads_input || peers_read_input(call, rank_, plan.algorithm);
+    }
     call.request = given.request;
-    if (given.input_stage && peers_read_input(call, rank_, plan.algorithm)) {
+    if (given.input_stage && reads_input) {
       stage_input(call, *given.input_stage);
     }
     if (given.output_stage) stage_output(call, *given.output_stage);

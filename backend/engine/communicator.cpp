@@ -111,12 +111,12 @@ void Communicator::run_call(const CallRecord& record, const CollectiveArgs& args
 }
 
 // A group of one has the algorithms of two ranks, without a peer.
-Plan Communicator::plan(const CollectiveArgs& args, const PlanRequest& request,
-                        PlanTarget target) const {
+Plan Communicator::plan(const CollectiveArgs& args, const PlanRequest& request, PlanTarget target,
+                        WireKind wire) const {
   group_->check_usable();
   validate_request(args.kind, request, target, *agreement_, world_size());
   const PlanTable& table =
-      target == PlanTarget::kHost ? agreement_->tables.host : agreement_->tables.gpu;
+      target == PlanTarget::kHost ? agreement_->tables.host : agreement_->tables.gpu_of(wire);
   return table.select(args.kind, std::max(2, world_size()), plan_bytes(args, world_size()),
                       agreement_->algorithm, request);
 }

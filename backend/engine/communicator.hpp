@@ -58,10 +58,11 @@ class Communicator {
   void run(const CollectiveArgs& args, std::chrono::milliseconds timeout = {},
            const PlanRequest& request = {});
 
-  // How `args` would be carried out, without regard to symmetric registration.
-  // Throws Error(kInvalidArgument) as check_request(). Local, cheap; counts of `args` must be
-  // there.
-  Plan plan(const CollectiveArgs& args, const PlanRequest& request, PlanTarget target) const;
+  // How `args` would be carried out, on a GPU over `wire`, without regard to symmetric
+  // registration. Throws Error(kInvalidArgument) as check_request(). Local, cheap; counts of `args`
+  // must be there.
+  Plan plan(const CollectiveArgs& args, const PlanRequest& request, PlanTarget target,
+            WireKind wire = WireKind::kLL) const;
 
   // Throws what run() would throw for `args` without communicating: kInvalidArgument or
   // kUnsupported with the argument's name. Local, cheap.

@@ -16,6 +16,7 @@
 #include "kernels/core/collective.hpp"
 #include "kernels/plan/algorithm.hpp"
 #include "kernels/plan/plan_request.hpp"
+#include "kernels/protocol/device_layout.hpp"
 
 namespace symm {
 
@@ -78,7 +79,7 @@ class PlanTable {
  public:
   // The compiled tables (plan_table.cpp).
   static const PlanTable& built_in();
-  static const PlanTable& built_in_gpu();
+  static const PlanTable& built_in_gpu(WireKind wire);
 
   // Throws Error(kInvalidArgument) unless rows of each collective cover every world size and every
   // number of bytes once: no gap, no overlap, only algorithms that the collective has on `target`,
@@ -109,12 +110,17 @@ class PlanTable {
 // The tables of all targets: the content of a tuning file, equal on all ranks of a group.
 struct PlanTables {
   PlanTable host = PlanTable::built_in();
-  PlanTable gpu = PlanTable::built_in_gpu();
+  PlanTable gpu = PlanTable::built_in_gpu(WireKind::kLL);  // of groups whose wire is ll
+  PlanTable gpu_line = PlanTable::built_in_gpu(WireKind::kLine);
 
-  // Parses {"rows": [...], "gpu_rows": [...], "copy_engine_bytes": n}, of which at least one must
-  // be there. A row is {"collective", "min_world", "max_world", "max_bytes" (null: no limit),
-  // "algorithm", "chunk_bytes", "channels" (GPU rows only)}. Collectives that are named replace all
-  // their built-in rows. `source` names the text in messages. Throws Error(kInvalidArgument).
+  const PlanTable& gpu_of(WireKind wire) const { return wire == WireKind::kLL ? gpu : gpu_line; }
+
+  // Parses {"rows": [...], "gpu_rows": [...], "gpu_line_rows": [...], "copy_engine_bytes": n}, of
+  // which at least one must be there. A row is {"collective", "min_world", "max_world", "max_bytes"
+  // (null: no limit), "algorithm", "chunk_bytes", "channels" (GPU rows only)}. Collectives that are
+  // named replace all their built-in rows; gpu_rows are for both wires, and gpu_line_rows replace
+  // them where the wire is line. `source` names the text in messages. Throws
+  // Error(kInvalidArgument).
   static PlanTables from_json(std::string_view text, std::string_view source);
 
   std::string to_json() const;

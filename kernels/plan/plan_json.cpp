@@ -44,14 +44,15 @@ PlanRow parse_row(const json& row) {
       .channels = row.value("channels", 0)};
 }
 
-// The document's rows under `key`, and the built-in ones of the collectives that they do not name.
-std::vector<PlanRow> merged_rows(const json& document, const char* key, const PlanTable& built_in) {
+// The document's rows under `key`, and those of `others` of the collectives that they do not name.
+std::vector<PlanRow> merged_rows(const json& document, const char* key,
+                                 const std::vector<PlanRow>& others) {
   std::vector<PlanRow> own;
   if (document.contains(key)) {
     for (const json& row : document.at(key)) own.push_back(parse_row(row));
   }
   std::vector<PlanRow> all = own;
-  for (const PlanRow& row : built_in.rows()) {
+  for (const PlanRow& row : others) {
     const bool replaced = std::any_of(own.begin(), own.end(),
                                       [&](const PlanRow& other) { return other.kind == row.kind; });
     if (!replaced) all.push_back(row);
@@ -81,13 +82,19 @@ json rows_to_json(const PlanTable& table) {
 PlanTables PlanTables::from_json(std::string_view text, std::string_view source) {
   try {
     const json document = json::parse(text);
-    check_keys(document, {"rows", "gpu_rows", "copy_engine_bytes"});
+    check_keys(document, {"rows", "gpu_rows", "gpu_line_rows", "copy_engine_bytes"});
     if (document.empty()) throw std::invalid_argument("expected rows, gpu_rows or both");
-    const PlanTable& gpu = PlanTable::built_in_gpu();
+    const PlanTables built_in;
+    const std::uint64_t copy_engine_bytes =
+        document.value("copy_engine_bytes", built_in.gpu.copy_engine_bytes());
+    const auto on_gpus = [&](std::vector<PlanRow> rows) {
+      return PlanTable(PlanTarget::kGpu, std::move(rows), copy_engine_bytes);
+    };
+    const std::vector<PlanRow> line = merged_rows(document, "gpu_rows", built_in.gpu_line.rows());
     return {
-        .host = PlanTable(PlanTarget::kHost, merged_rows(document, "rows", PlanTable::built_in())),
-        .gpu = PlanTable(PlanTarget::kGpu, merged_rows(document, "gpu_rows", gpu),
-                         document.value("copy_engine_bytes", gpu.copy_engine_bytes()))};
+        .host = PlanTable(PlanTarget::kHost, merged_rows(document, "rows", built_in.host.rows())),
+        .gpu = on_gpus(merged_rows(document, "gpu_rows", built_in.gpu.rows())),
+        .gpu_line = on_gpus(merged_rows(document, "gpu_line_rows", line))};
   } catch (const std::exception& error) {
     throw Error(ErrorCode::kInvalidArgument, std::string(source) + ": " + error.what());
   }
@@ -96,6 +103,7 @@ PlanTables PlanTables::from_json(std::string_view text, std::string_view source)
 std::string PlanTables::to_json() const {
   return json{{"rows", rows_to_json(host)},
               {"gpu_rows", rows_to_json(gpu)},
+              {"gpu_line_rows", rows_to_json(gpu_line)},
               {"copy_engine_bytes", gpu.copy_engine_bytes()}}
       .dump();
 }

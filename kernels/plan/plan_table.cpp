@@ -1,4 +1,8 @@
 // The compiled tables.
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
 #include "kernels/core/platform.hpp"
 #include "kernels/plan/plan.hpp"
 #include "kernels/protocol/control_region.hpp"
@@ -44,38 +48,122 @@ const PlanTable& PlanTable::built_in() {
   return table;
 }
 
-// Limits are in staged bytes (staged_bytes()); channels are the blocks of a kernel. The first
-// values come from prototypes; they are to be replaced by measurements.
-const PlanTable& PlanTable::built_in_gpu() {
-  constexpr int kFew = 4;  // up to this many ranks, ll pays for larger messages than above it
-  constexpr std::uint64_t kKiB = 1024;
-  constexpr std::uint64_t kCopyEngineBytes = 64 * 1024 * kKiB;
-  constexpr std::size_t kChunk = 64 * 1024;
-  static const PlanTable table(PlanTarget::kGpu,
-                               {
-                                   {kAllReduce, 2, kFew, 128 * kKiB, kLL, kChunk, 16},
-                                   {kAllReduce, 2, kFew, 512 * kKiB, kLLTwoShot, kChunk, 32},
-                                   {kAllReduce, 2, kFew, kAll, kTwoShot, kChunk, 64},
-                                   {kAllReduce, kFew + 1, kAny, 32 * kKiB, kLL, kChunk, 16},
-                                   {kAllReduce, kFew + 1, kAny, 512 * kKiB, kLLTwoShot, kChunk, 32},
-                                   {kAllReduce, kFew + 1, kAny, kAll, kTwoShot, kChunk, 64},
-                                   {kReduce, 2, kAny, 256 * kKiB, kLL, kChunk, 16},
-                                   {kReduce, 2, kAny, kAll, kTwoShot, kChunk, 64},
-                                   {kBroadcast, 2, kAny, 256 * kKiB, kLL, kChunk, 16},
-                                   {kBroadcast, 2, kAny, kAll, kPipelined, kChunk, 64},
-                                   {kAllGather, 2, kAny, 256 * kKiB, kLL, kChunk, 32},
-                                   {kAllGather, 2, kAny, kAll, kPipelined, kChunk, 64},
-                                   {kGather, 2, kAny, 128 * kKiB, kLL, kChunk, 16},
-                                   {kGather, 2, kAny, kAll, kPipelined, kChunk, 64},
-                                   {kScatter, 2, kAny, 512 * kKiB, kLL, kChunk, 16},
-                                   {kScatter, 2, kAny, kAll, kPipelined, kChunk, 64},
-                                   {kReduceScatter, 2, kAny, 512 * kKiB, kLL, kChunk, 32},
-                                   {kReduceScatter, 2, kAny, kAll, kPipelined, kChunk, 64},
-                                   {kAllToAll, 2, kAny, kAll, kPipelined, kChunk, 64},
-                                   {kBarrier, 2, kAny, kAll, kLL, kChunk, 1},
-                               },
-                               kCopyEngineBytes);
-  return table;
+namespace {
+
+constexpr std::uint64_t kKiB = 1024;
+constexpr std::uint64_t kMiB = 1024 * kKiB;
+
+// Up to how many staged bytes wires are faster than pipelines.
+struct WireLimits {
+  int min_world;
+  int max_world;
+  int channels;           // blocks of a launch over a wire
+  std::uint64_t one_hop;  // of all_reduce; beyond it two
+  std::uint64_t all_reduce;
+  std::uint64_t reduce;
+  std::uint64_t broadcast;
+  std::uint64_t gather;  // and all_gather
+  std::uint64_t scatter;
+  std::uint64_t reduce_scatter;
+};
+
+void add_rows(const WireLimits& limits, std::vector<PlanRow>& rows) {
+  const auto add = [&](CollectiveKind kind, std::uint64_t most_bytes, Algorithm algorithm,
+                       int channels) {
+    constexpr std::size_t kChunk = 64 * 1024;
+    rows.push_back(
+        {kind, limits.min_world, limits.max_world, most_bytes, algorithm, kChunk, channels});
+  };
+  const auto divide = [&](CollectiveKind kind, std::uint64_t limit, Algorithm wire,
+                          Algorithm pipeline) {
+    add(kind, limit, wire, limits.channels);
+    add(kind, kAll, pipeline, kMaxChannels);
+  };
+  add(kAllReduce, limits.one_hop, kLL, limits.channels);
+  divide(kAllReduce, limits.all_reduce, kLLTwoShot, kTwoShot);
+  divide(kReduce, limits.reduce, kLL, kTwoShot);
+  divide(kBroadcast, limits.broadcast, kLL, kPipelined);
+  divide(kAllGather, limits.gather, kLL, kPipelined);
+  divide(kGather, limits.gather, kLL, kPipelined);
+  divide(kScatter, limits.scatter, kLL, kPipelined);
+  divide(kReduceScatter, limits.reduce_scatter, kLL, kPipelined);
+  add(kAllToAll, kAll, kPipelined, kMaxChannels);
+  add(kBarrier, kAll, kLL, 1);
+}
+
+PlanTable table_of(std::initializer_list<WireLimits> limits) {
+  constexpr std::uint64_t kCopyEngineBytes = 64 * kMiB;
+  std::vector<PlanRow> rows;
+  for (const WireLimits& range : limits) add_rows(range, rows);
+  return {PlanTarget::kGpu, std::move(rows), kCopyEngineBytes};
+}
+
+}  // namespace
+
+// The limits of two ranks are measured (docs/benchmarks.md, "Wires and pipelines"); those of more
+// are estimated from the bytes that a rank sends and from the boxes, which are smaller.
+const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
+  static const PlanTable ll = table_of({{.min_world = 2,
+                                         .max_world = 2,
+                                         .channels = 64,
+                                         .one_hop = 512 * kKiB,
+                                         .all_reduce = 2 * kMiB,
+                                         .reduce = 4 * kMiB,
+                                         .broadcast = kMiB,
+                                         .gather = kMiB,
+                                         .scatter = 2 * kMiB,
+                                         .reduce_scatter = 4 * kMiB},
+                                        {.min_world = 3,
+                                         .max_world = 4,
+                                         .channels = 64,
+                                         .one_hop = 128 * kKiB,
+                                         .all_reduce = kMiB,
+                                         .reduce = kMiB,
+                                         .broadcast = kMiB,
+                                         .gather = 512 * kKiB,
+                                         .scatter = kMiB,
+                                         .reduce_scatter = kMiB},
+                                        {.min_world = 5,
+                                         .max_world = kAny,
+                                         .channels = 32,
+                                         .one_hop = 32 * kKiB,
+                                         .all_reduce = 512 * kKiB,
+                                         .reduce = 512 * kKiB,
+                                         .broadcast = 512 * kKiB,
+                                         .gather = 128 * kKiB,
+                                         .scatter = 512 * kKiB,
+                                         .reduce_scatter = 512 * kKiB}});
+  static const PlanTable line = table_of({{.min_world = 2,
+                                           .max_world = 2,
+                                           .channels = 64,
+                                           .one_hop = 256 * kKiB,
+                                           .all_reduce = 8 * kMiB,
+                                           .reduce = 8 * kMiB,
+                                           .broadcast = 8 * kMiB,
+                                           .gather = 4 * kMiB,
+                                           .scatter = 8 * kMiB,
+                                           .reduce_scatter = 8 * kMiB},
+                                          {.min_world = 3,
+                                           .max_world = 4,
+                                           .channels = 64,
+                                           .one_hop = 128 * kKiB,
+                                           .all_reduce = 4 * kMiB,
+                                           .reduce = 4 * kMiB,
+                                           .broadcast = 4 * kMiB,
+                                           .gather = kMiB,
+                                           .scatter = 4 * kMiB,
+                                           .reduce_scatter = 4 * kMiB},
+                                          {.min_world = 5,
+                                           .max_world = kAny,
+                                           .channels = 32,
+                                           .one_hop = 32 * kKiB,
+                                           .all_reduce = 2 * kMiB,
+                                           .reduce = 2 * kMiB,
+                                           .broadcast = 2 * kMiB,
+                                           .gather = 256 * kKiB,
+                                           .scatter = 2 * kMiB,
+                                           .reduce_scatter = 2 * kMiB}});
+  return wire == WireKind::kLL ? ll : line;
 }
 
 }  // namespace symm

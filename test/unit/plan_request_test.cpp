@@ -25,7 +25,7 @@ void expect_refusal(CollectiveKind kind, const PlanRequest& request, PlanTarget 
 
 TEST(PlanRequest, AnEmptyOneLeavesEverythingToTheTable) {
   EXPECT_TRUE(PlanRequest{}.empty());
-  for (const PlanTable* table : {&PlanTable::built_in(), &PlanTable::built_in_gpu()}) {
+  for (const PlanTable* table : {&PlanTable::built_in(), &PlanTable::built_in_gpu(WireKind::kLL)}) {
     for (const std::uint64_t bytes : {0u, 70'000u, 900'000u}) {
       EXPECT_EQ(table->select(kAllReduce, 4, bytes, kAuto, {}),
                 table->select(kAllReduce, 4, bytes, kAuto));
@@ -40,7 +40,7 @@ TEST(PlanRequest, ComesBeforeTheTableAndBeforeWhatIsForced) {
   EXPECT_EQ(host.select(kAllReduce, 4, 8, kTwoShot, {.algorithm = kRing}).algorithm, kRing);
   EXPECT_EQ(host.select(kAllReduce, 4, 8, kTwoShot, {.chunk_bytes = 16'384}),
             (Plan{kTwoShot, 16'384, 0}));
-  const PlanTable& gpu = PlanTable::built_in_gpu();
+  const PlanTable& gpu = PlanTable::built_in_gpu(WireKind::kLL);
   EXPECT_EQ(gpu.select(kAllReduce, 4, 8, kAuto, {.algorithm = kTwoShot, .channels = 3}),
             (Plan{kTwoShot, 65'536, 3}));
   EXPECT_EQ(gpu.select(kAllGather, 4, 8, kAuto,

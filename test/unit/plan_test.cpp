@@ -23,7 +23,8 @@ using test::expect_error;
 constexpr std::uint64_t kAll = PlanRow::kNoLimit;
 
 const PlanTable& built_in(PlanTarget target) {
-  return target == PlanTarget::kHost ? PlanTable::built_in() : PlanTable::built_in_gpu();
+  return target == PlanTarget::kHost ? PlanTable::built_in()
+                                     : PlanTable::built_in_gpu(WireKind::kLL);
 }
 
 class PlanOfTargetTest : public testing::TestWithParam<PlanTarget> {
@@ -138,24 +139,36 @@ TEST(Plan, AlgorithmsOfTheTargets) {
 }
 
 TEST(Plan, LimitsOfTheGpuTable) {
-  const PlanTable& table = PlanTable::built_in_gpu();
-  const auto algorithm = [&](CollectiveKind kind, int world, std::uint64_t bytes) {
-    return table.select(kind, world, bytes, kAuto).algorithm;
+  const auto algorithm = [&](WireKind wire, CollectiveKind kind, int world, std::uint64_t bytes) {
+    return PlanTable::built_in_gpu(wire).select(kind, world, bytes, kAuto).algorithm;
   };
-  EXPECT_EQ(algorithm(kAllReduce, 4, 128 << 10), kLL);
-  EXPECT_EQ(algorithm(kAllReduce, 4, (128 << 10) + 1), kLLTwoShot);
-  EXPECT_EQ(algorithm(kAllReduce, 5, 32 << 10), kLL);
-  EXPECT_EQ(algorithm(kAllReduce, 5, (32 << 10) + 1), kLLTwoShot);
-  EXPECT_EQ(algorithm(kAllReduce, 8, 512 << 10), kLLTwoShot);
-  EXPECT_EQ(algorithm(kAllReduce, 8, (512 << 10) + 1), kTwoShot);
-  EXPECT_EQ(algorithm(kReduceScatter, 4, 512 << 10), kLL);
-  EXPECT_EQ(algorithm(kReduceScatter, 4, (512 << 10) + 1), kPipelined);
-  EXPECT_EQ(algorithm(kAllToAll, 4, 1), kPipelined);
-  EXPECT_EQ(table.copy_engine_bytes(), std::uint64_t{64} << 20);
+  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 2, 512 << 10), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 2, (512 << 10) + 1), kLLTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 4, 128 << 10), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 5, (32 << 10) + 1), kLLTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 8, (512 << 10) + 1), kTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 8 << 20), kLLTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (8 << 20) + 1), kTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 4 << 20), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (4 << 20) + 1), kPipelined);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllToAll, 4, 1), kPipelined);
+  EXPECT_EQ(PlanTable::built_in_gpu(WireKind::kLine).copy_engine_bytes(), std::uint64_t{64} << 20);
+}
+
+// A line carries more of what it moves than LL's packets, so that it never stops being faster
+// earlier.
+TEST(Plan, LinesServeAllThatLLServes) {
+  const auto& rows = PlanTable::built_in_gpu(WireKind::kLL).rows();
+  const auto& line_rows = PlanTable::built_in_gpu(WireKind::kLine).rows();
+  ASSERT_EQ(rows.size(), line_rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const bool one_hop = rows[i].kind == kAllReduce && rows[i].algorithm == kLL;
+    EXPECT_TRUE(one_hop || rows[i].max_bytes <= line_rows[i].max_bytes);
+  }
 }
 
 TEST(Plan, CopyEnginesAreNoRow) {
-  std::vector<PlanRow> rows = PlanTable::built_in_gpu().rows();
+  std::vector<PlanRow> rows = PlanTable::built_in_gpu(WireKind::kLL).rows();
   for (PlanRow& row : rows) {
     if (row.kind == kAllGather && row.max_bytes == kAll) row.algorithm = kCopyEngine;
   }
@@ -165,7 +178,7 @@ TEST(Plan, CopyEnginesAreNoRow) {
 
 // Named, and never chosen by itself: it has not been run on hardware.
 TEST(Plan, MultimemIsARowOfATuningFileAlone) {
-  std::vector<PlanRow> rows = PlanTable::built_in_gpu().rows();
+  std::vector<PlanRow> rows = PlanTable::built_in_gpu(WireKind::kLL).rows();
   for (const PlanRow& row : rows) EXPECT_NE(row.algorithm, kMultimem);
   for (PlanRow& row : rows) {
     if (row.kind == kAllGather && row.max_bytes == kAll) row.algorithm = kMultimem;
@@ -173,7 +186,7 @@ TEST(Plan, MultimemIsARowOfATuningFileAlone) {
   const PlanTable table(PlanTarget::kGpu, rows);
   EXPECT_EQ(table.select(kAllGather, 4, 1 << 20, kAuto).algorithm, kMultimem);
   EXPECT_EQ(table.select(kAllGather, 4, 1 << 10, kAuto).algorithm, kLL);
-  EXPECT_EQ(PlanTable::built_in_gpu().select(kAllReduce, 4, 1 << 20, kMultimem),
+  EXPECT_EQ(PlanTable::built_in_gpu(WireKind::kLL).select(kAllReduce, 4, 1 << 20, kMultimem),
             (Plan{kMultimem, 65536, 16}));
   for (PlanRow& row : rows) {
     if (row.kind == kScatter) row.algorithm = kMultimem;
@@ -191,7 +204,8 @@ TEST(PlanTables, ComeBackFromJson) {
   std::vector<PlanRow> gpu = built_in.gpu.rows();
   gpu.front().channels = 7;
   const PlanTables other{.host = PlanTable(PlanTarget::kHost, host),
-                         .gpu = PlanTable(PlanTarget::kGpu, gpu, 4242)};
+                         .gpu = PlanTable(PlanTarget::kGpu, gpu, 4242),
+                         .gpu_line = PlanTable(PlanTarget::kGpu, built_in.gpu_line.rows(), 4242)};
   const PlanTables back = PlanTables::from_json(other.to_json(), "test");
   EXPECT_EQ(back, other);
   EXPECT_NE(back, built_in);
@@ -206,7 +220,7 @@ TEST(PlanTables, AFileMayNameOneTargetAlone) {
   EXPECT_EQ(host.host.select(kBarrier, 2, 0, kAuto).chunk_bytes, 16384u);
   EXPECT_EQ(host.host.select(kAllReduce, 2, 0, kAuto),
             PlanTable::built_in().select(kAllReduce, 2, 0, kAuto));
-  EXPECT_EQ(host.gpu, PlanTable::built_in_gpu());
+  EXPECT_EQ(host.gpu, PlanTable::built_in_gpu(WireKind::kLL));
 
   const PlanTables gpu =
       PlanTables::from_json(R"({"gpu_rows": [{)" + row +
@@ -216,6 +230,21 @@ TEST(PlanTables, AFileMayNameOneTargetAlone) {
   EXPECT_EQ(gpu.host, PlanTable::built_in());
   EXPECT_EQ(gpu.gpu.select(kBarrier, 2, 0, kAuto), (Plan{kOneShot, 16384, 3}));
   EXPECT_EQ(gpu.gpu.copy_engine_bytes(), 99u);
+  EXPECT_EQ(gpu.gpu_line.select(kBarrier, 2, 0, kAuto), (Plan{kOneShot, 16384, 3}));
+  EXPECT_EQ(gpu.gpu_line.copy_engine_bytes(), 99u);
+}
+
+TEST(PlanTables, RowsForLinesPrecedeThoseForAllGpus) {
+  const auto row = [](const std::string& key, int channels) {
+    return "\"" + key +
+           R"(": [{"collective": "barrier", "min_world": 2, "max_world": 128, "max_bytes": null,
+                 "algorithm": "ll", "chunk_bytes": 16384, "channels": )" +
+           std::to_string(channels) + "}]";
+  };
+  const PlanTables tables = PlanTables::from_json(
+      "{" + row("gpu_line_rows", 5) + ", " + row("gpu_rows", 3) + "}", "test");
+  EXPECT_EQ(tables.gpu_of(WireKind::kLL).select(kBarrier, 2, 0, kAuto).channels, 3);
+  EXPECT_EQ(tables.gpu_of(WireKind::kLine).select(kBarrier, 2, 0, kAuto).channels, 5);
 }
 
 TEST(PlanTables, RefusesWhatIsNoTable) {

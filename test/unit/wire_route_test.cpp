@@ -342,8 +342,10 @@ TEST(WireRoute, ASmallMessageIsOneBlockOfFewThreads) {
   EXPECT_EQ(grid(0), std::tuple(1u, 32u, 1u));
   EXPECT_EQ(grid(480), std::tuple(1u, 32u, 1u));
   EXPECT_EQ(grid(481), std::tuple(1u, 64u, 2u));
-  EXPECT_EQ(grid(32 * 480), std::tuple(1u, 512u, 32u));
-  EXPECT_EQ(grid(64 << 10), std::tuple(9u, 512u, 16u));
+  EXPECT_EQ(grid(8 * 480), std::tuple(1u, 256u, 8u));
+  EXPECT_EQ(grid(32 * 480), std::tuple(4u, 256u, 8u));
+  EXPECT_EQ(grid(64 * 8 * 480), std::tuple(64u, 256u, 8u));
+  EXPECT_EQ(grid(64 * 8 * 480 + 1), std::tuple(33u, 512u, 16u));
   EXPECT_EQ(grid(1 << 20), std::tuple(63u, 512u, 35u));
 }
 

@@ -177,7 +177,6 @@ DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const P
 
 DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args,
                                         const PlanRequest& request) const {
-  validate_request(args.kind, request, PlanTarget::kGpu, context_.agreement, world_size());
   if (const std::optional<Found> output = symmetric_output(args, request)) {
     return {{Algorithm::kCopyEngine, 0, 0}, std::nullopt, std::nullopt, output};
   }
@@ -185,14 +184,15 @@ DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args,
   // A group of one has the algorithms of two ranks, without a peer.
   const int plan_world = std::max(2, world_size());
   const std::uint64_t bytes = plan_bytes(args, world_size());
-  choice.plan = context_.agreement.tables.gpu.select(args.kind, plan_world, bytes,
-                                                     context_.agreement.algorithm, request);
+  choice.plan = context_.agreement.tables.gpu_of(wire_).select(
+      args.kind, plan_world, bytes, context_.agreement.algorithm, request);
   if (choice.plan.algorithm == Algorithm::kMultimem) {
     if (world_size() > 1 && bytes > 0) {
       return by_multimem(args, choice.plan, request.algorithm == Algorithm::kMultimem);
     }
     // There is nothing to send, so any algorithm will do.
-    choice.plan = PlanTable::built_in_gpu().select(args.kind, plan_world, bytes, Algorithm::kAuto);
+    choice.plan =
+        PlanTable::built_in_gpu(wire_).select(args.kind, plan_world, bytes, Algorithm::kAuto);
   }
   const InputArray input = input_array(args, rank(), choice.plan.algorithm);
   if (input.data != nullptr && input.bytes > 0) choice.input = find(input.data, input.bytes);

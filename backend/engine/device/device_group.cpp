@@ -115,7 +115,8 @@ void DeviceGroup::connect(milliseconds timeout, bool captured, const std::string
     if (peer != rank()) resources_->kernels->set_peer(peer, peers.base(peer));
   }
   if (context_.agreement.wire != WireChoice::kLL && peers.has_lines()) {
-    resources_->kernels->set_wire(WireKind::kLine);
+    wire_ = WireKind::kLine;
+    resources_->kernels->set_wire(wire_);
   }
   connected_ = true;
 }
@@ -149,8 +150,9 @@ void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to,
   const std::lock_guard lock(mutex_);
   check_usable();
   validate_collective(args, rank(), world_size(), context_.group.names());
-  const Choice choice = choose(args, request);
+  validate_request(args.kind, request, PlanTarget::kGpu, context_.agreement, world_size());
   if (!connected_) connect(limit(to.timeout), to.captured, std::string(collective_name(args.kind)));
+  const Choice choice = choose(args, request);
   if (to.captured) trace_.note_capture();
   CallRecord record = make_record(args, choice.plan, trace_.next_sequence());
   if (const std::optional<Found>& found = choice.location()) {

@@ -195,6 +195,7 @@ class DeviceGroup {
   mutable std::mutex mutex_;  // of all that follows but the watchdog
   std::unique_ptr<Resources> resources_;
   bool connected_ = false;
+  WireKind wire_ = WireKind::kLL;  // once connected
   // Of the call that is being put on a stream: messages, and all ranks' tensors.
   std::vector<TransferOp> shares_;
   std::vector<std::byte*> peer_inputs_;
