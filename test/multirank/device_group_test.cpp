@@ -46,7 +46,7 @@ TEST_F(DeviceGroupTest, FirstCollectiveMapsEveryPeersSegment) {
 TEST_F(DeviceGroupTest, PlansFollowTheGpuTable) {
   run_group(2, [](DeviceRank& rank) {
     std::vector<float> small(16);
-    std::vector<float> large(1'000'000);
+    std::vector<float> large(3'000'000);
     rank.launch(sum_args(small), milliseconds(1234));
     rank.launch(sum_args(large));
     rank.communicator.run(CollectiveArgs{});  // the host's calls are counted apart
@@ -402,7 +402,7 @@ TEST_F(DeviceGroupTest, AsymmetricUseIsAnErrorOnEveryRank) {
 
 TEST_F(DeviceGroupTest, InputsInSegmentsAreReadInPlace) {
   run_group(2, [](DeviceRank& rank) {
-    constexpr std::size_t kCount = 500'000;
+    constexpr std::size_t kCount = 3'000'000;
     const auto segment = register_segment(rank, 4 * kCount + 64, false);
     CollectiveArgs args;
     args.kind = CollectiveKind::kAllReduce;
