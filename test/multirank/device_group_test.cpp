@@ -64,7 +64,7 @@ TEST_F(DeviceGroupTest, PlansFollowTheGpuTable) {
 
 TEST_F(DeviceGroupTest, TheWireIsThatOfTheEnvironment) {
   for (const auto& [name, wire] :
-       {std::pair<std::optional<std::string>, WireKind>{{}, WireKind::kLine},
+       {std::pair<std::optional<std::string>, WireKind>{{}, WireKind::kLL},
         {"ll", WireKind::kLL},
         {"auto", WireKind::kLine},
         {"line", WireKind::kLine}}) {

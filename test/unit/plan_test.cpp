@@ -142,13 +142,13 @@ TEST(Plan, LimitsOfTheGpuTable) {
   const auto algorithm = [&](WireKind wire, CollectiveKind kind, int world, std::uint64_t bytes) {
     return PlanTable::built_in_gpu(wire).select(kind, world, bytes, kAuto).algorithm;
   };
-  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 2, 512 << 10), kLL);
-  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 2, (512 << 10) + 1), kLLTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 2, 256 << 10), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 2, (256 << 10) + 1), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 4, 128 << 10), kLL);
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 5, (32 << 10) + 1), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 8, (512 << 10) + 1), kTwoShot);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 8 << 20), kLLTwoShot);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (8 << 20) + 1), kTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 4 << 20), kLLTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (4 << 20) + 1), kTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 4 << 20), kLL);
   EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (4 << 20) + 1), kPipelined);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllToAll, 4, 1), kPipelined);

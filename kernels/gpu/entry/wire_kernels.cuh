@@ -7,7 +7,7 @@
 namespace symm {
 
 template <class Tile, int N, class Rules>
-__global__ void SYMM_LAUNCH_BOUNDS(kWireThreads, 1)
+__global__ void SYMM_LAUNCH_BOUNDS(kWireThreads, 2)
     wire_kernel(const SYMM_GRID_CONSTANT WireParams<kWireRanks<N>> params) {
   __shared__ double factors[kMaxDeviceRanks];
   Route<Tile, N, Rules> route(params);

@@ -82,7 +82,7 @@ struct TransferParams {
   std::int16_t group_count;
   std::int16_t channels;  // blocks of a group: p2p channels that its messages need
   MessageForms forms;
-  bool collective;        // all_to_all
+  bool collective;  // all_to_all
   bool ends_call;
   bool poisons;
   DeviceCopy own;  // a message of this rank to itself, or its own share of an all_to_all

@@ -6,10 +6,7 @@ namespace symm {
 
 namespace {
 
-// Tiles that a block moves at once: few, for the barriers of small blocks take less time, unless
-// threads would have to move several tiles.
-constexpr std::uint32_t kFewTiles = 8;
-constexpr std::uint32_t kMostTiles = kWireThreads / kLLThreads;
+constexpr std::uint32_t kBlockTiles = kWireThreads / kLLThreads;
 
 constexpr std::uint64_t divided(std::uint64_t value, std::uint64_t by) {
   return (value + by - 1) / by;
@@ -203,12 +200,11 @@ void WireRoute::set_broadcast_slices(const Message& input, const Message& output
 void WireRoute::set_grid() {
   const std::uint32_t tiles = std::max(most_tiles_, 1u);
   const std::uint32_t room = facts_.two_hops ? facts_.box_tiles / 2 : facts_.box_tiles;
-  const std::uint32_t at_once = tiles <= kFewTiles * most_blocks() ? kFewTiles : kMostTiles;
   const std::uint64_t blocks =
-      std::max(std::min(divided(tiles, at_once), most_blocks()), divided(tiles, room));
+      std::max(std::min(divided(tiles, kBlockTiles), most_blocks()), divided(tiles, room));
   launch_.tiles_per_block = static_cast<std::uint32_t>(divided(tiles, blocks));
   launch_.blocks = static_cast<unsigned>(divided(tiles, launch_.tiles_per_block));
-  launch_.threads = kLLThreads * std::min(launch_.tiles_per_block, at_once);
+  launch_.threads = kLLThreads * std::min(launch_.tiles_per_block, kBlockTiles);
 }
 
 }  // namespace symm
