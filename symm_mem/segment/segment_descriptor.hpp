@@ -25,7 +25,7 @@ struct SegmentDescriptor {
 
   // Grows with every change of this message, of DeviceLayout, or of what a kernel expects of a
   // peer's memory.
-  static constexpr std::uint32_t kProtocol = 4;
+  static constexpr std::uint32_t kProtocol = 5;
 
   std::uint32_t protocol = kProtocol;
   std::uint32_t device = 0;  // DeviceKind
