@@ -35,6 +35,7 @@ if is_installed; then
   exit 0
 fi
 export SYMM_BUILD_TESTS=$tests CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)}
+export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}
 export PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
 mkdir -p .cache/tmp build
 rm -f "$stamp" "$stamp.tests"

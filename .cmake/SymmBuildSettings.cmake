@@ -50,6 +50,12 @@ endif()
 # one translation unit. Names of unnamed namespaces are therefore unique in a folder.
 option(SYMM_UNITY_BUILD "Compile several sources of a folder as one; OFF for static analysis" ON)
 
+# The rest of it is compiled once, which takes half a gigabyte of the build folder.
+option(SYMM_PRECOMPILE_HEADERS "Compile torch's headers once" ON)
+# ccache looks into what includes them only with this (and with the CCACHE_SLOPPINESS of
+# .ci/build.sh).
+set(SYMM_PRECOMPILED_OPTIONS $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
+
 # The sources of each folder that bring no compile options of their own become one unit.
 function(symm_unite_folders target)
   get_target_property(sources ${target} SOURCES)
