@@ -50,8 +50,8 @@ endif()
 # one translation unit. Names of unnamed namespaces are therefore unique in a folder.
 option(SYMM_UNITY_BUILD "Compile several sources of a folder as one; OFF for static analysis" ON)
 
-# The rest of it is compiled once, which takes half a gigabyte of the build folder.
-option(SYMM_PRECOMPILE_HEADERS "Compile torch's headers once" ON)
+# The rest of it is compiled once; what is made of torch's takes half a gigabyte of the build folder.
+option(SYMM_PRECOMPILE_HEADERS "Compile headers of torch and of the tests once" ON)
 # ccache looks into what includes them only with this (and with the CCACHE_SLOPPINESS of
 # .ci/build.sh).
 set(SYMM_PRECOMPILED_OPTIONS $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
