@@ -91,7 +91,8 @@ TEST_F(DeviceLibraryTest, RightLibraryOpensOnce) {
 // The library of this build, on a machine without a GPU: it loads, and says in one sentence what is
 // missing; so it does for a device that no machine has.
 TEST(DeviceLibrary, TheCudaLibraryOfThisBuildOpensWithoutAGpu) {
-  const DeviceLibrary& library = open_device_library(SYMM_TEST_CUDA_DIRECTORY, DeviceKind::kCuda);
+  const std::string directory = SYMM_TEST_CUDA_DIRECTORY;
+  const DeviceLibrary& library = open_device_library(directory, DeviceKind::kCuda);
   EXPECT_EQ(library.interface_version, kDeviceLibraryVersion);
   EXPECT_EQ(library.kind, DeviceKind::kCuda);
   for (int attempt = 0; attempt < 2; ++attempt) {
