@@ -60,7 +60,7 @@ static_assert(sizeof(WireParams<kMaxDeviceRanks>) + sizeof(CollectiveParams) <= 
 // Copy engines may write to the outputs of the peers only where all locations are equal, so the
 // barriers around them compare these. `call`: what the copies carry out.
 template <class Tile, int N>
-__global__ void SYMM_LAUNCH_BOUNDS(kLLThreads, 1)
+__global__ void SYMM_LAUNCH_BOUNDS(kTileThreads, 1)
     wire_barrier_kernel(const SYMM_GRID_CONSTANT WireParams<kWireRanks<N>> params,
                         const SYMM_GRID_CONSTANT CollectiveParams call) {
   WireBlock<Tile, N> block(params);

@@ -54,8 +54,8 @@ __device__ P2pPart p2p_part(const DeviceLayout& layout, const TransferItem& item
 // Writes the tiles [first, last) of a box: the header, and else nothing. By the whole block.
 __device__ SYMM_OUTLINED void refresh_tiles(std::byte* box, std::uint32_t first, std::uint32_t last,
                                             PieceHeader header, std::uint64_t flag) {
-  for (std::uint32_t tile = first + threadIdx.x / kLLThreads; tile < last;
-       tile += blockDim.x / kLLThreads) {
+  for (std::uint32_t tile = first + threadIdx.x / kTileThreads; tile < last;
+       tile += blockDim.x / kTileThreads) {
     const bool is_header = tile == 0 && tile_thread() == 0;
     LLTile::send(box + tile * LLTile::kSpace, is_header ? __builtin_bit_cast(Unit, header) : Unit{},
                  flag);
@@ -158,13 +158,13 @@ class P2pChannel {
   __device__ bool send_tiles(const TransferItem& item, const P2pPart& part) {
     if (!has_pieces(part)) return true;
     const std::uint32_t tiles = tiles_of(part.bytes);
-    std::uint32_t tile = threadIdx.x / kLLThreads;
+    std::uint32_t tile = threadIdx.x / kTileThreads;
     Unit unit = unit_of(item, part, tile);  // while the credit is looked at
     const bool ok = has_credit();
     if (ok) {
-      for (; tile < tiles; tile += blockDim.x / kLLThreads) {
+      for (; tile < tiles; tile += blockDim.x / kTileThreads) {
         Tile::send(box_at(peer_, group_.rank) + tile * Tile::kSpace, unit, flag());
-        unit = unit_of(item, part, tile + blockDim.x / kLLThreads);
+        unit = unit_of(item, part, tile + blockDim.x / kTileThreads);
       }
       refresh(item, tiles);
     }
@@ -175,8 +175,8 @@ class P2pChannel {
   __device__ bool receive_tiles(const TransferItem& item, const P2pPart& part) {
     if (!has_pieces(part)) return true;
     bool ok = true;
-    for (std::uint32_t tile = threadIdx.x / kLLThreads; ok && tile < tiles_of(part.bytes);
-         tile += blockDim.x / kLLThreads) {
+    for (std::uint32_t tile = threadIdx.x / kTileThreads; ok && tile < tiles_of(part.bytes);
+         tile += blockDim.x / kTileThreads) {
       Unit unit;
       ok = has_come(item, tile, &unit);
       const std::uint64_t offset = offset_of(tile);

@@ -14,7 +14,7 @@ namespace symm {
 // World sizes for which kernels are compiled; 0: any.
 inline constexpr int kWireWorlds[] = {2, 4, 8, 0};
 inline constexpr int kWireWorldCount = 4;
-inline constexpr int kLLThreads = 32;  // that share a tile
+inline constexpr int kTileThreads = 32;  // that share a tile
 inline constexpr int kWireThreads = 256;
 
 // A range of memory that is sent, or that what arrives is stored to.

@@ -6,7 +6,7 @@ namespace symm {
 
 namespace {
 
-constexpr std::uint32_t kBlockTiles = kWireThreads / kLLThreads;
+constexpr std::uint32_t kBlockTiles = kWireThreads / kTileThreads;
 
 constexpr std::uint64_t divided(std::uint64_t value, std::uint64_t by) {
   return (value + by - 1) / by;
@@ -204,7 +204,7 @@ void WireRoute::set_grid() {
       std::max(std::min(divided(tiles, kBlockTiles), most_blocks()), divided(tiles, room));
   launch_.tiles_per_block = static_cast<std::uint32_t>(divided(tiles, blocks));
   launch_.blocks = static_cast<unsigned>(divided(tiles, launch_.tiles_per_block));
-  launch_.threads = kLLThreads * std::min(launch_.tiles_per_block, kBlockTiles);
+  launch_.threads = kTileThreads * std::min(launch_.tiles_per_block, kBlockTiles);
 }
 
 }  // namespace symm

@@ -13,7 +13,7 @@ namespace symm {
 // What a launch does, for any world size.
 struct WireLaunch {
   unsigned blocks = 1;
-  unsigned threads = kLLThreads;
+  unsigned threads = kTileThreads;
   bool ends_call = true;
   bool sends_same = false;
   bool combines = false;

@@ -123,7 +123,7 @@ class Route {
   __device__ __forceinline__ bool exchange_factors(double* factors) {
     if (!params_.premultiplies) return true;
     bool ok = true;
-    if (threadIdx.x < kLLThreads) {
+    if (threadIdx.x < kTileThreads) {
       const Unit mine{{static_cast<std::uint32_t>(params_.factor),
                        static_cast<std::uint32_t>(params_.factor >> 32), 0, 0}};
       if (threadIdx.x == 0) factors[block_.rank()] = as_double(mine);

@@ -25,7 +25,7 @@
 
 namespace symm {
 
-__device__ inline unsigned tile_thread() { return threadIdx.x % kLLThreads; }
+__device__ inline unsigned tile_thread() { return threadIdx.x % kTileThreads; }
 
 struct LLTile {
   static constexpr std::uint32_t kBytes = wire_tile(WireKind::kLL).bytes;

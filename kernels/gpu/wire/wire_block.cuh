@@ -70,7 +70,7 @@ class WireBlock {
     if (ok && params_.counts_calls && blockIdx.x == 0 && threadIdx.x == 0) {
       store_relaxed(&global_pointer(params_.page)->entered, sequence_ / kSequenceUnit + 1);
     }
-    for (int peer = static_cast<int>(threadIdx.x); looks_at(peer); peer += kLLThreads) {
+    for (int peer = static_cast<int>(threadIdx.x); looks_at(peer); peer += kTileThreads) {
       const bool first = peer == static_cast<int>(threadIdx.x);
       if (!first) heard_before_ = load_data(heard_at(peer));
       if (has_reached(heard_before_ + 2, epoch_ + 1)) continue;
@@ -82,7 +82,7 @@ class WireBlock {
 
   // Ends the call, all of whose tiles have been received. By the whole block.
   __device__ __forceinline__ void end() {
-    for (int peer = static_cast<int>(threadIdx.x); looks_at(peer); peer += kLLThreads) {
+    for (int peer = static_cast<int>(threadIdx.x); looks_at(peer); peer += kTileThreads) {
       if (peer == rank()) continue;
       if (has(heard_, peer)) store_data(heard_at(peer), epoch_);
       if (!has(sent_, peer)) store_relaxed(done_at(peer, rank()), epoch_);
@@ -96,8 +96,8 @@ class WireBlock {
   __device__ int world_size() const { return N == 0 ? params_.world_size : N; }
 
   // Tiles of each piece are divided among the blocks, and a block's among its groups of threads.
-  __device__ std::uint32_t first_tile() const { return threadIdx.x / kLLThreads; }
-  __device__ std::uint32_t tile_stride() const { return blockDim.x / kLLThreads; }
+  __device__ std::uint32_t first_tile() const { return threadIdx.x / kTileThreads; }
+  __device__ std::uint32_t tile_stride() const { return blockDim.x / kTileThreads; }
   // Those of this block.
   __device__ std::uint32_t tiles_of(const WirePiece& piece) const {
     const std::uint32_t before = blockIdx.x * params_.tiles_per_block;
@@ -189,7 +189,7 @@ class WireBlock {
   // Counters of peers belong to the first threads, which have a part in every tile that comes first
   // from a peer.
   __device__ bool looks_at(int peer) const {
-    return threadIdx.x < kLLThreads && peer < world_size();
+    return threadIdx.x < kTileThreads && peer < world_size();
   }
 
   __device__ std::byte* own_segment() const { return global_pointer(params_.segments[rank()]); }
