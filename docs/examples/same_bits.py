@@ -9,7 +9,9 @@ doing the same arithmetic twice, with messages of other sizes, and comparing bit
   lengths, and of sequences that are decoded in batches of several sizes;
 - a mixture of experts, one expert a rank: the combined output of tokens in batches of other tokens;
 - training by DistributedDataParallel with buckets of other sizes, and by FSDP2 with every layer or
-  the whole model in one group of parameters, 30 steps from the same weights and data.
+  the whole model in one group of parameters, 30 steps from the same weights and data;
+- the same with gradients that are added up over 2 or 3 batches before they are reduced: in buckets,
+  a parameter at a time, and all parameters in one tensor.
 
 Matrix products are made row by row, so that they do not depend on the batch by themselves.
 """
@@ -17,10 +19,11 @@ Matrix products are made row by row, so that they do not depend on the batch by 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -219,6 +222,50 @@ def ask_ddp(device: str) -> Iterator[Answer]:
         yield Answer(question, whole.numel(), bits_that_differ(whole, trained(bucket_mb)))
 
 
+def ask_accumulation(device: str) -> Iterator[Answer]:
+    """A rank adds up the gradients of several batches, then the ranks theirs."""
+
+    def reduce_alone(gradients: list[torch.Tensor]) -> None:
+        for gradient in gradients:
+            dist.all_reduce(gradient.div_(dist.get_world_size()))
+
+    def reduce_together(gradients: list[torch.Tensor]) -> None:
+        whole = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        sizes = [gradient.numel() for gradient in gradients]
+        dist.all_reduce(whole.div_(dist.get_world_size()))
+        for gradient, part in zip(gradients, whole.split(sizes), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def trained(batches: int, reduce: Callable | None) -> torch.Tensor:
+        model = new_network().to(device)
+        replica = DistributedDataParallel(model, bucket_cap_mb=1) if reduce is None else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        generator = torch.Generator().manual_seed(50 + dist.get_rank())
+        for _ in range(STEPS):
+            for batch in range(batches):
+                is_last = batch == batches - 1
+                x = torch.randn(8, 256, generator=generator).to(device)
+                with contextlib.nullcontext() if reduce or is_last else replica.no_sync():
+                    (replica(x) - x.roll(1, dims=1)).square().mean().backward()
+            if reduce is not None:
+                reduce([p.grad for p in model.parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    for batches in (2, 3):
+        in_buckets = trained(batches, None)
+        for words, reduce in (
+            ("each parameter alone", reduce_alone),
+            ("all in one tensor", reduce_together),
+        ):
+            yield Answer(
+                f"parameters, gradients of {batches} batches reduced {words}, not in DDP's buckets",
+                in_buckets.numel(),
+                bits_that_differ(in_buckets, trained(batches, reduce)),
+            )
+
+
 def ask_fsdp(device: str) -> Iterator[Answer]:
     mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
 
@@ -252,6 +299,7 @@ def ask_all(device: str, dtype: torch.dtype) -> list[Answer]:
         *ask_decode(device, dtype),
         *ask_experts(device, dtype),
         *ask_ddp(device),
+        *ask_accumulation(device),
         *ask_fsdp(device),
     ]
     # Of all ranks together: no rank may differ.
