@@ -124,7 +124,7 @@ step_racecheck() { sanitize racecheck; }
 step_pytest() {
   # shellcheck disable=SC2086
   run_step pytest 300 python3 -m pytest -q -p no:cacheprovider ${PYTEST_FILES:-test/python} \
-    --ignore test/python/collectives/test_models.py --ignore test/python/tools/test_demo.py \
+    --ignore test/python/programs/test_models.py --ignore test/python/tools/test_demo.py \
     --ignore test/python/tools/test_bench.py --ignore test/python/tools/test_doc_snippets.py \
     --durations 15 --junitxml "$logs/pytest.xml" ${PYTEST_ARGS:-}
 }
@@ -141,7 +141,7 @@ step_probe() {
 step_models() {
   # shellcheck disable=SC2086
   run_step models 200 python3 -m pytest -q -p no:cacheprovider \
-    test/python/collectives/test_models.py --junitxml "$logs/models.xml" ${PYTEST_ARGS:-}
+    test/python/programs/test_models.py --junitxml "$logs/models.xml" ${PYTEST_ARGS:-}
 }
 step_conformance() {
   # shellcheck disable=SC2086

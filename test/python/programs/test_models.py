@@ -1,16 +1,13 @@
 """Unchanged training programs: the same functions run over symm and over another backend must learn
 the same parameters (up to rounding), and the ranks of symm must agree bit for bit where they hold
-copies. The other backend is gloo on the CPU; on CUDA it is nccl, or, where ranks share a GPU, which
-nccl cannot, gloo on the CPU again."""
+copies."""
 
 import copy
 
 import pytest
 import torch
-import torch._dynamo  # optimizers import it: once here rather than in every rank
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 from torch.distributed import _functional_collectives as funcol
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,86 +22,19 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from harness import DEVICE, IS_SYMM, ON_CUDA, WORLD_SIZE, crowded, device_of_rank, run_ranks
-
-STEPS = 4
-SMALL = 1e-5 if ON_CUDA else 1e-6  # a GPU multiplies matrices of other shapes in another order
-FOUR_RANKS = pytest.mark.skipif(WORLD_SIZE != 4, reason="a mesh of two by two needs four ranks")
-_device = DEVICE  # of a rank: the reference may run elsewhere
-
-
-def here(value):
-    """A tensor or module on the device on which this run of a program is."""
-    return value.to(_device)
-
-
-class Net(nn.Module):
-    def __init__(self, unused_layer=False):
-        super().__init__()
-        torch.manual_seed(7)
-        self.up = nn.Linear(12, 48)
-        self.norm = nn.LayerNorm(48)
-        self.down = nn.Linear(48, 12)
-        self.unused = nn.Linear(3, 3) if unused_layer else None
-
-    def forward(self, x):
-        return self.down(F.gelu(self.norm(self.up(x))))
-
-
-def batch(rank, step):
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randn(8, 12, generator=generator)
-    return here(x), here(torch.roll(x, 1, 1) * 2)
-
-
-def train(model, rank, optimizer=None):
-    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-2)
-    for step in range(STEPS):
-        x, y = batch(rank, step)
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-
-
-def values(module):
-    """Full parameters as plain tensors."""
-    named = {}
-    for name, p in module.named_parameters():
-        p = p.full_tensor() if isinstance(p, DTensor) else p
-        named[name.removeprefix("module.")] = p.detach().cpu().clone()
-    return named
-
-
-def on_the_cpu(rank, body):
-    global _device
-    _device = "cpu"
-    return body(rank)
-
-
-def reference(body, **set_up):
-    """(results of rank 0 over another backend, tolerance that its arithmetic needs)"""
-    settings = {"time_limit": 100, **set_up}
-    if not ON_CUDA:
-        return run_ranks(body, WORLD_SIZE, backend="gloo", **settings)[0], 0.0
-    if not crowded(WORLD_SIZE):
-        return run_ranks(body, WORLD_SIZE, backend="nccl", **settings)[0], 1e-4
-    # Adam makes much of the last bits of small gradients.
-    return run_ranks(on_the_cpu, WORLD_SIZE, body, backend="gloo", **settings)[0], 1e-2
-
-
-def same_as_the_reference(body, tolerance=1e-5, **set_up):
-    """Runs `body` over the backend under test and over another; its result is {name: tensor}."""
-    ours = run_ranks(body, WORLD_SIZE, time_limit=100, fresh=True, **set_up)
-    for rank, result in enumerate(ours[1:], start=1):
-        for name, tensor in result.items():
-            assert torch.equal(tensor, ours[0][name]), f"rank {rank} differs from 0 in {name}"
-    set_up.pop("backend", None)
-    theirs, needed = reference(body, **set_up)
-    tolerance = max(tolerance, needed)
-    assert ours[0].keys() == theirs.keys()
-    for name, tensor in ours[0].items():
-        assert torch.allclose(tensor, theirs[name], rtol=tolerance, atol=tolerance), name
-    return ours[0]
+from harness import DEVICE, IS_SYMM, ON_CUDA, WORLD_SIZE, run_ranks
+from training import (
+    FOUR_RANKS,
+    SMALL,
+    STEPS,
+    Net,
+    batch,
+    device_type,
+    here,
+    same_as_the_reference,
+    train,
+    values,
+)
 
 
 def test_ddp_learns_what_one_process_learns():
@@ -221,7 +151,7 @@ def test_zero_redundancy_optimizer():
 def test_fsdp2(precision):
     def body(rank):
         model = here(Net())
-        mesh = init_device_mesh(_device, (WORLD_SIZE,))
+        mesh = init_device_mesh(device_type(), (WORLD_SIZE,))
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         if precision == "bfloat16":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -242,7 +172,7 @@ def test_fsdp2(precision):
 @FOUR_RANKS
 def test_hybrid_sharding_on_a_two_dimensional_mesh():
     def body(rank):
-        mesh = init_device_mesh(_device, (2, 2), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(device_type(), (2, 2), mesh_dim_names=("replicate", "shard"))
         model = fully_shard(here(Net()), mesh=mesh)
         train(model, rank, torch.optim.SGD(model.parameters(), lr=0.05))
         return values(model)
@@ -253,7 +183,7 @@ def test_hybrid_sharding_on_a_two_dimensional_mesh():
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_tensor_parallel(sequence_parallel):
     def body(rank):
-        mesh = init_device_mesh(_device, (WORLD_SIZE,))
+        mesh = init_device_mesh(device_type(), (WORLD_SIZE,))
         alone, model = here(Net()), here(Net())
         if sequence_parallel:
             plan = {
@@ -287,7 +217,7 @@ def test_redistribute():
     """Every pair of placements on a two-dimensional mesh gives the whole tensor back."""
 
     def body(rank):
-        mesh = init_device_mesh(_device, (2, 2))
+        mesh = init_device_mesh(device_type(), (2, 2))
         whole = here(torch.arange(7 * 10, dtype=torch.float32).reshape(7, 10))
         placements = [Replicate(), Shard(0), Shard(1)]
         results = {}
@@ -380,35 +310,5 @@ def test_gradients_through_collectives():
         y = copy.deepcopy(x.detach()).requires_grad_()
         sum((part * weight).sum() for part in nnf.all_gather(y * 1.0)).backward()
         assert torch.equal(y.grad.cpu(), torch.full((6,), total))
-
-    run_ranks(body, WORLD_SIZE, fresh=True)
-
-
-def test_pipeline_parallel():
-    """torch.distributed.pipelining over send and recv."""
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
-    def body(rank):
-        torch.manual_seed(3)
-        layers = [here(nn.Linear(10, 10)) for _ in range(WORLD_SIZE)]
-        stage = PipelineStage(layers[rank], rank, WORLD_SIZE, device_of_rank())
-        schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.MSELoss())
-        x, y = here(torch.randn(8, 10)), here(torch.randn(8, 10))
-        if rank == 0:
-            schedule.step(x)
-        elif rank == WORLD_SIZE - 1:
-            schedule.step(target=y)
-        else:
-            schedule.step()
-        got = layers[rank].weight.grad
-        layers = [copy.deepcopy(layer) for layer in layers]
-        for layer in layers:
-            layer.zero_grad()
-        for part, target in zip(x.chunk(4), y.chunk(4), strict=True):
-            out = part
-            for layer in layers:
-                out = layer(out)
-            (F.mse_loss(out, target) / 4).backward()
-        assert torch.allclose(got, layers[rank].weight.grad, rtol=1e-4, atol=SMALL)
 
     run_ranks(body, WORLD_SIZE, fresh=True)
