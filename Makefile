@@ -41,10 +41,12 @@ test-gpu: build-tests  ## test/python, test/gpu and the faults on the GPUs at ha
 	$(PY) test/run_tests.py --jobs $(GPU_JOBS) --device cuda -m "not long" \
 	  --gpu-tests build/Release/test/symm_gpu_tests --reports $(REPORTS)/gpu
 
-conformance: build-tests  ## PyTorch's own distributed tests and what it promises of symmetric memory
+conformance: build-tests  ## PyTorch's own distributed tests, and programs over other packages
+	@.ci/setup.sh conformance
 	@mkdir -p $(REPORTS)
 	$(PY) test/run_tests.py --jobs $(JOBS) --reports $(REPORTS)/symmetric_memory \
 	  test/conformance/symmetric_memory
+	$(PY) test/run_tests.py --jobs $(JOBS) --reports $(REPORTS)/packages test/conformance/packages
 	$(PY) -m pytest -q test/conformance/test_conformance.py --junitxml=$(REPORTS)/conformance.xml
 
 wheel: ## dist/*.whl for the torch at hand, whose version is the wheel's local one

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Finds or makes the Python environment in which symm is built and tested, and writes its
 # interpreter's path to .cache/python. Does nothing, quickly, when all is there.
-#   .ci/setup.sh [run|test|lint]   what the environment must serve (default: lint, which is all)
+#   .ci/setup.sh [run|test|lint|conformance]
+#                                  what the environment must serve (default: lint, which is all but
+#                                  the packages whose programs `make conformance` runs)
 #   PYTHON=...                     the interpreter to start from (default: python3)
 #   TORCH=2.14.1                   that version of torch, in an environment of its own
 set -euo pipefail
@@ -12,6 +14,7 @@ readonly torch_requirement="torch==${TORCH:-2.13.0}"
 readonly environment=.venv${TORCH:+-torch-$TORCH}
 tools=(pip numpy "scikit-build-core>=0.11" ninja nlohmann-json rich typer matplotlib scikit-learn)
 [ "$level" = run ] || tools+=(pytest pytest-timeout hypothesis expecttest)
+[ "$level" != conformance ] || tools+=(accelerate lightning torchmetrics transformers)
 [ "$level" != lint ] || tools+=(ruff==0.17.5 clang-format==14.0.6 clang-tidy==14.0.6)
 
 export PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
