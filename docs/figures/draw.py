@@ -1,4 +1,5 @@
-"""Draws time_by_size.png, README's picture, from what the bench has written to docs/evidence.
+"""Draws the pictures of README and docs from what measurements have written to docs/evidence:
+time_by_size.png (the bench) and same_bits.png (docs/examples/same_bits.py).
 
 python docs/figures/draw.py
 """
@@ -50,8 +51,8 @@ def draw(axes: Axes, rows: list[dict], collective: str) -> None:
     axes.legend()
 
 
-def main() -> None:
-    """Write the picture beside this file."""
+def draw_times() -> None:
+    """Write time_by_size.png."""
     figure = plt.figure(figsize=(11, 3.2), layout="constrained")
     for part, (machine, names) in zip(figure.subfigures(1, 2), MACHINES.items(), strict=True):
         part.suptitle(machine)
@@ -60,6 +61,37 @@ def main() -> None:
             draw(axes, rows, collective)
             axes.set_title(collective, fontsize="medium")
     figure.savefig(HERE / "time_by_size.png", dpi=100)
+
+
+def draw_same_bits() -> None:
+    """Write same_bits.png: which part of the elements has other bits, by question and backend."""
+    runs = json.loads((EVIDENCE / "same_bits_cpu.json").read_text())["runs"]
+    shares = {
+        run["backend"]: {
+            a["question"]: 100 * a["different"] / a["elements"] for a in run["answers"]
+        }
+        for run in runs
+        if run["dtype"] == "float32"
+    }
+    figure, axes = plt.subplots(figsize=(11, 4.2), layout="constrained")
+    # Questions from the top down, and of each the backends.
+    for place, (backend, by_question) in enumerate(sorted(shares.items(), reverse=True)):
+        heights = [-number - 0.4 * place for number in range(len(by_question))]
+        bars = axes.barh(heights, by_question.values(), 0.38, color=COLOURS[backend], label=backend)
+        axes.bar_label(
+            bars, ["0" if not bar.get_width() else "" for bar in bars], padding=2, size=7
+        )
+    axes.set_yticks([-number - 0.2 for number in range(len(by_question))], by_question)
+    axes.tick_params(axis="y", labelsize="small")
+    axes.set_xlabel("% of the elements with other bits; 4 ranks on 2 CPU cores, float32")
+    axes.legend()
+    figure.savefig(HERE / "same_bits.png", dpi=100)
+
+
+def main() -> None:
+    """Write the pictures beside this file."""
+    draw_times()
+    draw_same_bits()
 
 
 if __name__ == "__main__":
