@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "symm_mem/bootstrap/peer_frame.hpp"
+#include "symm_mem/process/process_identity.hpp"
 
 namespace symm {
 
@@ -124,11 +125,15 @@ void FrameQueues::throw_if_over(std::size_t peer) const {
 }
 
 // A rank that gave up because of another one closes after that one, so whoever is gone by now
-// includes the cause.
+// includes the cause. A process that dies closes its sockets one by one.
 std::string FrameQueues::names_of_the_gone(std::size_t seen) const {
   std::string text;
   for (std::size_t peer = 0; peer < sockets_.size(); ++peer) {
-    if (peer != seen && !(sockets_[peer].valid() && is_hung_up(sockets_[peer].get()))) continue;
+    const GuardedDescriptor& socket = sockets_[peer];
+    if (peer != seen && (!socket.valid() ||
+                         !(is_hung_up(socket.get()) || has_begun_to_end(records_[peer].process)))) {
+      continue;
+    }
     text += text.empty() ? "" : ", ";
     text += names_.name(static_cast<int>(peer), text_of("pid ", records_[peer].process.pid));
   }

@@ -13,6 +13,7 @@
 #include "symm_mem/bootstrap/peer_exchange.hpp"
 #include "symm_mem/bootstrap/peer_frame.hpp"
 #include "symm_mem/bootstrap/unix_socket.hpp"
+#include "symm_mem/process/process_identity.hpp"
 #include "symm_mem/process/system_error.hpp"
 
 namespace symm {
@@ -236,8 +237,8 @@ std::vector<int> PeerConnector::missing() const {
   return ranks;
 }
 
-// A rank that gave up because another one died did so after that death, so whoever is gone by now
-// includes the cause.
+// A rank that gave up because another one died did so after that death had begun, so whoever is
+// gone by now includes the cause. A process that dies closes its sockets one by one.
 std::string PeerConnector::names_of_the_lost(int seen) const {
   std::string names;
   for (int peer = 0; peer < world_size_; ++peer) {
@@ -245,9 +246,10 @@ std::string PeerConnector::names_of_the_lost(int seen) const {
     const GuardedDescriptor& connection = sockets_[static_cast<std::size_t>(peer)];
     bool lost = peer == seen;
     if (!lost && connection.valid()) {
-      lost = is_hung_up(connection.get());
+      lost = is_hung_up(connection.get()) || has_begun_to_end(record(peer).process);
     } else if (!lost && !board_.is_left_over(record(peer))) {
-      lost = is_nobody_there(connect_to(record(peer).socket_path).error);
+      lost = is_nobody_there(connect_to(record(peer).socket_path).error) ||
+             has_begun_to_end(record(peer).process);
     }
     if (lost) names += (names.empty() ? "" : ", ") + name_of(peer);
   }

@@ -27,6 +27,10 @@ ProcessIdentity own_process();
 // True only where it is certain: the process is visible here and has not ended.
 bool is_running(const ProcessIdentity& process);
 
+// True only where it is certain: the process has ended, or the kernel takes it apart. That begins
+// before the first of its descriptors is closed, so whoever saw one closed sees this too.
+bool has_begun_to_end(const ProcessIdentity& process);
+
 // True only where it is certain: the process is visible here and is stopped, by a signal or a
 // debugger.
 bool is_stopped(const ProcessIdentity& process);

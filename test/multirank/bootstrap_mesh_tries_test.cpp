@@ -272,6 +272,7 @@ TEST(BootstrapMeshTries, AStoreThatFailsBecauseARankEndedNamesTheRank) {
 
 TEST(ProcessIdentity, TellsRunningFromEnded) {
   EXPECT_TRUE(is_running(own_process()));
+  EXPECT_FALSE(has_begun_to_end(own_process()));
   EXPECT_LT(start_time(own_process()), host_clock() + 20ms);
   EXPECT_GT(start_time(own_process()), 0ns);
   int pipe[2];
@@ -285,15 +286,21 @@ TEST(ProcessIdentity, TellsRunningFromEnded) {
   ProcessIdentity theirs;
   ASSERT_EQ(::read(pipe[0], &theirs, sizeof(theirs)), static_cast<ssize_t>(sizeof(theirs)));
   EXPECT_TRUE(is_running(theirs));
+  EXPECT_FALSE(has_begun_to_end(theirs));
   ProcessIdentity another = theirs;
   another.start += 1;
   EXPECT_FALSE(is_running(another)) << "the pid is used again";
+  EXPECT_TRUE(has_begun_to_end(another));
+  another.pid_namespace += 1;
+  EXPECT_FALSE(has_begun_to_end(another)) << "nobody can tell";
   child.kill();
   const auto start = Clock::now();
   while (is_running(theirs) && Clock::now() - start < 5s) std::this_thread::sleep_for(1ms);
   EXPECT_FALSE(is_running(theirs)) << "also before it was waited for";
+  EXPECT_TRUE(has_begun_to_end(theirs));
   child.wait();
   EXPECT_FALSE(is_running(theirs));
+  EXPECT_TRUE(has_begun_to_end(theirs));
   ::close(pipe[0]);
   ::close(pipe[1]);
 }
