@@ -75,7 +75,11 @@ def threads_of_their_own(rank, groups, rng):
 
 
 def asynchronously(rank, groups, rng):
-    """One thread, all calls in flight, mixed and waited for in another order on each rank."""
+    """One thread, all calls in flight, mixed and waited for in another order on each rank. On a GPU
+    the first call of a group is a meeting (docs/gpu.md, First use)."""
+    if ON_CUDA:
+        for group in groups:
+            dist.all_reduce(torch.ones(1, device=DEVICE), group=group)
     started = []
     for index, count, salt in _in_turns(groups, rank, rng):
         with _stream() if rng.random() < 0.1 else contextlib.nullcontext():

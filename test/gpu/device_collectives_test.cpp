@@ -10,16 +10,16 @@
 namespace symm::test {
 namespace {
 
-constexpr std::size_t kLarge = std::size_t{9} << 20;  // bytes
+constexpr std::size_t kLarge = std::size_t{9} << 20;  // bytes of all shares, beyond every row
 
 // Elements of `kind` around which the algorithms change, and some that are far from it.
 std::set<std::size_t> telling_counts(CollectiveKind kind, int world, std::size_t element_bytes) {
-  std::set<std::size_t> counts = {0, 1, 3, 1000, kLarge / element_bytes};
+  const std::size_t shares = staged_bytes(kind, world, 1);
+  std::set<std::size_t> counts = {0, 1, 3, 1000, kLarge / shares / element_bytes};
   for (const WireKind wire : {WireKind::kLL, WireKind::kLine}) {
     for (const PlanRow& row : PlanTable::built_in_gpu(wire).rows()) {
       if (row.kind != kind || row.max_bytes == PlanRow::kNoLimit) continue;
       if (world < row.min_world || world > row.max_world) continue;
-      const std::size_t shares = staged_bytes(kind, world, 1);
       const std::size_t limit = row.max_bytes / shares / element_bytes;
       counts.insert({limit - 1, limit, limit + 1});
     }
