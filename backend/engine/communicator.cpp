@@ -12,6 +12,7 @@
 #include "backend/engine/host/host_trace.hpp"
 #include "backend/engine/host/mailbox_engine.hpp"
 #include "kernels/cpu/host_collectives.hpp"
+#include "kernels/cpu/streaming.hpp"
 #include "kernels/plan/plan.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/process/deadline.hpp"
@@ -141,10 +142,12 @@ void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
       record.offset = found->offset;
     }
   }
-  executor_->begin({.element_bytes = dtype_bytes(args.dtype),
-                    .kernels = kernels,
-                    .factor = args.factor,
-                    .in_place = record.segment != 0});
+  executor_->begin(
+      {.element_bytes = dtype_bytes(args.dtype),
+       .kernels = kernels,
+       .factor = args.factor,
+       .in_place = record.segment != 0,
+       .streams = output_bytes(args) >= kStreamingBytes && !reduces_in_place(args, rank())});
   run_call(record, args, timeout,
            [&] { return run_collective(*executor_, args, plan, *memory_) && executor_->end(); });
 }

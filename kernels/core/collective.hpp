@@ -85,4 +85,18 @@ struct CollectiveArgs {
   std::uint32_t layout = 0;
 };
 
+// True where results take the place of what `rank` contributes to them.
+inline bool reduces_in_place(const CollectiveArgs& args, int rank) {
+  if (!reduces(args.kind)) return false;
+  const auto own = static_cast<std::size_t>(rank);
+  return args.output == (args.input_parts.empty() ? args.input : args.input_parts[own].data);
+}
+
+// Bytes of this rank's outputs.
+inline std::size_t output_bytes(const CollectiveArgs& args) {
+  std::size_t count = args.output != nullptr ? args.count : 0;
+  for (const Part& part : args.output_parts) count += part.count;
+  return count * dtype_bytes(args.dtype);
+}
+
 }  // namespace symm

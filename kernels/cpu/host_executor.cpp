@@ -4,8 +4,15 @@
 #include <cstring>
 
 #include "kernels/core/atomics.hpp"
+#include "kernels/cpu/streaming.hpp"
 
 namespace symm {
+
+namespace {
+
+constexpr std::size_t kStreamedBlock = 8 * 1024;
+
+}  // namespace
 
 HostExecutor::HostExecutor(const SymmView& view, WaitPolicy policy, CallObserver& observer)
     : view_(view), policy_(policy), observer_(observer) {
@@ -109,14 +116,39 @@ void HostExecutor::read_done(std::uint32_t step) {
   post(own_done(), epoch_ + step + 1);
 }
 
+bool HostExecutor::streams_to(const std::byte* destination) const {
+  const std::byte* const slots = view_.slots[view_.rank];
+  return call_.streams &&
+         (destination < slots || destination >= slots + std::size_t{kSlots} * view_.slot_bytes);
+}
+
 void HostExecutor::copy(std::byte* destination, const std::byte* source, std::size_t bytes) const {
-  if (bytes > 0 && destination != source) std::memcpy(destination, source, bytes);
+  if (bytes == 0 || destination == source) return;
+  if (streams_to(destination)) {
+    streaming_copy(destination, source, bytes);
+  } else {
+    std::memcpy(destination, source, bytes);
+  }
 }
 
 void HostExecutor::reduce(std::byte* destination, const void* const* sources,
                           std::size_t count) const {
   if (count == 0) return;
-  call_.kernels->reduce(destination, sources, view_.world_size, factors_, view_.world_size, count);
+  const auto combine = [&](std::byte* to, const void* const* from, std::size_t n) {
+    call_.kernels->reduce(to, from, view_.world_size, factors_, view_.world_size, n);
+  };
+  if (!streams_to(destination)) return combine(destination, sources, count);
+  // Block by block through the first-level cache.
+  alignas(kCacheLine) std::byte block[kStreamedBlock];
+  const void* from[kMaxRanks];
+  const std::size_t most = kStreamedBlock / call_.element_bytes;
+  for (std::size_t done = 0; done < count; done += most) {
+    const std::size_t offset = done * call_.element_bytes;
+    const std::size_t n = std::min(most, count - done);
+    for (int r = 0; r < view_.world_size; ++r) from[r] = as_bytes(sources[r]) + offset;
+    combine(block, from, n);
+    streaming_copy(destination + offset, block, n * call_.element_bytes);
+  }
 }
 
 void HostExecutor::accumulate(std::byte* out, const std::byte* in, const std::byte* source,

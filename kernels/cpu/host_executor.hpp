@@ -59,6 +59,7 @@ class HostExecutor {
     const ReduceKernels* kernels = nullptr;
     double factor = 1.0;
     bool in_place = false;
+    bool streams = false;  // outputs are written past the caches (NOTE [Streaming stores])
   };
   void begin(const Call& call);
 
@@ -104,6 +105,8 @@ class HostExecutor {
   // Looks at the owners of the memory that was read in place; false, from then on, where one has
   // raised. Comes between a read and whatever tells of it.
   bool reads_hold();
+  // Whether `destination` is written past the caches: it is not a slot.
+  bool streams_to(const std::byte* destination) const;
   SignalLine& own_ready() const { return view_.controls[view_.rank]->ready; }
   SignalLine& own_done() const { return view_.controls[view_.rank]->done; }
 

@@ -15,6 +15,7 @@
 
 #include "kernels/core/atomics.hpp"
 #include "kernels/core/decimal.hpp"
+#include "kernels/cpu/cpu_place.hpp"
 
 namespace symm {
 
@@ -22,8 +23,8 @@ namespace {
 
 // Some microseconds of spinning, then yields: these cost a rank with a core of its own next to
 // nothing, and let two ranks on one core take turns.
-constexpr WaitPolicy kCoreEach{.pauses = 300, .yields = 500};
-constexpr WaitPolicy kSharedCores{.pauses = 4, .yields = 50};
+constexpr WaitPolicy kCoreEach{.pauses = 300, .yields = 500, .moves_apart = true};
+constexpr WaitPolicy kSharedCores{.pauses = 4, .yields = 50, .moves_apart = false};
 
 // The longest sleep without a look at what no signal reports.
 constexpr std::chrono::microseconds kSupervisionPeriod{2000};
@@ -63,6 +64,12 @@ int quota_cores() {
   return quota > 0 && period > 0 ? static_cast<int>(std::ceil(quota / period)) : 0;
 }
 
+// NOTE [Two ranks on one core].
+void part_from(const SignalLine& awaited) {
+  const int cpu = current_cpu();
+  if (load_relaxed(&awaited.cpu) == static_cast<std::uint32_t>(cpu + 1)) leave_cpu(cpu);
+}
+
 }  // namespace
 
 int usable_cores() {
@@ -82,6 +89,7 @@ WaitPolicy wait_policy(int ranks_on_host) {
 // order (increment `waiters`, then load the value, which the kernel loads again) no wake-up is
 // lost.
 void post(SignalLine& line, std::uint64_t value) {
+  note_cpu(line);
   exchange_seq_cst(&line.value, value);
   wake_sleepers(line);
 }
@@ -101,11 +109,16 @@ void sleep_on(SignalLine& line, std::uint64_t seen, std::chrono::microseconds li
   fetch_add(&line.waiters, ~std::uint32_t{0});
 }
 
-bool spin_or_yield(int round, const WaitPolicy& policy) {
+void note_cpu(SignalLine& own) {
+  store_relaxed(&own.cpu, static_cast<std::uint32_t>(current_cpu() + 1));
+}
+
+bool spin_or_yield(int round, const WaitPolicy& policy, const SignalLine* awaited) {
   if (round < policy.pauses) {
     pause_core();
     return true;
   }
+  if (round == policy.pauses && policy.moves_apart && awaited != nullptr) part_from(*awaited);
   if (round < policy.pauses + policy.yields) {
     ::sched_yield();
     return true;
@@ -116,7 +129,7 @@ bool spin_or_yield(int round, const WaitPolicy& policy) {
 bool wait_for(const SignalLine& line, std::uint64_t target, int peer, const WaitPolicy& policy,
               WaitSupervisor& supervisor) {
   for (int round = 0; !has_reached(load_acquire(&line.value), target); ++round) {
-    if (spin_or_yield(round, policy)) continue;
+    if (spin_or_yield(round, policy, &line)) continue;
     if (!supervisor.keep_waiting(peer)) return has_reached(load_acquire(&line.value), target);
     const std::uint64_t seen = load_acquire(&line.value);
     // A sleeper increments `waiters` in the peer's line: the only write to a region by another

@@ -6,6 +6,14 @@
 // that a supervisor can look at what no signal reports: an abort, a dead peer, a deadline. Where
 // there are more ranks than cores, spinning takes the core from the rank that is waited for, so
 // almost none is done. A writer makes a system call only when a sleeper is counted.
+//
+// NOTE [Two ranks on one core]
+// The scheduler may leave two ranks on one core although another one is free: each gives the core
+// away just when the other needs it, so the core looks busy and neither looks starved, for seconds.
+// Calls then take three to six times as long (docs/benchmarks.md, "Ranks on one core"). So each
+// rank notes its CPU where it posts, and a waiter that has spun in vain and finds the CPU of whom
+// it waits for to be its own goes to another one that it may use. Its affinity is as before
+// afterwards.
 #pragma once
 
 #include <chrono>
@@ -16,8 +24,9 @@
 namespace symm {
 
 struct WaitPolicy {
-  int pauses;  // rounds of spinning
-  int yields;  // rounds of giving the core away, after that
+  int pauses;        // rounds of spinning
+  int yields;        // rounds of giving the core away, after that
+  bool moves_apart;  // there is a core for each rank
 };
 
 // The policy for `ranks_on_host` ranks and the cores that this process may use. Local.
@@ -49,6 +58,10 @@ bool wait_for(const SignalLine& line, std::uint64_t target, int peer, const Wait
 void sleep_on(SignalLine& line, std::uint64_t seen, std::chrono::microseconds limit);
 
 // One round of waiting: `round` counts from 0. True while the next round should not sleep.
-bool spin_or_yield(int round, const WaitPolicy& policy);
+// `awaited`: a line of the rank that is waited for, null where that is not known.
+bool spin_or_yield(int round, const WaitPolicy& policy, const SignalLine* awaited);
+
+// Notes on a line of this rank on which CPU the calling thread is.
+void note_cpu(SignalLine& own);
 
 }  // namespace symm

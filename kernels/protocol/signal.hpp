@@ -35,10 +35,13 @@ SYMM_INLINE constexpr bool has_reached(Counter value, Counter target) {
 
 // One counter on a line of its own; sleepers wait on its lower half. `waiters` counts threads that
 // sleep until `value` changes: the writer makes a system call only where it is not 0. A waiter that
-// was killed leaves it too high, which costs a system call and nothing else.
+// was killed leaves it too high, which costs a system call and nothing else. `cpu` is 1 + the
+// number of the CPU on which its owner last posted or waited, 0 before that: a hint, which may be
+// stale.
 struct alignas(kCacheLine) SignalLine {
   std::uint64_t value;
   std::uint32_t waiters;
+  std::uint32_t cpu;
 };
 
 // Slots of a rank, hence the number of steps that the fastest rank may be ahead of the slowest.

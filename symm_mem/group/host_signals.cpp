@@ -29,7 +29,7 @@ class HostSignals::Patience {
   template <typename Attempt, typename StandingOf>
   void until(Attempt&& attempt, StandingOf&& standing) {
     for (int round = 0; !attempt(); ++round) {
-      if (spin_or_yield(round, group_.policy())) continue;
+      if (spin_or_yield(round, group_.policy(), nullptr)) continue;
       std::this_thread::sleep_for(kSleep);
       if (Deadline::Clock::now() < next_look_) continue;
       next_look_ = Deadline::Clock::now() + kSupervisionPeriod;

@@ -106,7 +106,8 @@ TEST_P(ExecutorTest, GivesEveryRankTheRightData) {
               {.element_bytes = dtype_bytes(args.dtype),
                .kernels = &reduce_kernels(Dtype::kFloat32, ReduceOp::kSum, Isa::kBaseline),
                .factor = 1.0,
-               .in_place = false});
+               .in_place = false,
+               .streams = repeat == 1});
           ASSERT_TRUE(run_collective(executor, args, {algorithm, 16 * 1024}, memory));
           ASSERT_TRUE(executor.end());
         });

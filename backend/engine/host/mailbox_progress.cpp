@@ -4,6 +4,7 @@
 
 #include "backend/engine/host/mailbox_engine.hpp"
 #include "kernels/core/atomics.hpp"
+#include "kernels/cpu/streaming.hpp"
 
 namespace symm {
 
@@ -11,6 +12,10 @@ namespace {
 
 // Data is handed over in parts of this size, so that both sides copy at the same time.
 constexpr std::size_t kPiece = 64 * 1024;
+
+void plain_copy(void* destination, const void* source, std::size_t bytes) {
+  std::memcpy(destination, source, bytes);
+}
 
 void copy_in(std::byte* ring, std::size_t ring_bytes, std::uint64_t position,
              const std::byte* source, std::size_t bytes) {
@@ -20,12 +25,14 @@ void copy_in(std::byte* ring, std::size_t ring_bytes, std::uint64_t position,
   std::memcpy(ring, source + first, bytes - first);
 }
 
-void copy_out(const std::byte* ring, std::size_t ring_bytes, std::uint64_t position,
+using Copy = void(void* destination, const void* source, std::size_t bytes);
+
+void copy_out(Copy& copy, const std::byte* ring, std::size_t ring_bytes, std::uint64_t position,
               std::byte* destination, std::size_t bytes) {
   const std::size_t start = position % ring_bytes;
   const std::size_t first = std::min(bytes, ring_bytes - start);
-  std::memcpy(destination, ring + start, first);
-  std::memcpy(destination + first, ring, bytes - first);
+  copy(destination, ring + start, first);
+  copy(destination + first, ring, bytes - first);
 }
 
 }  // namespace
@@ -192,6 +199,8 @@ void MailboxEngine::stream_out(PeerTraffic& traffic) {
     if (item->moved == item->bytes) {
       finish(item, std::nullopt);
       traffic.outgoing.pop_front();
+    } else {
+      return;  // one piece a turn: the other direction has its turn while this one is in the cache
     }
   }
 }
@@ -204,13 +213,16 @@ void MailboxEngine::stream_in(PeerTraffic& traffic) {
     const std::size_t ready = load_acquire(&traffic.peer_outbox->data_written) - read;
     const std::size_t bytes = std::min({kPiece, ready, item->bytes - item->moved});
     if (bytes == 0) return;
-    copy_out(traffic.peer_ring, ring_bytes, read, item->data + item->moved, bytes);
+    copy_out(item->bytes >= kStreamingBytes ? streaming_copy : plain_copy, traffic.peer_ring,
+             ring_bytes, read, item->data + item->moved, bytes);
     item->moved += bytes;
     store_release(&traffic.inbox->data_read, read + bytes);
     traffic.rang = true;
     if (item->moved == item->bytes) {
       finish(item, std::nullopt);
       traffic.incoming.pop_front();
+    } else {
+      return;
     }
   }
 }

@@ -6,11 +6,14 @@ Runs over Gloo, because it is the bench that is tested here and not the backend 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import pytest
 import torch
@@ -233,7 +236,10 @@ def gpu_row(mode: str) -> Row:
 
 def test_gpu_rows_have_mode_and_launch_time() -> None:
     config = BenchConfig(
-        collectives=("all_reduce",), against="nccl", device="cuda", modes=("eager", "graph")
+        collectives=("all_reduce",),
+        against=("nccl", "gloo"),
+        device="cuda",
+        modes=("eager", "graph"),
     )
     titles = header(config)
     first, second, third = (
@@ -241,7 +247,8 @@ def test_gpu_rows_have_mode_and_launch_time() -> None:
     )
     assert (first["mode"], first["backend"], first["in:time"]) == ("graph", "symm", "12.50")
     assert (first["in:launch"], second["in:launch"], third["in:launch"]) == ("1.25", "-", "-")
-    assert (first["time"], first["in:rat."], second["in:rat."]) == ("-", "2.00x", "")
+    assert (first["time"], first["in:rat."], second["in:rat."]) == ("-", "", "2.00x")
+    assert third["in:rat."] == "-"
     assert (first["in:floor"], second["in:floor"]) == ("-", "")
     eager = dict(zip(titles, cells(config, gpu_row("eager"))[0], strict=True))
     assert (eager["floor"], eager["in:floor"]) == ("-", "5.25")
@@ -293,7 +300,7 @@ def test_two_ranks_measure_and_check_every_collective(tmp_path: Path) -> None:
             for variant in ("out_of_place", "in_place"):
                 exists = getattr(kind, f"{variant}_exists")
                 assert (result[variant] is not None) == exists
-                assert (row["ratio"][variant] is not None) == exists
+                assert (row["ratio"][variant]["gloo"] is not None) == exists
                 assert (variant in row["floors"]) == exists
                 if exists:
                     assert row["floors"][variant]["c10d_us"] > 0
@@ -346,6 +353,58 @@ def test_ranks_of_torchrun_are_measured(tmp_path: Path) -> None:
     (row,) = json.loads(out.read_text())["rows"]
     assert row["results"][0]["in_place"]["wrong"] == 0
     assert done.stdout.count("# ranks: 2") == 1
+
+
+def has_mpi() -> bool:
+    beside = Path(sys.executable).parent
+    return bool(find_spec("mpi4py")) and bool(which("mpirun", path=f"{beside}:{os.defpath}"))
+
+
+def bench_of_mpirun(*options: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which mpirun replaces."""
+    command = [sys.executable, "-m", "torch_symm.bench", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.skipif(not has_mpi(), reason="needs mpi4py and mpirun")
+def test_mpi_is_measured_beside(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = bench_of_mpirun(
+        *("--backend=gloo", "--against=mpi,gloo", "--ranks=2", "--iters=2", "--blocks=2"),
+        *("-b", "64", "-e", "4K", "--factor=64", f"--json={out}"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(out.read_text())
+    assert document["complete"]
+    for row in document["rows"]:
+        first, mpi, last = row["results"]
+        assert (first["backend"], mpi["backend"], last["backend"]) == ("gloo", "mpi", "gloo")
+        for variant in ("out_of_place", "in_place"):
+            assert (mpi[variant] is None) == (first[variant] is None)
+            if mpi[variant] is not None:
+                assert mpi[variant]["wrong"] == 0
+                assert mpi[variant]["time_us"] > 0
+    assert "\x1b" not in done.stdout  # mpirun gives its ranks a terminal
+
+
+@pytest.mark.skipif(not has_mpi(), reason="needs mpi4py and mpirun")
+def test_what_mpi_has_not_is_left_out(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = bench_of_mpirun(
+        *("--backend=gloo", "--against=mpi", "-c", "all_reduce", "-c", "broadcast", "--iters=1"),
+        *("--dtype=bfloat16", "-b", "64", "-e", "64", f"--json={out}"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    reduced, moved = (row["results"][1] for row in json.loads(out.read_text())["rows"])
+    assert "MPI does not reduce torch.bfloat16" in reduced["error"]
+    assert moved["error"] is None
+    assert moved["in_place"]["wrong"] == 0
+
+
+def test_mpi_has_no_gpus() -> None:
+    done = run_bench("--device=cuda", "--against=mpi")
+    assert done.returncode == 2
+    assert "mpi is measured on the CPU" in done.stderr
 
 
 @pytest.mark.cuda

@@ -127,7 +127,7 @@ def watch_wounded(wound: str, rows: mp.SimpleQueue) -> None:
     config = BenchConfig(
         collectives=("all_reduce", "broadcast"),
         backend="gloo",
-        against="gloo",
+        against=("gloo",),
         min_bytes=8,
         max_bytes=512,
         iters=1,

@@ -7,6 +7,7 @@ given to ``torch.distributed``; nothing here depends on which backend answers to
     pattern      inputs whose result is exact in any order, and their expected results
     collectives  one class per collective: buffers, the call, the expected result, its bandwidth
     barrier      whether a barrier waits for its last rank
+    mpi          the same operations by MPI, and ranks that mpirun starts
     timing       how one operation is called and timed: on the host, eagerly, from a graph
     session      the groups of a rank, and agreement between the ranks
     measure      timing blocks and correctness checks of one size

@@ -14,10 +14,12 @@ from torch_symm.tools.bench.config import (
     DEFAULTS,
     DEVICES,
     MODES,
+    MPI,
     BenchConfig,
     parse_size,
 )
 from torch_symm.tools.bench.launch import BenchJob
+from torch_symm.tools.bench.mpi import start_by_mpirun
 from torch_symm.tools.bench.pattern import DTYPES, OPS
 from torch_symm.tools.bench.report import BenchReport
 from torch_symm.tools.bench.worker import bench_rank
@@ -64,7 +66,10 @@ def bench(
     ] = 100.0,
     check: Annotated[bool, typer.Option(help="Compare every result with the exact one.")] = True,
     backend: Annotated[str, typer.Option(help="Backend under test.")] = "symm",
-    against: Annotated[str | None, typer.Option(help="Backend to measure side by side.")] = None,
+    against: Annotated[
+        list[str],
+        typer.Option(help="Backends to measure side by side, such as gloo,mpi (mpi4py, no c10d)."),
+    ] = [],  # noqa: B006
     device: Annotated[
         str, typer.Option(help=f"Device of the tensors: {', '.join(DEVICES)}.")
     ] = "cpu",
@@ -88,8 +93,8 @@ def bench(
 
     A time is the median over blocks; a block's time is the largest over the ranks of the mean of
     its calls. On a GPU, events take the time, and launch is what a call keeps the launching thread
-    busy. Ratio is the time of the backend after --against over that of --backend: above 1,
-    --backend is faster. Under torchrun (``torchrun ... -m torch_symm.bench``) its ranks are
+    busy. Ratio is the time of a backend after --against over that of --backend: above 1, --backend
+    is faster. Under torchrun (``torchrun ... -m torch_symm.bench``) its ranks are
     measured; use -b and -e for the sizes there, or torchrun takes --max for its own. Ranks beyond
     the GPUs share them. A backend that fails is left out of the rest of that collective and mode,
     and the reason is reported. Exit code 3 says that --backend gave wrong elements, refused a call
@@ -114,7 +119,7 @@ def bench(
             budget_ms=budget_ms,
             check=check,
             backend=backend,
-            against=against,
+            against=tuple(name for names in against for name in names.split(",")),
             device=device,
             modes=MODES if mode == "both" else (mode,),
             timeout_s=timeout_s,
@@ -122,6 +127,8 @@ def bench(
             budget_s=budget_seconds,
         )
         check_device(device)
+    if MPI in config.backends:
+        start_by_mpirun(config.ranks)
     if plot is not None and launched_rank() == 0:
         require("python -m torch_symm.bench --plot", "matplotlib")
     make_report = functools.partial(BenchReport, plot=plot)

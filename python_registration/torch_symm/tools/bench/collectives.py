@@ -283,23 +283,23 @@ class SendRecv(Collective):
 
     def allocate(self) -> None:
         super().allocate()
-        self._next = (self.context.rank + 1) % self.context.world_size
-        self._previous = (self.context.rank - 1) % self.context.world_size
+        self.next_rank = (self.context.rank + 1) % self.context.world_size
+        self.previous_rank = (self.context.rank - 1) % self.context.world_size
 
     def call(self, group: dist.ProcessGroup) -> None:
         if self.context.device.type == "cuda":
             # As a pair: NCCL's single sends of a ring would each wait for a receive behind them.
-            sending = dist.P2POp(dist.isend, self.input, self._next, group)
-            receiving = dist.P2POp(dist.irecv, self.output, self._previous, group)
+            sending = dist.P2POp(dist.isend, self.input, self.next_rank, group)
+            receiving = dist.P2POp(dist.irecv, self.output, self.previous_rank, group)
             works = dist.batch_isend_irecv([sending, receiving])
         else:
-            sending = dist.isend(self.input, self._next, group)
-            works = [sending, dist.irecv(self.output, self._previous, group)]
+            sending = dist.isend(self.input, self.next_rank, group)
+            works = [sending, dist.irecv(self.output, self.previous_rank, group)]
         for work in works:
             work.wait()
 
     def sources(self) -> Iterable[int]:
-        return [self._previous]
+        return [self.previous_rank]
 
 
 class Barrier(Collective):

@@ -11,6 +11,8 @@ from torch_symm.tools.bench.pattern import BITWISE_OPS, DTYPES, OPS
 
 COLLECTIVES = tuple(CLASSES)
 DEVICES = ("cpu", "cuda")
+# The one name among the backends that is none of c10d's: the MPI library behind mpi4py.
+MPI = "mpi"
 MODES = ("eager", "graph")
 
 # What is measured on a device where nothing else is asked for.
@@ -69,7 +71,7 @@ class BenchConfig:
     budget_ms: float = 100.0
     check: bool = True
     backend: str = "symm"
-    against: str | None = None
+    against: tuple[str, ...] = ()
     device: str = "cpu"
     modes: tuple[str, ...] = ("eager",)
     timeout_s: float = 60.0
@@ -104,14 +106,18 @@ class BenchConfig:
             above_zero("--budget-seconds", self.budget_s)
         if self.op in BITWISE_OPS and DTYPES[self.dtype].is_floating_point:
             raise ConfigError(f"--op: {self.op} needs an integer --dtype, got {self.dtype}")
+        if MPI in self.backends and self.device != "cpu":
+            raise ConfigError(
+                f"--against: {MPI} is measured on the CPU, got --device {self.device}"
+            )
         if "sendrecv" in self.collectives and self.ranks < 2:
             raise ConfigError(f"--ranks: sendrecv needs at least 2 ranks, got {self.ranks}")
         object.__setattr__(self, "sizes", tuple(self._sizes()))
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Return the backend under test, then the one it is compared with, if any."""
-        return (self.backend,) if self.against is None else (self.backend, self.against)
+        """Return the backend under test, then those it is compared with."""
+        return (self.backend, *self.against)
 
     def counts(self, collective: str) -> list[int]:
         """Return the counts of one collective; sizes that round to the same count are one."""

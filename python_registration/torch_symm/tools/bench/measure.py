@@ -71,8 +71,8 @@ def _runners(session: Session, operation: Collective, mode: str, what: str) -> d
             continue
         runner = runner_for(mode, operation, group)
 
-        def first_call(group=group) -> None:
-            operation.call(group)
+        def first_call(runner=runner) -> None:
+            runner.call()
             synchronize(session.device)
 
         operation.clear()

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from torch_symm.tools.bench.results import VARIANTS, Row
 
-_COLOURS = ("tab:blue", "tab:orange")
+_COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 _STYLES = {"out_of_place": "-", "in_place": "--"}
 
 
@@ -38,7 +38,7 @@ def draw_collective(axes: Axes, rows: list[Row]) -> None:
                     _STYLES[variant],
                     marker="o",
                     markersize=3,
-                    color=_COLOURS[index],
+                    color=_COLOURS[index % len(_COLOURS)],
                     label=f"{result.backend} {variant.replace('_', ' ')}",
                 )
     axes.set_title(title(rows[0]))

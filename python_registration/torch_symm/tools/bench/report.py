@@ -48,7 +48,7 @@ _DEVICE_ONLY = ("mode", "launch", "in:launch")
 def _columns(config: BenchConfig) -> list[_Column]:
     """Return the columns: out-of-place figures first, then in-place ones."""
     in_place = [replace(column, title=f"in:{column.title}") for column in _MEASURED]
-    ratios = () if config.against is None else _RATIOS
+    ratios = _RATIOS if config.against else ()
     floors = [replace(_FLOOR, title=f"{prefix}{_FLOOR.title}") for prefix in ("", "in:")]
     columns = [*_LEADING, *_MEASURED, floors[0], *in_place, floors[1], *ratios]
     left_out = _DEVICE_ONLY if config.device == "cpu" else ()
@@ -61,7 +61,7 @@ def header(config: BenchConfig) -> list[str]:
 
 
 def _figures(row: Row, index: int) -> dict[str, Any]:
-    """Return what there is to show of backend ``index``, by title; ratios with the first one."""
+    """Return what there is to show of backend ``index``, by title; floors with the first one."""
     figures = vars(row) | {"type": row.dtype, "backend": row.results[index].backend}
     for variant, prefix, ratio in (("out_of_place", "", "ratio"), ("in_place", "in:", "in:rat.")):
         if (timing := row.results[index].variant(variant)) is not None:
@@ -72,10 +72,11 @@ def _figures(row: Row, index: int) -> dict[str, Any]:
             figures[f"{prefix}busbw"] = f"{timing.busbw:.3f}"
             figures[f"{prefix}#wrong"] = "N/A" if timing.wrong is None else timing.wrong
         if index > 0:
-            figures[ratio] = figures[f"{prefix}floor"] = ""
+            figures[f"{prefix}floor"] = ""
+            if (times := row.ratio(variant, index)) is not None:
+                figures[ratio] = f"{times:.2f}x"
             continue
-        if (times := row.ratio(variant)) is not None:
-            figures[ratio] = f"{times:.2f}x"
+        figures[ratio] = ""
         if (floor := row.floors.get(variant)) is not None:
             figures[f"{prefix}floor"] = f"{floor.us:.2f}"
     return figures

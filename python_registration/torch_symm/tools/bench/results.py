@@ -62,7 +62,7 @@ class BackendResult:
 
 @dataclass(frozen=True)
 class Row:
-    """One collective at one size, on the backend under test and on the one it is against.
+    """One collective at one size, on the backend under test and on those it is against.
 
     ``mode`` is eager, or graph where the calls were replayed from a captured graph. ``floors`` has
     the floor of each variant that was called eagerly, by its name.
@@ -84,16 +84,19 @@ class Row:
         timings = [self.results[0].variant(name) for name in VARIANTS]
         return sum(timing.wrong or 0 for timing in timings if timing is not None)
 
-    def ratio(self, variant: str) -> float | None:
-        """Return time of the backend compared with over time of the one under test.
+    def ratio(self, variant: str, index: int) -> float | None:
+        """Return time of backend ``index`` over time of the one under test.
 
         Above 1 the backend under test is the faster one. None without both times.
         """
-        timings = [result.variant(variant) for result in self.results]
-        if len(timings) < 2 or timings[0] is None or timings[1] is None:
-            return None
-        return timings[1].time_us / timings[0].time_us
+        first, other = (self.results[i].variant(variant) for i in (0, index))
+        return None if first is None or other is None else other.time_us / first.time_us
 
     def to_json(self) -> dict:
-        """Return the row as JSON-ready values, with the ratio of each variant."""
-        return asdict(self) | {"ratio": {name: self.ratio(name) for name in VARIANTS}}
+        """Return the row as JSON-ready values, with the ratios of each variant by backend."""
+        others = range(1, len(self.results))
+        ratios = {
+            name: {self.results[i].backend: self.ratio(name, i) for i in others}
+            for name in VARIANTS
+        }
+        return asdict(self) | {"ratio": ratios}

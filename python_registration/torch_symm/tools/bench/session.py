@@ -10,6 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from torch_symm.tools.bench.config import MPI
+from torch_symm.tools.bench.mpi import MpiGroup
 from torch_symm.tools.ranks.graph import CaptureError, first_line
 from torch_symm.tools.ranks.session import SET_UP_S, RankSession
 
@@ -35,7 +37,7 @@ class Session(RankSession):
     ``excluded`` are the backends that failed in the case that is measured, with the reason.
     """
 
-    groups: dict[int, dist.ProcessGroup] = field(default_factory=dict)
+    groups: dict[int, dist.ProcessGroup | MpiGroup] = field(default_factory=dict)
     fake: dist.ProcessGroup | None = None
     excluded: dict[int, str] = field(default_factory=dict)
 
@@ -48,7 +50,18 @@ class Session(RankSession):
             if index not in without:
                 # A list, so that the place is known as the group's making and not as a case's part.
                 self.messenger.begin(f"making the group of {backend}", SET_UP_S, [index])
-                self.groups[index] = dist.new_group(backend=backend, timeout=timeout)
+                self.groups[index] = (
+                    MpiGroup(self.config.ranks)
+                    if backend == MPI
+                    else dist.new_group(backend=backend, timeout=timeout)
+                )
+
+    def leave(self, sound: bool) -> None:
+        """End the work; leave the groups alone where they may be harmed."""
+        super().leave(sound)
+        for group in self.groups.values():
+            if sound and isinstance(group, MpiGroup):
+                group.finish()
 
     def begin(self, what: str, index: int) -> None:
         """Say what comes next and on which backend, so that a hang or crash is laid at its door."""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from torch_symm.tools.bench.barrier import Call, Replay
 from torch_symm.tools.bench.collectives import Collective
+from torch_symm.tools.bench.mpi import MpiGroup
 from torch_symm.tools.ranks.device import group_barrier
 from torch_symm.tools.ranks.graph import Recording
 
@@ -44,6 +45,10 @@ class Runner(Call):
         self.operation = operation
         self.group = group
 
+    def call(self) -> None:
+        """Issue one call."""
+        self.operation.call(self.group)
+
     def prepare(self) -> None:
         """Make ready what the first step needs. The operation has been called before."""
 
@@ -58,14 +63,18 @@ class Runner(Call):
 class HostRunner(Runner):
     """Synchronous calls on the CPU."""
 
+    def meet(self) -> None:
+        """Wait for all ranks before a block."""
+        dist.barrier(group=self.group)
+
     def run_once(self) -> None:
-        self.operation.call(self.group)
+        self.call()
 
     def block(self, steps: int) -> Sample:
-        dist.barrier(group=self.group)
+        self.meet()
         start = time.perf_counter()
         for _ in range(steps):
-            self.operation.call(self.group)
+            self.call()
         return Sample((time.perf_counter() - start) / steps, None)
 
 
@@ -74,10 +83,10 @@ class EagerRunner(Runner):
 
     def step(self) -> None:
         """Issue one step."""
-        self.operation.call(self.group)
+        self.call()
 
     def run_once(self) -> None:
-        self.operation.call(self.group)
+        self.call()
         torch.cuda.synchronize()
 
     def block(self, steps: int) -> Sample:
@@ -110,13 +119,13 @@ class GraphRunner(EagerRunner):
 
         def calls() -> None:
             for _ in range(self.calls_per_step):
-                self.operation.call(self.group)
+                self.call()
 
         self._timed = Recording(calls, stream)
         # Ten reductions into the same buffer are not one; then a graph of one call is checked.
         self._checked = self._timed
         if not self.operation.repeatable or self.operation.count == 0:
-            self._checked = Recording(lambda: self.operation.call(self.group), stream)
+            self._checked = Recording(self.call, stream)
 
     def step(self) -> None:
         self._timed.replay()
@@ -135,8 +144,26 @@ class GraphRunner(EagerRunner):
         self._timed = self._checked = None
 
 
-def runner_for(mode: str, operation: Collective, group: dist.ProcessGroup) -> Runner:
+class MpiRunner(HostRunner):
+    """Synchronous calls of MPI."""
+
+    def __init__(self, operation: Collective, group: MpiGroup) -> None:
+        super().__init__(operation, group)
+        self._call: Callable[[], object] | None = None
+
+    def call(self) -> None:
+        if self._call is None:  # made here, where a refusal is expected
+            self._call = self.group.call_of(self.operation)
+        self._call()
+
+    def meet(self) -> None:
+        self.group.barrier()
+
+
+def runner_for(mode: str, operation: Collective, group: dist.ProcessGroup | MpiGroup) -> Runner:
     """Return what calls and times ``operation`` in ``mode``."""
+    if isinstance(group, MpiGroup):
+        return MpiRunner(operation, group)
     if operation.context.device.type == "cpu":
         return HostRunner(operation, group)
     return (GraphRunner if mode == "graph" else EagerRunner)(operation, group)

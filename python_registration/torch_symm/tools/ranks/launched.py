@@ -1,12 +1,31 @@
-"""What torchrun, or another launcher that sets the same variables, has started."""
+"""What torchrun, or another launcher that sets the same variables, has started.
+
+Open MPI's mpirun has names of its own for a process's rank; where torch's are missing, those count.
+"""
 
 from __future__ import annotations
 
 import os
 
+# torch's name, and Open MPI's.
+_NAMES = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+}
+
+
+def _adopt_names() -> None:
+    """Give mpirun's variables torch's names, where mpirun has started this and knows a store."""
+    if "RANK" in os.environ or "MASTER_PORT" not in os.environ:
+        return
+    if all(name in os.environ for name in _NAMES.values()):
+        os.environ |= {name: os.environ[theirs] for name, theirs in _NAMES.items()}
+
 
 def launched_world_size() -> int | None:
     """Return the number of ranks that the launcher has started, None outside of one."""
+    _adopt_names()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return int(os.environ["WORLD_SIZE"])
     return None
@@ -14,6 +33,7 @@ def launched_world_size() -> int | None:
 
 def launched_rank() -> int:
     """Return the rank that this process was started for, 0 outside of a launcher."""
+    _adopt_names()
     return int(os.environ.get("RANK", "0"))
 
 
