@@ -36,13 +36,21 @@ void HostExecutor::use_slots(std::byte* const* slots, std::size_t slot_bytes,
   chunk_bytes_ = std::min(chunk_bytes, slot_bytes);
 }
 
+bool HostExecutor::wait(const SignalLine& line, std::uint64_t target, int peer) {
+  if (has_reached(load_acquire(&line.value), target)) return true;
+  const bool reached = wait_for(line, target, peer, policy_, observer_);
+  note_cpu(own_ready());
+  note_cpu(own_done());
+  return reached;
+}
+
 bool HostExecutor::end() {
   if (torn_) return false;
   const std::uint64_t target = epoch_ + steps_;
   if (call_.in_place) {
     for (int peer = 0; peer < view_.world_size; ++peer) {
       if (peer == view_.rank) continue;
-      if (!wait_for(view_.controls[peer]->done, target, peer, policy_, observer_)) return false;
+      if (!wait(view_.controls[peer]->done, target, peer)) return false;
     }
     slowest_ = target;
   }
@@ -59,7 +67,7 @@ std::byte* HostExecutor::open_slot(std::uint32_t step) {
     for (int i = 1; i < view_.world_size; ++i) {
       const int peer = nth_peer(view_.rank, i, view_.world_size);
       const SignalLine& done = view_.controls[peer]->done;
-      if (!wait_for(done, needed, peer, policy_, observer_)) return nullptr;
+      if (!wait(done, needed, peer)) return nullptr;
       const std::uint64_t value = load_acquire(&done.value);
       if (has_reached(slowest, value)) slowest = value;
     }
@@ -94,9 +102,7 @@ void HostExecutor::publish(std::uint32_t step) {
 bool HostExecutor::await(int peer, std::uint32_t step) {
   steps_ = std::max(steps_, step + 1);
   if (torn_) return false;
-  if (!wait_for(view_.controls[peer]->ready, epoch_ + step + 1, peer, policy_, observer_)) {
-    return false;
-  }
+  if (!wait(view_.controls[peer]->ready, epoch_ + step + 1, peer)) return false;
   if (checked_[peer]) return true;
   checked_[peer] = observer_.check_peer(peer, &input_bases_[peer], &factors_[peer]);
   if (input_bases_[peer] != nullptr) ++owners_;

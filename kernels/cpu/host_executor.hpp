@@ -105,6 +105,8 @@ class HostExecutor {
   // Looks at the owners of the memory that was read in place; false, from then on, where one has
   // raised. Comes between a read and whatever tells of it.
   bool reads_hold();
+  // wait_for() a line of `peer`'s.
+  bool wait(const SignalLine& line, std::uint64_t target, int peer);
   // Whether `destination` is written past the caches: it is not a slot.
   bool streams_to(const std::byte* destination) const;
   SignalLine& own_ready() const { return view_.controls[view_.rank]->ready; }

@@ -110,7 +110,8 @@ void sleep_on(SignalLine& line, std::uint64_t seen, std::chrono::microseconds li
 }
 
 void note_cpu(SignalLine& own) {
-  store_relaxed(&own.cpu, static_cast<std::uint32_t>(current_cpu() + 1));
+  const auto cpu = static_cast<std::uint32_t>(current_cpu() + 1);
+  if (load_relaxed(&own.cpu) != cpu) store_relaxed(&own.cpu, cpu);
 }
 
 bool spin_or_yield(int round, const WaitPolicy& policy, const SignalLine* awaited) {
@@ -118,7 +119,8 @@ bool spin_or_yield(int round, const WaitPolicy& policy, const SignalLine* awaite
     pause_core();
     return true;
   }
-  if (round == policy.pauses && policy.moves_apart && awaited != nullptr) part_from(*awaited);
+  // Not once a wait: a sleeper may be woken on the CPU of who wakes it.
+  if (policy.moves_apart && awaited != nullptr) part_from(*awaited);
   if (round < policy.pauses + policy.yields) {
     ::sched_yield();
     return true;

@@ -11,9 +11,9 @@
 // The scheduler may leave two ranks on one core although another one is free: each gives the core
 // away just when the other needs it, so the core looks busy and neither looks starved, for seconds.
 // Calls then take three to six times as long (docs/benchmarks.md, "Ranks on one core"). So each
-// rank notes its CPU where it posts, and a waiter that has spun in vain and finds the CPU of whom
-// it waits for to be its own goes to another one that it may use. Its affinity is as before
-// afterwards.
+// rank notes its CPU on its lines where it posts and where it has waited, and a waiter that has
+// spun in vain and finds the CPU of whom it waits for to be its own goes to another one that it may
+// use. Its affinity is as before afterwards.
 #pragma once
 
 #include <chrono>
@@ -61,7 +61,8 @@ void sleep_on(SignalLine& line, std::uint64_t seen, std::chrono::microseconds li
 // `awaited`: a line of the rank that is waited for, null where that is not known.
 bool spin_or_yield(int round, const WaitPolicy& policy, const SignalLine* awaited);
 
-// Notes on a line of this rank on which CPU the calling thread is.
+// Notes on a line of this rank on which CPU the calling thread is. Also after a wait, which may
+// have moved it: who followed an old note would come to where the thread is now.
 void note_cpu(SignalLine& own);
 
 }  // namespace symm

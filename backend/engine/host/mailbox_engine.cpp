@@ -207,7 +207,7 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
       continue;
     }
     if (transfer.done() || (limit.count() > 0 && Clock::now() >= end)) break;
-    if (round == 0) note_cpu(*doorbell_);
+    note_cpu(*doorbell_);
     const int peer = transfer.peer();
     const SignalLine* awaited = peer == kAnySource ? nullptr : &memory_->control(peer).doorbell;
     if (spin_or_yield(round++, policy_, awaited)) continue;
