@@ -37,7 +37,6 @@ void HostExecutor::use_slots(std::byte* const* slots, std::size_t slot_bytes,
 }
 
 bool HostExecutor::wait(const SignalLine& line, std::uint64_t target, int peer) {
-  if (has_reached(load_acquire(&line.value), target)) return true;
   const bool reached = wait_for(line, target, peer, policy_, observer_);
   note_cpu(own_ready());
   note_cpu(own_done());

@@ -39,12 +39,21 @@ REACHED = [
     Site("kernels/core/atomics.hpp", "bool acquire_if(", "acquire_fence()"),
 ]
 
+# By which the host waits for a counter of a peer.
+HOST_WAIT = Site(HOST, "bool HostExecutor::wait(", "wait_for(line, target")
+
 SITES: dict[str, list[Site]] = {
-    "host open_slot": [Site(HOST, "HostExecutor::open_slot", "wait_for(done, needed")],
-    "host await": [Site(HOST, "HostExecutor::await(int", "wait_for(view_.controls[peer]->ready")],
+    "host open_slot": [Site(HOST, "HostExecutor::open_slot", "wait(done, needed"), HOST_WAIT],
+    "host await": [
+        Site(HOST, "HostExecutor::await(int", "wait(view_.controls[peer]->ready"),
+        HOST_WAIT,
+    ],
     "host publish": [Site(HOST, "HostExecutor::publish", "post(own_ready()")],
     "host read_done": [Site(HOST, "HostExecutor::read_done", "post(own_done()")],
-    "host end": [Site(HOST, "HostExecutor::end", "wait_for(view_.controls[peer]->done")],
+    "host end": [
+        Site(HOST, "HostExecutor::end", "wait(view_.controls[peer]->done"),
+        HOST_WAIT,
+    ],
     "device begin": [Site(BLOCK, "bool begin()", "await_done(peer, epoch_ + 1 - kSlots)")],
     "device open_slot": [
         Site(BLOCK, "open_slot(std::uint32_t step)", "await_done(peer, needed)"),
@@ -181,7 +190,10 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "load_acquire(&own_done().value)": "a rank's own counter, at its start",
         "value = load_acquire(&done.value)": "a later look at a counter that was waited for",
     },
-    WAIT: {"fetch_add(&line.value": "ring_bell: post() with an addition in place of the exchange"},
+    WAIT: {
+        "fetch_add(&line.value": "ring_bell: post() with an addition in place of the exchange",
+        "cpu)": "a hint that nothing depends on",
+    },
     BLOCK: {
         "store_relaxed_pair(location_words": "locations are cells: shown to be free of races",
         "load_relaxed_pair(location_words": "locations are cells: shown to be free of races",

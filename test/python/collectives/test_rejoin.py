@@ -73,6 +73,9 @@ def sum_until_it_raises():
 def recovery_after_abort(store, rank, index):
     join(store, rank)
     check_sum()
+    # An abort ends what is still on another rank's GPU.
+    store.set(f"summed {index} {rank}", "1")
+    store.wait([f"summed {index} {other}" for other in range(WORLD)])
     if rank == index % WORLD:
         abort_the_world()
     with pytest.raises(RuntimeError, match="abort"):
