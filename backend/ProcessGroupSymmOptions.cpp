@@ -1,5 +1,8 @@
 #include <symm/ProcessGroupSymmOptions.hpp>
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "backend/engine/group/settings.hpp"
 #include "kernels/plan/algorithm.hpp"
 #include "kernels/protocol/device_layout.hpp"
@@ -16,6 +19,19 @@ namespace {
 std::size_t checked_bytes(const std::string& option, std::int64_t bytes, const SizeRange& range) {
   with_torch_errors([&] { check_size("the option " + option, bytes, range); });
   return static_cast<std::size_t>(bytes);
+}
+
+// A name that torch.distributed could know a backend by.
+std::string checked_engine(const std::string& option, const std::string& name) {
+  constexpr std::size_t kLongest = 64;
+  const bool plain = std::ranges::all_of(name, [](char c) {
+    return c == '-' || c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z');
+  });
+  if (name.empty() || name.size() > kLongest || !plain || name == "symm") {
+    refuse(option + ": expected auto, none or the name of a backend other than symm, got '" + name +
+           "'");
+  }
+  return name;
 }
 
 }  // namespace
@@ -38,6 +54,16 @@ c10::intrusive_ptr<ProcessGroupSymmOptions> ProcessGroupSymmOptions::from(
 void ProcessGroupSymmOptions::set_algorithm(const std::string& name) {
   with_torch_errors([&] { parse_algorithm(name, "the option algorithm"); });
   algorithm_ = name;
+}
+
+std::string ProcessGroupSymmOptions::inter_host() const {
+  const char* const given = std::getenv("SYMM_INTER_HOST");
+  if (inter_host_ != "auto" || given == nullptr) return inter_host_;
+  return checked_engine("SYMM_INTER_HOST", given);
+}
+
+void ProcessGroupSymmOptions::set_inter_host(const std::string& name) {
+  inter_host_ = checked_engine("the option inter_host", name);
 }
 
 void ProcessGroupSymmOptions::set_workspace_bytes(std::int64_t bytes) {

@@ -1,4 +1,5 @@
 #include "backend/WorkSymm.hpp"
+#include "backend/hosts/host_group.hpp"
 
 #include <ATen/core/jit_type.h>
 #include <c10/util/Logging.h>
@@ -212,7 +213,13 @@ void run_on_host(const CollectiveCall& call, Communicator& communicator,
     return;
   }
   copy_tensors(call.copies_before);
-  const auto run = [&] { communicator.run(call.args, timeout, call.request); };
+  const auto run = [&] {
+    if (call.hosts) [[unlikely]] {
+      call.hosts->collectives().run(call.args, timeout);
+    } else {
+      communicator.run(call.args, timeout, call.request);
+    }
+  };
   if (call.audit) [[unlikely]] {
     call.audit->around(call, communicator.next_sequence(), run);
   } else {

@@ -17,6 +17,7 @@
 namespace symm {
 
 class CallAudit;
+class HostGroup;
 class DevicePoint;
 class NanCheck;
 class SparseAllReduce;
@@ -40,6 +41,7 @@ struct CollectiveCall {
   c10::SmallVector<at::Tensor, 2> inputs;   // kept alive until the call is done
   PlanRequest request;                      // a plan of the call's own
   std::shared_ptr<CallAudit> audit;         // may be null
+  std::shared_ptr<HostGroup> hosts;         // of a group over several hosts, which carries it out
   // Carries out the call in place of the engine where it is not null.
   std::shared_ptr<const SparseAllReduce> sparse;
   std::vector<TensorCopy> copies_before;  // part of the call, where it runs: into stages

@@ -68,7 +68,16 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
   // The ends of their ranks say nothing about this group.
   drop_links_of_destroyed_groups();
   C10dStore adapter(store);
-  engine_ = GroupEngine::create(adapter, config_of(*options_, rank_, size_));
+  const CommunicatorConfig config = config_of(*options_, rank_, size_);
+  try {
+    engine_ = GroupEngine::create(adapter, config);
+  } catch (const SpansHosts& found) {
+    hosts_ = std::make_shared<HostGroup>(store, config, options_->inter_host(), found);
+    engine_ = hosts_->engine();
+    LOG(INFO) << text_of("symm: group \"", name_of(*options_), "\" is over ",
+                         hosts_->layout().host_count(), " hosts (", hosts_->layout().text(),
+                         "); symm inside each, ", hosts_->engine_name(), " between them");
+  }
   flight_->write_when_failed(*engine_->communicator().local_group());
   const LocalGroup& peers = *engine_->communicator().local_group();
   LOG(INFO) << text_of(
@@ -97,12 +106,27 @@ ProcessGroupSymm::Impl::~Impl() {
   flight_->forget_counters();
 }
 
+void ProcessGroupSymm::Impl::check_one_host(const char* what) const {
+  if (!hosts_) return;
+  throw Error(ErrorCode::kUnsupported, "group \"", name_of(*options_), "\" is over several hosts (",
+              hosts_->layout().text(), "): ", what,
+              " needs ranks of one host; use a group of those of a host");
+}
+
 WorkPtr ProcessGroupSymm::Impl::issue(const Operation& operation, CallBatch&& calls,
                                       Milliseconds timeout, bool async_op) {
   engine_->check_usable();
   const Milliseconds limit = engine_->timeout(timeout);
   if (audit_) [[unlikely]] {
     for (CollectiveCall& call : calls) call.audit = audit_;
+  }
+  if (hosts_) [[unlikely]] {
+    for (CollectiveCall& call : calls) {
+      if (call.sparse) check_one_host("a sparse all_reduce");
+      if (call.device.is_cuda()) check_one_host("a collective of CUDA tensors");
+      if (!call.request.empty()) check_one_host("a collective with a plan of its own");
+      call.hosts = hosts_;
+    }
   }
   if (!calls.empty() && calls.front().device.is_cuda()) {
     return issue_on_device(operation, calls, limit, async_op);
@@ -151,7 +175,13 @@ WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const Cal
 
 WorkPtr ProcessGroupSymm::Impl::enqueue(const Operation& operation, CallBatch&& calls,
                                         Milliseconds timeout) {
-  for (const CollectiveCall& call : calls) engine_->communicator().validate(call.args);
+  for (const CollectiveCall& call : calls) {
+    if (hosts_) {
+      hosts_->collectives().validate(call.args);
+    } else {
+      engine_->communicator().validate(call.args);
+    }
+  }
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   auto work = c10::make_intrusive<CollectiveWork>(rank_, operation.type, operation.title(),
                                                   sequence, std::move(calls),
@@ -180,6 +210,7 @@ void ProcessGroupSymm::Impl::add_coalesced(const WorkPtr& work) {
 }
 
 std::shared_ptr<LocalGroup> ProcessGroupSymm::Impl::local_group() {
+  with_torch_errors([&] { check_one_host("symmetric memory"); });
   engine_->check_usable();
   return engine_->communicator().local_group();
 }

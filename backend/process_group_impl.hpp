@@ -31,6 +31,7 @@
 #include "backend/engine/group_engine.hpp"
 #include "backend/engine/host/point_to_point.hpp"
 #include "backend/group_flight.hpp"
+#include "backend/hosts/host_group.hpp"
 #include "backend/nan_check.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/group_links.hpp"
@@ -109,6 +110,8 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
                           : static_cast<std::int64_t>(global[static_cast<std::size_t>(rank_)]);
   }
 
+  // Throws kUnsupported, naming the hosts, where the group is over several.
+  void check_one_host(const char* what) const;
   // Runs or queues `calls`; see NOTE [Where an operation runs].
   WorkPtr issue(const Operation& operation, CallBatch&& calls, Milliseconds timeout, bool async_op);
   // A collective of one call, which `fill(builder)` describes, or of `count(checks)` calls: the
@@ -172,6 +175,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   WorkPtr transfer(c10d::OpType type, Tensors& tensors, int peer, int tag);
   // `op` moves `tensor`.
   WorkPtr transfer_on_device(c10d::OpType type, const at::Tensor& tensor, const TransferOp& op);
+  WorkPtr transfer_between_hosts(const at::Tensor& tensor, const TransferOp& op);
   WorkPtr transfer_on_host(c10d::OpType type, const at::Tensor& tensor, const TransferOp& op);
 
   bool coalescing() const {
@@ -212,6 +216,8 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   const bool returns_work_;  // also of a call that has been put on the current stream
   std::unique_ptr<GroupFlight> flight_;
   std::shared_ptr<CallAudit> audit_;  // null where SYMM_AUDIT is not set
+  // Of a group over several hosts, else null; engine_ is then that of this host's ranks.
+  std::shared_ptr<HostGroup> hosts_;
   std::shared_ptr<GroupEngine> engine_;
   std::mutex device_mutex_;  // guards the making of what follows
   std::unique_ptr<DeviceLauncher> device_launcher_;

@@ -38,9 +38,26 @@ WorkPtr ProcessGroupSymm::Impl::transfer(OpType type, Tensors& tensors, int peer
       .peer = peer,
       .is_send = is_send,
       .dtype = dtype};
+  if (hosts_) [[unlikely]] {
+    if (tensor.is_cuda()) check_one_host("a message of CUDA tensors");
+    if (type == OpType::RECVANYSOURCE) check_one_host("recv from any rank");
+    return transfer_between_hosts(tensor, op);
+  }
   if (tensor.is_cuda()) return transfer_on_device(type, tensor, op);
   check_block(at::kCPU);
   return transfer_on_host(type, tensor, op);
+}
+
+WorkPtr ProcessGroupSymm::Impl::transfer_between_hosts(const at::Tensor& tensor,
+                                                       const TransferOp& op) {
+  if (hosts_->is_here(op.peer)) {
+    TransferOp inside = op;
+    inside.peer = hosts_->local_of(op.peer);
+    return transfer_on_host(op.is_send ? OpType::SEND : OpType::RECV, tensor, inside);
+  }
+  WorkPtr work = hosts_->transfer(tensor, op.peer, op.tag, op.is_send);
+  if (coalescing()) add_coalesced(work);
+  return work;
 }
 
 WorkPtr ProcessGroupSymm::Impl::transfer_on_host(OpType type, const at::Tensor& tensor,

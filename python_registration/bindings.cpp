@@ -11,7 +11,9 @@
 
 #include <cstdlib>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <symm/inter_host.hpp>
 #include <symm/memory_provider.hpp>
 #include <utility>
 
@@ -22,6 +24,7 @@
 #include "backend/process_group_impl.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
+#include "symm_mem/bootstrap/host_identity.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/memory_handle.hpp"
@@ -82,15 +85,43 @@ void raise_the_types_of_python() {
   symm::set_wrong_argument_hook(&throw_wrong_argument);
 }
 
+// What torch_symm._engines raises becomes an exception of C++, which needs no lock.
+template <typename Body>
+auto ask_engines(Body&& body) {
+  const py::gil_scoped_acquire lock;
+  try {
+    return body(py::module_::import("torch_symm._engines"));
+  } catch (const py::error_already_set& error) {
+    throw std::runtime_error(error.what());
+  }
+}
+
+std::string problem_of_engine(const std::string& name) {
+  return ask_engines([&](const py::module_& engines) {
+    return engines.attr("problem")(name).cast<std::string>();
+  });
+}
+
+c10::intrusive_ptr<c10d::Backend> make_engine(const std::string& name,
+                                              const c10::intrusive_ptr<c10d::Store>& store,
+                                              int rank, int size, Milliseconds timeout) {
+  return ask_engines([&](const py::module_& engines) {
+    return engines.attr("make")(name, store, rank, size, timeout)
+        .cast<c10::intrusive_ptr<c10d::Backend>>();
+  });
+}
+
 OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
                         std::int64_t workspace_bytes, std::int64_t device_workspace_bytes,
-                        bool is_high_priority_stream, bool deterministic) {
+                        bool is_high_priority_stream, bool deterministic,
+                        const std::string& inter_host) {
   auto options = c10::make_intrusive<Options>(timeout);
   options->set_algorithm(algorithm);
   options->set_workspace_bytes(workspace_bytes);
   options->set_device_workspace_bytes(device_workspace_bytes);
   options->is_high_priority_stream = is_high_priority_stream;
   options->deterministic = deterministic;
+  options->set_inter_host(inter_host);
   options->validate_timeout();
   return options;
 }
@@ -111,12 +142,16 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
            py::arg("workspace_bytes") = static_cast<std::int64_t>(Options::kDefaultWorkspaceBytes),
            py::arg("device_workspace_bytes") =
                static_cast<std::int64_t>(Options::kDefaultDeviceWorkspaceBytes),
-           py::arg("is_high_priority_stream") = false, py::arg("deterministic") = true)
+           py::arg("is_high_priority_stream") = false, py::arg("deterministic") = true,
+           py::arg("inter_host") = "auto")
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; }, &set_timeout,
           "How long an operation waits for its peers (datetime.timedelta).")
       .def_property("algorithm", &Options::algorithm, &Options::set_algorithm,
                     "The algorithm of every collective that has it; \"auto\" lets a table decide.")
+      .def_property("inter_host", &Options::inter_host, &Options::set_inter_host,
+                    "What carries bytes between hosts: \"auto\", \"none\" or a backend's name\n"
+                    "(\"gloo\"). Must be the same on every rank.")
       .def_property(
           "workspace_bytes", &Options::workspace_bytes, &Options::set_workspace_bytes,
           "Staging memory of a rank: a multiple of 64 KiB, 512 KiB to 1 GiB. Must be the\n"
@@ -188,6 +223,8 @@ std::string environment_value(const std::string& name) {
       return grace == nullptr ? "5000" : grace;
     }
     if (name == "SYMM_RETURN_WORK") return symm::return_work_in_environment() ? "1" : "0";
+    if (name == "SYMM_HOST_ID") return symm::host_id();
+    if (name == "SYMM_INTER_HOST") return Options().inter_host();
     if (name == "SYMM_NAN_CHECK") return symm::nan_check_in_environment() ? "1" : "0";
     if (name == "SYMM_AUDIT") {
       const char* const path = symm::audit_prefix_in_environment();
@@ -238,6 +275,7 @@ PYBIND11_MODULE(_C, module) {
   symm::set_blocking_hook(&without_interpreter_lock);
   symm::set_interrupt_hook(&run_signal_handlers);
   raise_the_types_of_python();
+  symm::set_inter_host_engines({.problem = &problem_of_engine, .make = &make_engine});
   bind_process_group(module);
   symm::bind_configured_calls(module);
   symm::bind_symmetric_memory(module);

@@ -134,12 +134,14 @@ void GroupEngine::shutdown() {
 
 void GroupEngine::interrupt() {
   if (is_forked_child()) return;
+  if (when_interrupted_) when_interrupted_();
   blocking_section([this] { close("the process is ending while the operation waited"); });
 }
 
 void GroupEngine::abort(const std::string& reason) {
   if (is_forked_child()) return;
   communicator_->abort(reason);
+  if (when_interrupted_) when_interrupted_();
 }
 
 void interrupt_live_groups() {

@@ -22,8 +22,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "backend/engine/async_queue.hpp"
 #include "backend/engine/communicator.hpp"
@@ -73,6 +75,10 @@ class GroupEngine {
   }
   void set_timeout(std::chrono::milliseconds timeout);
 
+  // `body` ends, from any thread, what a queued operation may wait for beside the communicator;
+  // before anything is queued.
+  void when_interrupted(std::function<void()> body) { when_interrupted_ = std::move(body); }
+
   void shutdown();
   void interrupt();
   void abort(const std::string& reason);
@@ -84,6 +90,7 @@ class GroupEngine {
   void close(const char* why);
 
   std::shared_ptr<Communicator> communicator_;
+  std::function<void()> when_interrupted_;
   AsyncQueue queue_;
   const std::shared_ptr<AsyncQueue> transfer_callbacks_;
   std::atomic<std::int64_t> timeout_ms_;

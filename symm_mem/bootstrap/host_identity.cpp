@@ -3,7 +3,9 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <fstream>
 
 #include "symm_mem/process/system_error.hpp"
@@ -31,6 +33,24 @@ std::string host_boot_id() {
   file >> id;
   constexpr std::size_t kUuidCharacters = 36;
   return id.size() == kUuidCharacters ? id : std::string();
+}
+
+bool is_plain_host_id(std::string_view id) {
+  return id.size() <= kMaxHostId && std::ranges::all_of(id, [](char c) {
+           return c == '-' || c == '_' || c == '.' || (c >= '0' && c <= '9') ||
+                  (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+         });
+}
+
+std::string host_id() {
+  const char* const given = std::getenv("SYMM_HOST_ID");
+  if (given == nullptr) return host_boot_id();
+  const std::string id(given);
+  if (id.empty() || !is_plain_host_id(id)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "SYMM_HOST_ID: expected 1 to 64 letters, digits, '-', '_' and '.', got '", id, "'");
+  }
+  return id;
 }
 
 std::uint64_t mount_namespace_id() {

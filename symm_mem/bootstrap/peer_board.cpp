@@ -73,7 +73,7 @@ PeerBoard::PeerBoard(KeyValueStore& store, const BootstrapMeshConfig& config)
            .uid = ::geteuid(),
            .mount_namespace = mount_namespace_id(),
            .nonce = random_nonce(),
-           .boot_id = host_boot_id(),
+           .boot_id = host_id(),
            .socket_path = {},
            .payload = config.payload},
       begin_(start_time(own_.process)) {
@@ -200,9 +200,15 @@ void PeerBoard::check_peers(const std::vector<PeerRecord>& records) const {
   for (const PeerRecord& other : records) {
     // Where a boot id is unknown the connection itself is the proof.
     if (!first.boot_id.empty() && !other.boot_id.empty() && first.boot_id != other.boot_id) {
-      throw Error(ErrorCode::kUnsupported, prefix_, names().name(static_cast<int>(other.rank)),
-                  " runs on another host than ", names().name(0), " (boot ids ", other.boot_id,
-                  " and ", first.boot_id, "); groups that span hosts are not supported yet");
+      std::vector<std::string> hosts;
+      for (const PeerRecord& record : records) {
+        hosts.push_back(record.boot_id.empty() ? first.boot_id : record.boot_id);
+      }
+      throw SpansHosts(
+          text_of(prefix_, names().name(static_cast<int>(other.rank)),
+                  " runs on another host than ", names().name(0), " (host ids ", other.boot_id,
+                  " and ", first.boot_id, "), and no engine between hosts was chosen (inter_host)"),
+          std::move(hosts));
     }
   }
   for (const PeerRecord& other : records) {

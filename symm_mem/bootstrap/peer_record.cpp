@@ -20,12 +20,6 @@ bool is_plain_absolute_path(const std::string& path) {
          });
 }
 
-bool is_plain_boot_id(const std::string& id) {
-  return std::all_of(id.begin(), id.end(), [](char c) {
-    return c == '-' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-  });
-}
-
 // What follows magic and version.
 template <typename Codec, typename Record>
 void code_record(Codec& codec, Record& record) {
@@ -76,8 +70,9 @@ PeerRecord parse_peer_record(std::span<const std::uint8_t> bytes, int rank,
   }
   if (record.joining > 1) refuse(ErrorCode::kSecurity, name, "its state is ", record.joining);
   if (record.process.pid <= 0) refuse(ErrorCode::kSecurity, name, "its pid is not positive");
-  if (!is_plain_boot_id(record.boot_id))
+  if (!is_plain_host_id(record.boot_id)) {
     refuse(ErrorCode::kSecurity, name, "its boot id is malformed");
+  }
   if (!is_plain_absolute_path(record.socket_path)) {
     refuse(ErrorCode::kSecurity, name, "its socket path is not a plain absolute path");
   }

@@ -239,7 +239,7 @@ TEST(BootstrapMeshFaults, RankOnAnotherHostIsNamedByAll) {
       1, [](PeerRecord& record) { record.boot_id = "00000000-1111-2222-3333-444444444444"; }));
   for (const auto& error : connect_errors(store, 3, kMeshTimeout)) {
     expect_error(error, ErrorCode::kUnsupported,
-                 {"rank 1 runs on another host", "span hosts", "not supported yet"});
+                 {"rank 1 runs on another host", "host ids", "no engine between hosts"});
   }
 }
 

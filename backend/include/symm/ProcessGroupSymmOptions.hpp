@@ -47,6 +47,12 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   std::size_t device_workspace_bytes() const { return device_workspace_bytes_; }
   void set_device_workspace_bytes(std::int64_t bytes);
 
+  // What carries bytes between hosts where the ranks are on several: "auto", "none" or a c10d
+  // backend's name ("gloo"). "auto" takes SYMM_INTER_HOST where that is set. Must be the same on
+  // every rank.
+  std::string inter_host() const;
+  void set_inter_host(const std::string& name);
+
   // Reductions give the same bits by every algorithm; false lets algorithms be named that cannot
   // (multimem). Must be the same on every rank.
   bool deterministic = true;
@@ -61,6 +67,7 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
 
  private:
   std::string algorithm_ = "auto";
+  std::string inter_host_ = "auto";
   std::size_t workspace_bytes_ = kDefaultWorkspaceBytes;
   std::size_t device_workspace_bytes_ = kDefaultDeviceWorkspaceBytes;
 };
