@@ -29,6 +29,8 @@ VARIABLES = {
     "SYMM_DISABLE_MULTICAST": "1: no multicast objects on GPUs",
     "SYMM_FAILURE_GRACE_MS": "how long after a failure SYMM_ON_FAILURE=abort waits",
     "SYMM_HANDLE_TYPE": "how GPU memory is handed to other processes",
+    "SYMM_HOST_ID": "what this rank says its host is; by default the kernel's boot id",
+    "SYMM_INTER_HOST": "the backend that carries bytes between hosts: auto, none or its name",
     "SYMM_ISA": "instruction set of the host kernels",
     "SYMM_MEMORY_PROVIDER": "who makes the symmetric memory of torch_symm's functions",
     "SYMM_NAN_CHECK": "1: inputs with NaN are refused",

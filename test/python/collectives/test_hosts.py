@@ -1,0 +1,246 @@
+"""Groups over several hosts. Ranks of this machine say that they are on different ones
+(SYMM_HOST_ID), so they share no memory over that line and Gloo carries what crosses it."""
+
+import os
+import signal
+import tempfile
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import calls
+import model
+from call import Call
+from errors import ERRORS, message_of, unsaid
+from harness import IS_SYMM, ON_CUDA, Setup, expect_no_mismatch
+from random_programs import ANY_CALL, carry_out, random_program
+from rank_processes import describe, start_ranks
+
+pytestmark = [
+    pytest.mark.skipif(not IS_SYMM, reason="of groups of symm"),
+    pytest.mark.skipif(ON_CUDA, reason="CUDA tensors are refused over several hosts"),
+]
+
+LAYOUTS = ["aabb", "aab", "abc", "abab", "abba", "ab"]
+NARROW_INTS = (torch.int8, torch.uint8, torch.int16)
+
+
+def reduced_over_hosts(contributions, op, hosts):
+    """The sequential model of each host, then of the hosts in the order of their first ranks."""
+    partial = []
+    for host in dict.fromkeys(hosts):
+        mine = [tensor for tensor, of in zip(contributions, hosts, strict=True) if of == host]
+        factors = [model.premul_factor(rank) for rank, of in enumerate(hosts) if of == host]
+        if op == "PREMUL_SUM":
+            wide = model._accumulate_dtype(mine[0].dtype, op)
+            total = None
+            for tensor, factor in zip(mine, factors, strict=True):
+                term = model._scaled(tensor.to(wide), factor, torch.mul)
+                total = term if total is None else total + term
+            partial.append(total.to(mine[0].dtype))
+        else:
+            partial.append(model.reduced(mine, "SUM" if op == "AVG" else op))
+    if op != "AVG":
+        return model.reduced(partial, "SUM" if op == "PREMUL_SUM" else op)
+    dtype = partial[0].dtype
+    wide = model._accumulate_dtype(dtype, op)
+    total = partial[0].to(wide)
+    for tensor in partial[1:]:
+        total = total + tensor.to(wide)
+    if dtype in model.INTS:
+        return torch.div(total, len(hosts), rounding_mode="trunc").to(dtype)
+    return model._scaled(total, len(hosts), torch.div).to(dtype)
+
+
+def is_refused(call, step_op, dtype, hosts) -> bool:
+    """What a group over several hosts has not got."""
+    if len(set(hosts)) == 1:
+        return False
+    if call is calls.recv_any_source:
+        return True
+    return call in calls.REDUCTIONS and step_op == "AVG" and dtype in NARROW_INTS
+
+
+def join(rank, setup, hosts):
+    """The model of reductions becomes that of `hosts`."""
+    torch.set_num_threads(1)
+    os.environ["SYMM_HOST_ID"] = "host-" + hosts[rank]
+
+    def expected(call, count=None, part=0):
+        every = [call.content(one, count, part) for one in range(call.size)]
+        of_group = [hosts[rank] for rank in call.ranks]
+        if len(set(of_group)) == 1:
+            return model.reduced(every, call.op)
+        return reduced_over_hosts(every, call.op, of_group)
+
+    Call.expected_reduction = expected
+    setup.join(rank)
+
+
+def in_group(rank, setup, hosts, function, args):
+    join(rank, setup, hosts)
+    value = function(rank, hosts, *args)
+    dist.destroy_process_group()
+    return value
+
+
+def run_on(hosts, function, *args, timeout=20.0, time_limit=100.0, **fields):
+    """The reports of `function(rank, hosts, *args)` in a group with rank r on hosts[r]."""
+    with tempfile.TemporaryDirectory(prefix="symm_test_") as folder:
+        setup = Setup(os.path.join(folder, "store"), len(hosts), timeout=timeout, **fields)
+        ranks = start_ranks(in_group, len(hosts), (setup, hosts, function, args))
+        return ranks.finish(time_limit)
+
+
+def check_on(hosts, function, *args, **settings):
+    reports = run_on(hosts, function, *args, **settings)
+    assert all(report.returned for report in reports), describe(reports)
+    expect_no_mismatch([report.value for report in reports])
+
+
+def every_call(rank, hosts):
+    everybody = list(range(len(hosts)))
+    problems = []
+    for collective in calls.EVERY_CALL:
+        if is_refused(collective, "SUM", torch.float32, hosts):
+            continue
+        for count in (0, 1, 5, 1027, 70_001):
+            for async_op in (False, True):
+                call = Call(
+                    dist.group.WORLD, everybody, rank, count=count, async_op=async_op, salt=count
+                )
+                collective(call)
+                problems += [f"{collective.__name__} {count} {line}" for line in call.finish()]
+    return problems
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS)
+def test_every_call(hosts):
+    check_on(hosts, every_call)
+
+
+def every_reduction(rank, hosts):
+    everybody = list(range(len(hosts)))
+    problems = []
+    for dtype in model.DTYPES:
+        for op in model.OPS:
+            for collective in (calls.all_reduce, calls.reduce, calls.reduce_scatter):
+                if not calls.accepts(collective, op, dtype):
+                    continue
+                if is_refused(collective, op, dtype, hosts):
+                    continue
+                call = Call(
+                    dist.group.WORLD, everybody, rank, dtype=dtype, op=op, count=1027, salt=3
+                )
+                collective(call)
+                what = f"{collective.__name__} {op} {dtype}"
+                problems += [f"{what} {line}" for line in call.finish()]
+    return problems
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aab"])
+def test_every_dtype_and_operator(hosts):
+    check_on(hosts, every_reduction)
+
+
+def random_calls(rank, hosts, seed):
+    world, groups, steps = random_program(seed, len(hosts))
+
+    def of_group(step):
+        ranks = range(world) if step["group"] < 0 else groups[step["group"]]
+        return [hosts[one] for one in ranks]
+
+    steps = [
+        step
+        for step in steps
+        if not is_refused(ANY_CALL[step["collective"]], step["op"], step["dtype"], of_group(step))
+    ]
+    return carry_out(rank, world, groups, steps)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_programs_and_groups(seed):
+    check_on(LAYOUTS[seed % len(LAYOUTS)], random_calls, seed)
+
+
+def one_dies(rank, hosts, dead):
+    dist.all_reduce(torch.ones(3))
+    if rank == dead:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    text = ""
+    while not text:
+        try:
+            dist.all_reduce(torch.ones(100_000))
+        except ERRORS as error:
+            text = str(error)
+    spent = time.monotonic() - begin
+    problems = unsaid(text, [f"rank {rank} on host", "host-a", "host-b", "all_reduce over hosts"])
+    if spent > 6.0:
+        problems.append(f"raised after {spent:.1f} s")
+    return problems
+
+
+@pytest.mark.parametrize(("hosts", "dead"), [("aabb", 3), ("aabb", 0), ("aab", 2)])
+def test_every_rank_hears_of_a_death(hosts, dead):
+    reports = run_on(hosts, one_dies, dead, timeout=5.0)
+    left = [report for report in reports if report.rank != dead]
+    assert all(report.returned for report in left), describe(reports)
+    expect_no_mismatch([report.value for report in left])
+
+
+def different_calls(rank, hosts):
+    tensor = torch.ones(4 if rank < 2 else 5)
+    text = message_of(ERRORS, dist.all_reduce, tensor)
+    return unsaid(text, ["over hosts", "host-a"])
+
+
+def test_different_calls_are_found():
+    check_on("aabb", different_calls, timeout=5.0)
+
+
+def refusals(rank, hosts):
+    import torch.distributed._symmetric_memory as symm_mem
+
+    problems = []
+    text = message_of(NotImplementedError, dist.recv, torch.ones(3))
+    problems += unsaid(text, ["host-a", "host-b", "recv from any rank"])
+    text = message_of(
+        NotImplementedError, dist.all_reduce, torch.ones(3, dtype=torch.int8), dist.ReduceOp.AVG
+    )
+    problems += unsaid(text, ["AVG", "int8"])
+    memory = symm_mem.empty(8, device="cpu")
+    text = message_of(NotImplementedError, symm_mem.rendezvous, memory, dist.group.WORLD)
+    problems += unsaid(text, ["symmetric memory", "host-a: ranks 0, 1; host-b: rank 2"])
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    return problems + model.mismatch("after them", tensor, torch.full((3,), 3.0))
+
+
+def test_what_is_refused():
+    check_on("aab", refusals)
+
+
+def refused_set_up(rank, setup, hosts, engines, words):
+    os.environ["SYMM_INTER_HOST"] = engines[rank]
+    text = message_of((*ERRORS, ValueError, NotImplementedError), join, rank, setup, hosts)
+    return unsaid(text, words)
+
+
+@pytest.mark.parametrize(
+    ("engines", "words"),
+    [
+        (["none"] * 3, ["host-a: ranks 0, 1; host-b: rank 2", "inter_host is none"]),
+        (["mpi2"] * 3, ["host-b", "knows no backend 'mpi2'"]),
+        (["gloo", "gloo", "none"], ["gloo on rank 0 on host host-a", "none on rank 2 on host"]),
+        (["symm"] * 3, ["SYMM_INTER_HOST", "other than symm"]),
+    ],
+)
+def test_set_up_that_every_rank_refuses(engines, words):
+    with tempfile.TemporaryDirectory(prefix="symm_test_") as folder:
+        setup = Setup(os.path.join(folder, "store"), 3, timeout=5.0)
+        reports = start_ranks(refused_set_up, 3, (setup, "aab", engines, words)).finish(60)
+    assert all(report.returned for report in reports), describe(reports)
+    expect_no_mismatch([report.value for report in reports])
