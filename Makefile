@@ -93,6 +93,9 @@ demo:  ## trains small models with symm and shows what it does
 	@$(PY) docs/examples/demo.py
 	@.ci/step --table
 
+demo-hosts: build  ## four processes of this machine as two hosts of two, beside gloo over all four
+	@$(PY) docs/examples/two_hosts.py
+
 bench: build  ## bandwidth and latency beside gloo, with checked results
 	$(PY) -m torch_symm.bench --against gloo
 

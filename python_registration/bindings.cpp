@@ -16,6 +16,7 @@
 #include <symm/inter_host.hpp>
 #include <symm/memory_provider.hpp>
 #include <utility>
+#include <vector>
 
 #include "backend/device_streams.hpp"
 #include "backend/engine/group/settings.hpp"
@@ -197,6 +198,13 @@ void bind_process_group(py::module_& module) {
           "Does nothing: ranks outside a new group have no part in making it.")
       .def("_set_default_timeout", &ProcessGroupSymm::setTimeout, py::arg("timeout"),
            py::call_guard<py::gil_scoped_release>())
+      .def(
+          "_hosts",
+          [](ProcessGroupSymm& group) {
+            const symm::HostLayout* const layout = ProcessGroupSymm::Impl::of(group).host_layout();
+            return layout == nullptr ? std::vector<std::vector<int>>() : layout->members;
+          },
+          "The group ranks of each host; [] where all are on one.")
       .def("get_error", &ProcessGroupSymm::getError, py::call_guard<py::gil_scoped_release>(),
            "SUCCESS while the group works, else the kind of the failure.");
 }

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch_symm._C import ProcessGroupSymm, memory_provider, providers
     from torch_symm.errors import InvalidArgumentError, InvalidTypeError
     from torch_symm.flight import flight_record
+    from torch_symm.hosts import local_group
     from torch_symm.memory import (
         as_symmetric,
         copy_counts,
@@ -55,6 +56,7 @@ _MODULES = {
     "SymmetricTensor": "symmetric_tensor",
     "contiguous_view": "views",
     "flight_record": "flight",
+    "local_group": "hosts",
 } | dict.fromkeys(
     ("as_symmetric", "copy_counts", "empty", "full", "is_symmetric", "mem_pool", "ones", "zeros"),
     "memory",
@@ -74,6 +76,7 @@ __all__ = [
     "flight_record",
     "full",
     "is_symmetric",
+    "local_group",
     "mem_pool",
     "memory_provider",
     "ones",

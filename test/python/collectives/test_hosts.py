@@ -160,6 +160,33 @@ def test_what_is_refused():
     check_on("aab", refusals)
 
 
+def in_the_host(rank, hosts):
+    import torch.distributed._symmetric_memory as symm_mem
+
+    import torch_symm
+
+    local = torch_symm.local_group()
+    mine = [one for one, host in enumerate(hosts) if host == hosts[rank]]
+    problems = []
+    if dist.get_process_group_ranks(local) != mine or torch_symm.local_group() is not local:
+        problems.append(f"{dist.get_process_group_ranks(local)}, expected {mine}")
+    if torch_symm.local_group(local) is not local:
+        problems.append("the group of one host has another local group")
+    memory = symm_mem.empty(4, device="cpu").fill_(rank)
+    handle = symm_mem.rendezvous(memory, local)
+    handle.barrier()
+    for index, one in enumerate(mine):
+        peer = handle.get_buffer(index, (4,), torch.float32)
+        problems += model.mismatch(f"memory of rank {one}", peer, torch.full((4,), float(one)))
+    handle.barrier()
+    return problems
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aba", "aa"])
+def test_the_group_of_a_host(hosts):
+    check_on(hosts, in_the_host)
+
+
 def refused_set_up(rank, setup, hosts, engines, words):
     os.environ["SYMM_INTER_HOST"] = engines[rank]
     text = message_of((*ERRORS, ValueError, NotImplementedError), join, rank, setup, hosts)
