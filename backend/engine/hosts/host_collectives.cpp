@@ -70,8 +70,8 @@ HostCollectives::HostCollectives(const HostLayout& layout, int rank, RankNames n
 void HostCollectives::validate(const CollectiveArgs& args) const {
   communicator_.local_group()->check_usable();
   validate_collective(args, rank_, layout_.world_size(), names_);
-  const bool narrow = args.dtype == Dtype::kInt8 || args.dtype == Dtype::kUInt8 ||
-                      args.dtype == Dtype::kInt16;
+  const bool narrow =
+      args.dtype == Dtype::kInt8 || args.dtype == Dtype::kUInt8 || args.dtype == Dtype::kInt16;
   if (reduces(args.kind) && args.op == ReduceOp::kAvg && narrow) {
     throw Error(ErrorCode::kUnsupported, collective_name(args.kind), ": ReduceOp AVG of dtype ",
                 dtype_name(args.dtype), " over several hosts (", layout_.text(),

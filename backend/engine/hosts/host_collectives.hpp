@@ -84,7 +84,7 @@ class HostCollectives {
   const RankNames names_;
   Communicator& communicator_;
   HostLink& link_;
-  std::mutex mutex_;  // a call at a time; guards what follows
+  std::mutex mutex_;                                 // a call at a time; guards what follows
   Deadline deadline_{std::chrono::milliseconds(0)};  // of the call in progress
   std::uint64_t sequence_ = 0;
   const char* leg_ = "";
