@@ -26,7 +26,7 @@ namespace symm::test {
 
 class GpuRank {
  public:
-  static constexpr std::size_t kRegionBytes = std::size_t{32} << 20;
+  static constexpr std::size_t kRegionBytes = std::size_t{40} << 20;
 
   GpuRank(Communicator& communicator, std::barrier<>& meeting)
       : communicator(communicator), meeting_(meeting) {

@@ -10,7 +10,7 @@ file(MAKE_DIRECTORY "${WORK}")
 run("${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${WORK}/install" --component development)
 
 set(expected symm/ProcessGroupSymm.hpp symm/ProcessGroupSymmOptions.hpp symm/SymmetricTensor.hpp
-             symm/memory_provider.hpp)
+             symm/inter_host.hpp symm/memory_provider.hpp)
 file(GLOB_RECURSE installed RELATIVE "${WORK}/install/include" "${WORK}/install/include/*")
 list(SORT installed)
 if(NOT installed STREQUAL expected)
