@@ -1,5 +1,6 @@
 #include "backend/hosts/host_group.hpp"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -43,8 +44,11 @@ auto through(const std::string& engine, const char* what, Body&& body) {
   }
 }
 
-at::Tensor bytes_at(void* data, std::size_t count) {
-  return at::from_blob(data, {static_cast<std::int64_t>(count)}, at::kByte);
+// The bytes of `tensor`, which lives as long as they are held.
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return at::from_blob(
+      const_cast<void*>(tensor.const_data_ptr()), {static_cast<std::int64_t>(tensor.nbytes())},
+      [tensor](void*) {}, at::kByte);
 }
 
 std::vector<std::int64_t> counts_of(std::span<const Part> parts) {
@@ -172,16 +176,17 @@ void BackendLink::exchange(std::span<const Part> to, std::span<const Part> from,
   }
   const std::size_t sent = total_of(to);
   const std::size_t received = total_of(from);
-  // Of one byte at least: an engine may refuse a null pointer.
-  std::vector<std::byte> out(sent + 1);
-  std::vector<std::byte> in(received + 1);
-  std::byte* next = out.data();
+  // Memory of its own, which the engine keeps where it goes on after a wait that has ended; of one
+  // byte at least, as an engine may refuse a null pointer.
+  const at::Tensor out = at::empty({static_cast<std::int64_t>(sent + 1)}, at::kByte);
+  const at::Tensor in = at::empty({static_cast<std::int64_t>(received + 1)}, at::kByte);
+  auto* next = static_cast<std::byte*>(out.mutable_data_ptr());
   for (const Part& part : to) {
     if (part.count > 0) std::memcpy(next, part.data, part.count);
     next += part.count;
   }
-  at::Tensor input = bytes_at(out.data(), sent);
-  at::Tensor output = bytes_at(in.data(), received);
+  at::Tensor input = out.narrow(0, 0, static_cast<std::int64_t>(sent));
+  at::Tensor output = in.narrow(0, 0, static_cast<std::int64_t>(received));
   std::vector<std::int64_t> input_counts = counts_of(to);
   std::vector<std::int64_t> output_counts = counts_of(from);
   through(name_, "could not exchange", [&] {
@@ -190,7 +195,7 @@ void BackendLink::exchange(std::span<const Part> to, std::span<const Part> from,
     return backend_->alltoall_base(output, input, output_counts, input_counts, options)
         ->wait(timeout);
   });
-  next = in.data();
+  next = static_cast<std::byte*>(in.mutable_data_ptr());
   for (const Part& part : from) {
     if (part.count > 0) std::memcpy(part.data, next, part.count);
     next += part.count;
@@ -226,8 +231,7 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
 
 c10::intrusive_ptr<c10d::Work> HostGroup::transfer(const at::Tensor& tensor, int peer, int tag,
                                                    bool is_send) {
-  at::Tensor bytes = bytes_at(const_cast<void*>(tensor.const_data_ptr()), tensor.nbytes());
-  std::vector<at::Tensor> one{bytes};
+  std::vector<at::Tensor> one{bytes_of(tensor)};
   const std::string what =
       text_of("symm: ", engine_name(), is_send ? " send to rank " : " recv from rank ", peer,
               " on host ", layout_.names[index(layout_.host_of[index(peer)])]);
