@@ -93,7 +93,8 @@ auto ask_engines(Body&& body) {
   try {
     return body(py::module_::import("torch_symm._engines"));
   } catch (const py::error_already_set& error) {
-    throw std::runtime_error(error.what());
+    const std::string text = error.what();  // a traceback follows the words
+    throw std::runtime_error(text.substr(0, text.find("\n\nAt:")));
   }
 }
 

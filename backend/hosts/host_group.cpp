@@ -30,7 +30,7 @@ std::string words_of(const std::exception& error) {
 
 // Runs a body of the engine's, whose exceptions are of any kind.
 template <typename Body>
-auto through(const std::string& engine, const char* what, Body&& body) {
+auto through(const std::string& engine, const std::string& what, Body&& body) {
   try {
     return body();
   } catch (const Error&) {
@@ -218,7 +218,7 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
   const auto host = layout_.host_of[index(rank_)];
   C10dStore local(c10::make_intrusive<c10d::PrefixStore>(text_of("symm/host/", host), store));
   engine_ = GroupEngine::create(local, config_of_host(config, layout_));
-  auto backend = through(engine, "could not connect the hosts", [&] {
+  auto backend = through(engine, "could not connect the hosts (" + layout_.text() + ")", [&] {
     return engines_of_process.load()->make(
         engine, c10::make_intrusive<c10d::PrefixStore>("symm/engine", store), rank_,
         config.world_size, config.timeout);

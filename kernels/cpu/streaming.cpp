@@ -3,10 +3,6 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
-
 namespace symm {
 
 #if defined(__x86_64__)
@@ -15,17 +11,19 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 
-// A whole line at once, which the processor combines to one write.
+using Word [[gnu::vector_size(16)]] = long long;
+
+// A whole line at once, which the processor combines to one write. `destination` is aligned to it.
 inline void stream_line(std::byte* destination, const std::byte* source) {
-  constexpr int kWords = kLine / sizeof(__m128i);
-  __m128i words[kWords];
-  for (int i = 0; i < kWords; ++i) {
-    words[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source) + i);
-  }
-  for (int i = 0; i < kWords; ++i) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(destination) + i, words[i]);
-  }
+  constexpr int kWords = kLine / sizeof(Word);
+  Word words[kWords];
+  std::memcpy(words, source, kLine);
+  auto* const to = reinterpret_cast<Word*>(destination);
+  for (int i = 0; i < kWords; ++i) asm volatile("movntdq %1, %0" : "=m"(to[i]) : "x"(words[i]));
 }
+
+// What was streamed comes before later stores.
+inline void end_of_stream() { asm volatile("sfence" ::: "memory"); }
 
 }  // namespace
 
@@ -41,7 +39,7 @@ void streaming_copy(void* destination, const void* source, std::size_t bytes) {
   std::size_t done = before;
   for (; done + kLine <= bytes; done += kLine) stream_line(to + done, from + done);
   std::memcpy(to + done, from + done, bytes - done);
-  _mm_sfence();
+  end_of_stream();
 }
 
 #else
