@@ -45,7 +45,7 @@ bool is_plain_host_id(std::string_view id) {
 std::string host_id() {
   const char* const given = std::getenv("SYMM_HOST_ID");
   if (given == nullptr) return host_boot_id();
-  const std::string id(given);
+  std::string id(given);
   if (id.empty() || !is_plain_host_id(id)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "SYMM_HOST_ID: expected 1 to 64 letters, digits, '-', '_' and '.', got '", id, "'");

@@ -201,6 +201,7 @@ void PeerBoard::check_peers(const std::vector<PeerRecord>& records) const {
     // Where a boot id is unknown the connection itself is the proof.
     if (!first.boot_id.empty() && !other.boot_id.empty() && first.boot_id != other.boot_id) {
       std::vector<std::string> hosts;
+      hosts.reserve(records.size());
       for (const PeerRecord& record : records) {
         hosts.push_back(record.boot_id.empty() ? first.boot_id : record.boot_id);
       }
