@@ -9,7 +9,7 @@ This process imports torch and never uses it: each file is run by pytest in a fo
 neither a file nor a rank spends time on imports, no library's threads exist where ranks are
 forked, and no test starts in a process in which another has initialised CUDA. Tests marked
 ``alone`` (they measure time, or count what a machine or a GPU has) run afterwards, one file at a
-time.
+time. So do the C++ tests on a GPU, in a few processes, and then those with Alone in their name.
 
 Writes the output of every file to REPORTS/logs and the results to REPORTS/pytest.xml (JUnit). The
 exit code is 1 if a test failed, if a file could not be collected, or if nothing ran.
@@ -43,7 +43,8 @@ LONG_FILES = {
     *("test_collectives.py", "test_ccl.py", "test_memory_providers.py", "test_models.py"),
     *("test_symmetric_groups.py", "test_all_gather_matmul.py", "test_ranks.py", "test_exit.py"),
 }
-GPU_TESTS = "test/gpu"  # the name of its job
+GPU_TESTS = "test/gpu"  # the names of its jobs begin so
+GPU_SHARDS = 3  # processes of the C++ tests at once: making groups is most of their time
 NOTHING_COLLECTED = 5  # pytest's exit code
 
 
@@ -54,6 +55,7 @@ class Job:
     name: str
     marker: str = ""  # pytest's -m
     command: list[str] | None = None  # instead of pytest
+    env: dict[str, str] = field(default_factory=dict)  # the command's, beside what is set
     started: float = 0.0
     seconds: float = 0.0
     status: int = 0
@@ -91,9 +93,18 @@ def both(*markers: str) -> str:
     return " and ".join(f"({marker})" for marker in markers if marker)
 
 
-def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job]]:
-    """What may run beside others, longest first, and what runs alone."""
-    together, alone = [], []
+def gpu_job(arguments: argparse.Namespace, name: str, tests: str, **env: str) -> Job:
+    job = Job(name, env=env)
+    program = str(arguments.gpu_tests.resolve())
+    report = f"--gtest_output=xml:{job.path(arguments.reports, '.xml')}"
+    job.command = [program, "--gtest_brief=1", f"--gtest_filter={tests}", report]
+    return job
+
+
+def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]]:
+    """What may run beside others, longest first; the parts of the C++ tests on a GPU, which may run
+    beside each other; what runs alone."""
+    together, parts, alone = [], [], []
     files = sorted(test_files(arguments.paths), key=lambda file: -expected_seconds(file, arguments))
     for file in files:
         text = (ROOT / file).read_text()
@@ -103,10 +114,12 @@ def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job]]:
             alone.append(Job(f"{file} alone", both("alone", arguments.marker)))
         together.append(Job(str(file), both("not alone", arguments.marker)))
     if arguments.gpu_tests:
-        report = Job(GPU_TESTS).path(arguments.reports, ".xml")
-        command = [str(arguments.gpu_tests.resolve()), "--gtest_brief=1"]
-        alone.append(Job(GPU_TESTS, command=[*command, f"--gtest_output=xml:{report}"]))
-    return together, alone
+        for shard in range(GPU_SHARDS):
+            name = f"{GPU_TESTS} {shard + 1} of {GPU_SHARDS}"
+            share = {"GTEST_SHARD_INDEX": str(shard), "GTEST_TOTAL_SHARDS": str(GPU_SHARDS)}
+            parts.append(gpu_job(arguments, name, "-*Alone*", **share))
+        alone.append(gpu_job(arguments, f"{GPU_TESTS} alone", "*Alone*"))
+    return together, parts, alone
 
 
 def expected_seconds(file: Path, arguments: argparse.Namespace) -> float:
@@ -125,7 +138,7 @@ def run_file(job: Job, reports: Path) -> int:
     xml = job.path(reports, ".xml")
     xml.unlink(missing_ok=True)
     if job.command:
-        return subprocess.run(job.command).returncode
+        return subprocess.run(job.command, env={**os.environ, **job.env}).returncode
     pytest = importlib.import_module("pytest")
     options = ["-q", "-p", "no:cacheprovider", f"--junitxml={xml}"]
     options += ["-m", job.marker] if job.marker else []
@@ -200,15 +213,16 @@ def main() -> int:
         os.environ.setdefault(variable, "1")
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     (arguments.reports / "logs").mkdir(parents=True, exist_ok=True)
-    together, alone = plan(arguments)
-    jobs, started = together + alone, time.monotonic()
+    together, parts, alone = plan(arguments)
+    jobs, started = together + parts + alone, time.monotonic()
     for module in IMPORTED_ONCE:
         importlib.import_module(module)
     gc.freeze()  # or each fork would look through, and copy, what is imported here
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     run_all(together, arguments.jobs, 0, len(jobs), arguments.reports)
-    run_all(alone, 1, len(together), len(jobs), arguments.reports)
+    run_all(parts, GPU_SHARDS, len(together), len(jobs), arguments.reports)
+    run_all(alone, 1, len(together) + len(parts), len(jobs), arguments.reports)
 
     write_report(jobs, arguments.reports / "pytest.xml")
     for reason, number in reasons_of_skips(jobs).most_common():

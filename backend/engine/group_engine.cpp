@@ -128,6 +128,8 @@ void GroupEngine::shutdown() {
   blocking_section([this] {
     queue_.drain();
     if (DeviceGroup* device = communicator_->device_group_if_made()) device->drain();
+    LocalGroup& group = *communicator_->local_group();
+    if (!group.failed()) group.pending_work().finish();
     close("the process group was destroyed while the operation waited");
   });
 }

@@ -202,14 +202,20 @@ std::shared_ptr<GroupLink> link_of_group(const std::string& name) {
 }
 
 void drop_links_of_destroyed_groups() {
-  std::vector<std::shared_ptr<GroupLink>> gone;  // let go of outside the lock
-  const std::lock_guard lock(all_links().mutex);
-  std::erase_if(all_links().links, [&](std::shared_ptr<GroupLink>& link) {
-    if (is_registered(*link)) return false;
-    link->peers().leave();
-    gone.push_back(std::move(link));
-    return true;
-  });
+  std::vector<std::shared_ptr<GroupLink>> gone;
+  {
+    const std::lock_guard lock(all_links().mutex);
+    std::erase_if(all_links().links, [&](std::shared_ptr<GroupLink>& link) {
+      if (is_registered(*link)) return false;
+      gone.push_back(std::move(link));
+      return true;
+    });
+  }
+  for (const std::shared_ptr<GroupLink>& link : gone) {
+    LocalGroup& peers = link->peers();
+    if (!peers.failed()) peers.pending_work().finish();
+    peers.leave();
+  }
 }
 
 void forget_segment_user(const SegmentUser* user) noexcept {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernels/core/error.hpp"
+#include "symm_mem/bootstrap/mesh_round.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
 namespace symm {
@@ -17,6 +18,12 @@ DeviceSignals::DeviceSignals(GpuRuntime& runtime, LocalGroup& group)
   if (group.world_size() == 1) return;
   failure_exit_ = FailureExit::of_environment(group.watchdog(), [this] { return failure(); });
   group_.watchdog().add(*this);
+  group_.pending_work().add(this, [this] {
+    blocking_section([this] {
+      const RelaxedCapture relaxed(runtime_);
+      try_step([this] { runtime_.synchronize(); });
+    });
+  });
 }
 
 DeviceSignals::~DeviceSignals() {
@@ -26,6 +33,7 @@ DeviceSignals::~DeviceSignals() {
     return;
   }
   failure_exit_.reset();
+  blocking_section([this] { group_.pending_work().remove(this); });
   group_.watchdog().remove(*this);
   blocking_section([this] {
     const RelaxedCapture relaxed(runtime_);
@@ -49,14 +57,24 @@ void DeviceSignals::look(bool at_connections) {
     return;
   }
   if (!at_connections) return;
-  std::string lost;
+  std::string names;
+  std::uint64_t left = 0;
+  bool died = false;
   for (int rank = 0; rank < group_.world_size(); ++rank) {
     if (rank == group_.rank() || !group_.is_gone(rank)) continue;
-    lost += (lost.empty() ? "" : ", ") + group_.rank_name(rank);
+    names += (names.empty() ? "" : ", ") + group_.rank_name(rank);
+    left |= std::uint64_t{1} << rank;
+    died = died || !group_.has_left(rank);
   }
-  if (lost.empty()) return;
-  kernels_->abort(
-      Error(ErrorCode::kPeerLost, group_.memory_prefix(), lost, " has ended or left the group"));
+  if (names.empty()) return;
+  const Error reason(ErrorCode::kPeerLost, group_.memory_prefix(), names,
+                     " has ended or left the group");
+  // Who waits for a rank that waits for a dead one should not wait for the time-out.
+  if (died) {
+    kernels_->abort(reason);
+  } else {
+    kernels_->lose(left, reason);
+  }
 }
 
 }  // namespace symm

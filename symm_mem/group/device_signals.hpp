@@ -1,6 +1,7 @@
 // The signals of one group on one GPU of this rank. Kernels that wait for a peer cannot see that
 // its process has ended: a task of the group's watchdog ends them, and the next operation raises
-// an error that names the ranks. Thread safe.
+// an error that names the ranks. A peer that has left in good order has put what it was to put, so
+// only waits for that peer end. This rank leaves once its own signals are done. Thread safe.
 #pragma once
 
 #include <memory>
@@ -17,7 +18,7 @@ class DeviceSignals final : public WatchdogTask {
  public:
   // Loads the kernels. Cold, local. `group` must outlive the object.
   DeviceSignals(GpuRuntime& runtime, LocalGroup& group);
-  // Makes kernels leave and waits for the device; a forked child leaves it alone.
+  // Ends what waits and waits for the device; a forked child leaves it alone.
   ~DeviceSignals() override;
 
   SignalKernels& kernels() { return *kernels_; }

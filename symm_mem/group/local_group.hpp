@@ -58,6 +58,7 @@
 #include "symm_mem/bootstrap/mesh_round.hpp"
 #include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/bootstrap/store.hpp"
+#include "symm_mem/group/pending_work.hpp"
 #include "symm_mem/group/segment_table.hpp"
 #include "symm_mem/group/watchdog.hpp"
 #include "symm_mem/segment/segment.hpp"
@@ -98,6 +99,8 @@ class LocalGroup {
   const WaitPolicy& policy() const { return policy_; }
   Watchdog& watchdog() { return watchdog_; }
   SegmentTable& segments() { return segments_; }
+  // To be finished before leave() where the group has not failed.
+  PendingWork& pending_work() { return pending_work_; }
 
   // "rank 2", with the global rank where that is another number.
   std::string rank_name(int rank) const { return names_.name(rank); }
@@ -239,6 +242,7 @@ class LocalGroup {
   std::uint32_t* abort_word_ = nullptr;
   std::function<void()> failure_hook_;
 
+  PendingWork pending_work_;
   Watchdog watchdog_;  // the last member: it ends first
 };
 

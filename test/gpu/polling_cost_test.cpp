@@ -85,7 +85,7 @@ double median(std::vector<double> values) {
 }
 
 // At most 1% or 50 ns, whichever is more. SYMM_POLLING_JSON names a file for the figures.
-TEST(PollingCostTest, IsLost) {
+TEST(PollingCostAloneTest, IsLost) {
   if (!gpu_visible()) GTEST_SKIP() << "no GPU is visible";
   struct Case {
     const char* name;

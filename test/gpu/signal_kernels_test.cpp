@@ -292,6 +292,32 @@ TEST_F(SignalFailuresTest, AbortEndsAWaitWithoutTimeOut) {
   expect_working_device();
 }
 
+// What it has signalled is taken, and ranks that are there are waited for.
+TEST_F(SignalFailuresTest, OfALostRankTheSignalsThatCameCount) {
+  SignalRig rig(*runtime_, 3);
+  const Error gone(ErrorCode::kPeerLost, "rank 1 is gone");
+  rig.kernels(1).put_signal(rig.pads(), 0, rig.options(1, 5));
+  rig.finish();
+  rig.kernels(0).wait_signal(rig.pads(), 2, rig.options(0, 3));
+  rig.kernels(0).wait_signal(rig.pads(), 1, rig.options(0, 5));
+  rig.kernels(0).lose(std::uint64_t{1} << 1, gone);
+  EXPECT_TRUE(rig.stays_busy(0));
+  rig.kernels(2).put_signal(rig.pads(), 0, rig.options(2, 3));
+  rig.finish();
+  rig.expect_at_rest();
+  expect_failure(rig, 0, ErrorCode::kPeerLost, {"rank 1 is gone"});
+}
+
+TEST_F(SignalFailuresTest, AWaitForALostRankEnds) {
+  {
+    SignalRig rig(*runtime_, 3);
+    rig.kernels(0).barrier(rig.pads(), rig.options(0, 0, milliseconds(0)));
+    rig.kernels(0).lose(std::uint64_t{1} << 2, Error(ErrorCode::kPeerLost, "rank 2 is gone"));
+    expect_failure(rig, 0, ErrorCode::kPeerLost, {"rank 2 is gone"});
+  }
+  expect_working_device();
+}
+
 TEST_F(SignalFailuresTest, DestructionEndsWhatWaits) {
   {
     SignalRig rig(*runtime_, 2);

@@ -113,7 +113,7 @@ step_gtest() {
 # The tools hold a launch up while another kernel runs, which tests with several groups of threads
 # or two streams in flight end by their time-outs; and they have no business with time and size.
 readonly in_flight='*DeviceCollectivesTest*:DeviceGraphsTest*:*TwoStreams*'
-readonly unchecked="$in_flight:PollingCostTest*:GpuMemory.BeyondFourGiB"
+readonly unchecked="$in_flight:PollingCost*:*BeyondFourGiB"
 sanitize() { # sanitize <tool>
   run_step "$1" 120 compute-sanitizer --tool "$1" --error-exitcode 9 --target-processes all \
     --print-limit 20 "$GPU_TESTS" --gtest_filter="${CHECK_FILTER:-*-$unchecked}" \

@@ -228,6 +228,7 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "load_relaxed(": "a look at a word that ends the wait",
     },
     SIGNAL: {
+        "load_acquire(&params_.page->gone)": "who is gone; what it did before is looked for again",
         "try_put(slot)": "modelled as try_put",
         "try_take(slot)": "modelled as try_take",
         "device_compare_exchange(": "who reports; a dead group's counters are left as they are",

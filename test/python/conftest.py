@@ -1,6 +1,7 @@
 """The pytest process is the zygote of the ranks (see support/harness.py), so it must stay free of
 threads and of libraries that start them."""
 
+import collections
 import os
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -19,6 +20,7 @@ MARKERS = [
     "cuda: needs a GPU; run with SYMM_TEST_DEVICE=cuda",
     "cpu(reason): makes no sense, or no difference, on CUDA",
     "gpus(number): needs as many GPUs",
+    "sampled(most): at most so many of its cases where ranks take turns on a GPU",
 ]
 
 
@@ -40,11 +42,27 @@ def _reason_to_skip(item, huge: bool) -> str | None:
     return None
 
 
+def _left_out(items) -> list:
+    """Where ranks take turns on a GPU, which makes a case take seconds: those cases of a test
+    marked `sampled` that are not among its sample."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and harness.crowded(harness.WORLD_SIZE):
+            cases[item.function].append(item)
+    left_out = []
+    for same in cases.values():
+        taken = harness.spread(same, same[0].get_closest_marker("sampled").args[0])
+        left_out += [item for item in same if item not in taken]
+    return left_out
+
+
 def pytest_collection_modifyitems(config, items):
     huge = "huge" in config.option.markexpr
     for item in items:
         if reason := _reason_to_skip(item, huge):
             item.add_marker(pytest.mark.skip(reason=reason))
+    for item in _left_out(items):
+        item.add_marker(pytest.mark.skip(reason="a sample, as the ranks take turns on a GPU"))
 
 
 @pytest.fixture(scope="session")

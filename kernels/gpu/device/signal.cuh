@@ -43,21 +43,26 @@ class SignalThread {
     std::uint64_t first_look = 0;
     for (std::uint32_t polls = 1;; ++polls) {
       if (attempt()) return true;
-      if ((polls & (params_.poll_period - 1)) == 0 &&
-          gives_up(slot, peer, channel, putting, first_look)) {
-        return false;
-      }
+      if ((polls & (params_.poll_period - 1)) != 0) continue;
+      const bool gone = is_gone(peer);
+      if (gone && attempt()) return true;  // what a rank did before it went counts
+      if (gives_up(slot, peer, channel, putting, gone, first_look)) return false;
     }
   }
 
+  __device__ bool is_gone(int rank) const {
+    return (load_acquire(&params_.page->gone) >> rank & 1) != 0;
+  }
+
   __device__ SYMM_OUTLINED_METHOD bool gives_up(const SignalSlot* slot, int peer, int channel,
-                                                bool putting, std::uint64_t& first_look) {
+                                                bool putting, bool gone,
+                                                std::uint64_t& first_look) {
     if (is_dead()) return true;
     if (load_relaxed(slot) == kSignalWithdrawn) {
       report(DeviceFault::kPeerGaveUp, putting ? params_.rank : peer, channel, putting);
       return true;
     }
-    if (load_relaxed(&params_.page->abort) != 0) {
+    if (gone) {
       report(DeviceFault::kAborted, peer, channel, putting);
       return true;
     }

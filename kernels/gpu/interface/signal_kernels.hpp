@@ -8,11 +8,12 @@
 // is visible to the work of the receiver's stream after the wait or the barrier. Thread safe.
 //
 // NOTE [Signals that fail]
-// A kernel that waits for longer than its time-out, or after abort(), ends; it does not trap, so
-// the device stays usable. From then on the object is dead: its kernels do nothing, replays of
-// graphs included, and every operation and check() throw the reason. A barrier that ends so
-// withdraws its signals, so that no late rank passes it (NOTE [Withdrawn signals] in
-// signal_pad.hpp). The pads of the allocation that was used are then in no defined state.
+// A kernel that waits for longer than its time-out, after abort(), or for a rank that lose() named,
+// ends; it does not trap, so the device stays usable. From then on the object is dead: its kernels
+// do nothing, replays of graphs included, and every operation and check() throw the reason. A
+// barrier that ends so withdraws its signals, so that no late rank passes it (NOTE [Withdrawn
+// signals] in signal_pad.hpp). The pads of the allocation that was used are then in no defined
+// state.
 #pragma once
 
 #include <chrono>
@@ -71,6 +72,10 @@ class SignalKernels {
 
   // Ends waiting kernels, and makes check() throw `reason`; the first reason is kept. Any thread.
   virtual void abort(const Error& reason) noexcept = 0;
+
+  // The same for waits for `ranks` alone (bit r: rank r), whose signals that have come count:
+  // others may still be under way to this rank from ranks that are there. Any thread.
+  virtual void lose(std::uint64_t ranks, const Error& reason) noexcept = 0;
 
   // Throws the failure, if there is one: the reason given to abort(), Error(kTimeout) that names
   // the operation, the channel and the rank that was waited for, or Error(kPeerLost) where a rank

@@ -14,9 +14,10 @@ namespace symm {
 
 enum class SignalOperation : std::uint32_t { kBarrier, kPutSignal, kWaitSignal };
 
-// In this rank's host memory, mapped by its GPU. The host writes `abort`, the GPU the rest.
+// In this rank's host memory, mapped by its GPU. The host writes `gone`, the GPU the rest.
 struct alignas(4096) SignalPage {
-  std::uint32_t abort;  // waiting kernels end
+  // Bit r: what rank r has not signalled yet it never will, so that waits for it end.
+  std::uint64_t gone;
 
   struct alignas(kCacheLine) Report {
     std::uint32_t fault;  // DeviceFault kAborted, kTimeout or kPeerGaveUp; written last
@@ -42,7 +43,7 @@ struct SignalParams {
   std::int32_t world_size;
   std::int32_t peer;  // of put and wait
   std::int32_t channel;
-  // Failed polls between two tests of the abort word and the clock; a power of two.
+  // Failed polls between two tests of the ranks that are gone and the clock; a power of two.
   std::uint32_t poll_period;
   std::uint64_t timeout_ns;  // 0: no limit
   SignalPage* page;          // device address

@@ -15,6 +15,9 @@ namespace symm {
 
 namespace {
 
+constexpr std::uint64_t kAllRanks = ~std::uint64_t{0};
+static_assert(kMaxDeviceRanks <= 64, "SignalPage::gone has a bit for each rank");
+
 const char* operation_name(SignalOperation operation) {
   constexpr const char* kNames[] = {"barrier", "put_signal", "wait_signal"};
   return kNames[static_cast<std::size_t>(operation)];
@@ -41,10 +44,12 @@ class GpuSignalKernels final : public SignalKernels {
     launch(SignalOperation::kWaitSignal, pads, source, options);
   }
 
-  void abort(const Error& reason) noexcept override {
+  void abort(const Error& reason) noexcept override { lose(kAllRanks, reason); }
+  void lose(std::uint64_t ranks, const Error& reason) noexcept override {
     const std::lock_guard lock(mutex_);
-    if (!abort_reason_) abort_reason_ = reason;
-    store_release(&resources_->page.abort, std::uint32_t{1});
+    if (!lost_reason_) lost_reason_ = reason;
+    std::uint64_t& gone = resources_->page.gone;
+    store_release(&gone, load_relaxed(&gone) | ranks);
   }
   void check() const override;
 
@@ -68,11 +73,11 @@ class GpuSignalKernels final : public SignalKernels {
   const int device_;
   std::unique_ptr<Resources> resources_;
   mutable std::mutex mutex_;
-  std::optional<Error> abort_reason_;
+  std::optional<Error> lost_reason_;
 };
 
 GpuSignalKernels::~GpuSignalKernels() {
-  store_release(&resources_->page.abort, std::uint32_t{1});
+  store_release(&resources_->page.gone, kAllRanks);
   try {
     const DeviceGuard guard(device_);
     gpuStreamCaptureMode mode = gpuStreamCaptureModeRelaxed;
@@ -140,7 +145,7 @@ void GpuSignalKernels::check() const {
                 " has given up a barrier on this channel; use another channel or new memory");
   }
   const std::lock_guard lock(mutex_);
-  if (abort_reason_) throw *abort_reason_;
+  if (lost_reason_) throw *lost_reason_;
 }
 
 std::string GpuSignalKernels::timeout_message(const SignalPage::Report& report) const {

@@ -152,6 +152,7 @@ def test_larger_than_the_workspace(collective, shape):
     expect_no_mismatch(results)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
 def test_world_sizes(world_size):
     """A few calls of every collective on worlds of other sizes."""
@@ -174,6 +175,7 @@ def test_world_sizes(world_size):
     expect_no_mismatch(run_ranks(body, world_size, fresh=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", ["SUM", "MIN", "MAX", "PRODUCT"])
 def test_special_values(op):
     """NaN and infinities at every rank in turn: NaN propagates, also through MIN and MAX."""

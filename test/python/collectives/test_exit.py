@@ -56,6 +56,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("in_flight", IN_FLIGHT)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_exit_code(run_script, ending, in_flight):

@@ -52,6 +52,7 @@ def check_sum(group, ranks, what="", count=1027, salt=0):
     return model.mismatch(what or str(ranks), tensor, model.reduced(every, "SUM"), exact=IS_SYMM)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("lists", CHOICES_OF_RANKS, ids=str)
 def test_new_group(lists):
     def body(rank):
@@ -69,6 +70,7 @@ def test_new_group(lists):
     expect_no_mismatch(run_ranks(body, 4, fresh=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(not IS_SYMM, reason="gloo cannot split a group")
 @pytest.mark.parametrize("lists", [[[0, 1], [2, 3]], [[2, 0], [3, 1]], [[1, 3]], [[2]]], ids=str)
 def test_split_group(lists):

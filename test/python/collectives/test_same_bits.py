@@ -111,6 +111,7 @@ def compare_with_one_element(rank: int, drawn: list[dict]) -> list[str]:
     return problems
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(
     max_examples=3 if crowded(WORLD_SIZE) else 5,

@@ -68,6 +68,7 @@ def refused(rank, case):
     return problems + ([] if tensor.tolist() == [4.0] * 3 else ["the group is not as it was"])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_is_refused(case):
     check(refused, RANKS, case, env=ON, timeout=10)

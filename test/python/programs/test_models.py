@@ -72,6 +72,7 @@ def test_ddp_over_symm_beside_gloo():
     same_as_the_reference(body, backend="cpu:gloo,cuda:symm")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -106,6 +107,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("hook", HOOKS)
 def test_ddp_comm_hooks(hook):
     def body(rank):

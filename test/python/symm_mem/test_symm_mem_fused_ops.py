@@ -66,6 +66,7 @@ def gathers(rank, lists, dtype):
     return problems
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=model.name)
 @pytest.mark.parametrize("world_size", GROUPS)
 def test_low_contention_all_gather(world_size, dtype):
@@ -109,6 +110,7 @@ def scatters(rank, lists, dtype):
     return problems
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=model.name)
 @pytest.mark.parametrize("world_size", GROUPS)
 def test_low_contention_reduce_scatter(world_size, dtype):
@@ -156,6 +158,7 @@ def fused_gathers(rank, lists, gather_dim):
     return problems
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("gather_dim", [0, 1, 2])
 @pytest.mark.parametrize("world_size", GROUPS)
 def test_fused_all_gather_matmul(world_size, gather_dim):
@@ -179,6 +182,7 @@ def fused_scatters(rank, lists, scatter_dim):
     return problems
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("scatter_dim", [0, 1, 2])
 @pytest.mark.parametrize("world_size", GROUPS)
 def test_fused_matmul_reduce_scatter(world_size, scatter_dim):

@@ -130,6 +130,7 @@ def all_reduces(rank, lists, call, dtype):
     return problems
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", DTYPES, ids=model.name)
 @pytest.mark.parametrize("call", ALL_REDUCES, ids=lambda call: call.__name__)
 @pytest.mark.parametrize("world_size", GROUPS)

@@ -157,6 +157,7 @@ def world_of_another_backend(rank):
     return problems + pads_not_zero(handle)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(not IS_SYMM, reason="the other tests are over that backend already")
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("backend", ["gloo", f"cpu:gloo,{DEVICE}:symm" if ON_CUDA else "cpu:symm"])
@@ -287,10 +288,28 @@ def many_groups(rank):
             _tensor, handle = shared(1000, group, salt=repeat)
             problems += wrong_peers(handle, [0, 2], 1000, salt=repeat, what=f"group {repeat}")
             handle.barrier()
-            synchronize()
             dist.destroy_process_group(group)
             del handle
     return problems, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def destroyed_behind_a_barrier(rank):
+    use_symm()
+    group = dist.new_group([0, 1, 2])
+    _tensor, handle = shared(1000, group)
+    handle.barrier()
+    synchronize()
+    if ON_CUDA and rank != 0:
+        torch.cuda._sleep(10**9)  # half a second
+    handle.barrier()
+    dist.destroy_process_group(group)
+    synchronize()
+    return pads_not_zero(handle)
+
+
+def test_a_group_that_is_destroyed_behind_a_barrier_has_passed_it():
+    """A barrier that is given up leaves its mark in the peers' signal pads."""
+    check(destroyed_behind_a_barrier, 3)
 
 
 def test_groups_come_and_go():

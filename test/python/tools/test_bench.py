@@ -366,6 +366,7 @@ def bench_of_mpirun(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.cpu("MPI is measured on the CPU")
 @pytest.mark.skipif(not has_mpi(), reason="needs mpi4py and mpirun")
 def test_mpi_is_measured_beside(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
@@ -387,6 +388,7 @@ def test_mpi_is_measured_beside(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout  # mpirun gives its ranks a terminal
 
 
+@pytest.mark.cpu("MPI is measured on the CPU")
 @pytest.mark.skipif(not has_mpi(), reason="needs mpi4py and mpirun")
 def test_what_mpi_has_not_is_left_out(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
