@@ -62,8 +62,9 @@ define sanitized_tests
 nice cmake -S . -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=Release -DSYMM_BUILD_TORCH=OFF \
   -DSYMM_BUILD_PYTHON=OFF -DSYMM_SANITIZE=$(SANITIZE) -DPython3_EXECUTABLE=$(PY)
 nice cmake --build build/$@ -j $(JOBS)
-UBSAN_OPTIONS=print_stacktrace=1 nice ctest --test-dir build/$@ -j $(JOBS) --output-on-failure \
-  --no-tests=error --progress --output-junit $(CURDIR)/$(REPORTS)/$@.xml
+UBSAN_OPTIONS=print_stacktrace=1 nice $(PY) test/run_gtests.py build/$@/test/symm_*_tests \
+  --jobs $(JOBS) --report $(REPORTS)/$@.xml
+nice ctest --test-dir build/$@ -L fuzz --output-on-failure --no-tests=error
 endef
 
 asan: SANITIZE := address,undefined
