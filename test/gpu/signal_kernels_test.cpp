@@ -303,7 +303,7 @@ TEST_F(SignalFailuresTest, OfALostRankTheSignalsThatCameCount) {
   rig.kernels(0).lose(std::uint64_t{1} << 1, gone);
   EXPECT_TRUE(rig.stays_busy(0));
   rig.kernels(2).put_signal(rig.pads(), 0, rig.options(2, 3));
-  rig.finish();
+  SYMM_GPU_CHECK(gpuDeviceSynchronize());  // finish() would raise what is expected
   rig.expect_at_rest();
   expect_failure(rig, 0, ErrorCode::kPeerLost, {"rank 1 is gone"});
 }
