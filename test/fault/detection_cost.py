@@ -35,7 +35,7 @@ WAIT = 3.0  # seconds that a rank is waited for
 
 
 def bench(device: str, on: bool) -> list[dict]:
-    """[{"size", "time_us"}] of one run."""
+    """[{"size", "mode", "time_us"}] of one run; the mode is eager, and on a GPU graph too."""
     sizes = ["-b", "256", "-e", "64K"] if device == "cuda" else ["-b", "16", "-e", "64K"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "bench.json")
@@ -45,12 +45,14 @@ def bench(device: str, on: bool) -> list[dict]:
         subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=300)
         rows = json.loads(path.read_text())["rows"]
     return [
-        {"size": row["size"], "time_us": row["results"][0]["in_place"]["time_us"]} for row in rows
+        {key: row[key] for key in ("size", "mode")}
+        | {"time_us": row["results"][0]["in_place"]["time_us"]}
+        for row in rows
     ]
 
 
 def compare(device: str, repeats: int) -> list[dict]:
-    """Medians a size, on and off."""
+    """Medians a size and mode, on and off."""
     runs = {True: [], False: []}
     for repeat in range(repeats):
         for on in (True, False) if repeat % 2 == 0 else (False, True):
@@ -58,7 +60,8 @@ def compare(device: str, repeats: int) -> list[dict]:
     rows = []
     for index, first in enumerate(runs[True][0]):
         times = {on: [run[index]["time_us"] for run in runs[on]] for on in runs}
-        row = {"size": first["size"], "on_us": statistics.median(times[True])}
+        row = {key: first[key] for key in ("size", "mode")}
+        row |= {"on_us": statistics.median(times[True])}
         row |= {"off_us": statistics.median(times[False])}
         row |= {"on_all_us": times[True], "off_all_us": times[False]}
         rows.append(row)
@@ -94,7 +97,10 @@ def main() -> None:
     report |= {"machine": machine(), "all_reduce": compare(arguments.device, arguments.repeats)}
     report["waiting"] = [waiting(world) for world in (2, 4)]
     for row in report["all_reduce"]:
-        print(f"{row['size']:8} bytes: {row['on_us']:8.2f} us with, {row['off_us']:8.2f} without")
+        print(
+            f"{row['size']:8} bytes, {row['mode']}: {row['on_us']:8.2f} us with,"
+            f" {row['off_us']:8.2f} without"
+        )
     for row in report["waiting"]:
         words = f"{row['cpu_s'] * 1e3:.1f} ms of CPU time in {row['waited_s']:.1f} s of waiting"
         print(f"{row['ranks']} ranks: {words}, {100 * row['share']:.2f} %")

@@ -46,7 +46,8 @@ COMBINATIONS = [
 ]
 # Around the edges of lines, small slots and chunks, and beyond them.
 COUNTS = [1, 2, 63, 64, 65, 1000, 16383, 16385, 32768, 65537, 131075, 400003]
-FORMS = ["all_reduce", "async", "reduce", "reduce_scatter", "coalesced"]
+FORMS = ["all_reduce", "async", "reduce", "reduce_scatter"]
+FORMS += ["coalesced", "coalesced_list", "coalesced_shares", "ccl"]
 
 
 @st.composite
@@ -82,6 +83,24 @@ def combined(case: dict, mine: torch.Tensor, rank: int) -> tuple[int, torch.Tens
             for part in mine.chunk(3):
                 dist.all_reduce(part, op=op)
         return 0, mine
+    if case["form"] == "coalesced_list":
+        dist.all_reduce_coalesced(list(mine.chunk(3)), op=op)
+        return 0, mine
+    if case["form"] == "coalesced_shares":
+        share = case["count"] // world
+        output = torch.empty_like(mine[: 2 * share].view(2, share))
+        with dist._coalescing_manager(device=torch.device(DEVICE)):
+            for part in output:
+                dist.reduce_scatter_tensor(part, mine[: share * world], op=op)
+        problem = model.mismatch("two of a block", output[1], output[0])
+        assert problem == [], problem
+        return rank * share, output[0]
+    if case["form"] == "ccl":
+        import torch_symm
+
+        output = torch.empty_like(mine)
+        torch_symm.ccl.all_reduce(output, mine, op)
+        return 0, output
     work = dist.all_reduce(mine, op=op, async_op=case["form"] == "async")
     if work is not None:
         work.wait()

@@ -4,6 +4,7 @@ Run it with ``python -m torch_symm.bench --help``. The backend under test is onl
 given to ``torch.distributed``; nothing here depends on which backend answers to it.
 
     config       what one run measures, validated
+    contender    backends in processes of their own, with other settings
     pattern      inputs whose result is exact in any order, and their expected results
     collectives  one class per collective: buffers, the call, the expected result, its bandwidth
     barrier      whether a barrier waits for its last rank

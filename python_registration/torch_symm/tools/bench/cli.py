@@ -18,6 +18,7 @@ from torch_symm.tools.bench.config import (
     BenchConfig,
     parse_size,
 )
+from torch_symm.tools.bench.contender import spelled_out
 from torch_symm.tools.bench.launch import BenchJob
 from torch_symm.tools.bench.mpi import start_by_mpirun
 from torch_symm.tools.bench.pattern import DTYPES, OPS
@@ -68,7 +69,10 @@ def bench(
     backend: Annotated[str, typer.Option(help="Backend under test.")] = "symm",
     against: Annotated[
         list[str],
-        typer.Option(help="Backends to measure side by side, such as gloo,mpi (mpi4py, no c10d)."),
+        typer.Option(
+            help="Backends to measure side by side, such as gloo,mpi (mpi4py, no c10d); "
+            "nccl-deterministic: NCCL pinned to one order of addition, in four ways."
+        ),
     ] = [],  # noqa: B006
     device: Annotated[
         str, typer.Option(help=f"Device of the tensors: {', '.join(DEVICES)}.")
@@ -119,7 +123,7 @@ def bench(
             budget_ms=budget_ms,
             check=check,
             backend=backend,
-            against=tuple(name for names in against for name in names.split(",")),
+            against=spelled_out(tuple(name for names in against for name in names.split(","))),
             device=device,
             modes=MODES if mode == "both" else (mode,),
             timeout_s=timeout_s,

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from torch_symm.tools.bench.collectives import CLASSES
+from torch_symm.tools.bench.contender import PINNED, Phase, c10d_name, phases
 from torch_symm.tools.bench.pattern import BITWISE_OPS, DTYPES, OPS
 
 COLLECTIVES = tuple(CLASSES)
@@ -110,6 +111,11 @@ class BenchConfig:
             raise ConfigError(
                 f"--against: {MPI} is measured on the CPU, got --device {self.device}"
             )
+        for name in self.against:
+            if name in PINNED and c10d_name(name) == "nccl" and self.device == "cpu":
+                raise ConfigError(f"--against: {name} is measured on GPUs, got --device cpu")
+        if self.backend in PINNED:
+            raise ConfigError(f"--backend: {self.backend} is a name for --against alone")
         if "sendrecv" in self.collectives and self.ranks < 2:
             raise ConfigError(f"--ranks: sendrecv needs at least 2 ranks, got {self.ranks}")
         object.__setattr__(self, "sizes", tuple(self._sizes()))
@@ -118,6 +124,11 @@ class BenchConfig:
     def backends(self) -> tuple[str, ...]:
         """Return the backend under test, then those it is compared with."""
         return (self.backend, *self.against)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the sets of ranks that measure a case, one after the other."""
+        return phases(self.backends)
 
     def counts(self, collective: str) -> list[int]:
         """Return the counts of one collective; sizes that round to the same count are one."""

@@ -1,5 +1,6 @@
 """Carries a run past backends that fail.
 
+A backend with settings of its own is measured by another set of ranks, case by case.
 A backend that does not capture, dies or outruns the time of a row is out of the case (one
 collective in one mode) from that row on; a fresh set of ranks measures the row with what is left.
 """
@@ -24,6 +25,7 @@ class BenchJob:
         self._on_row = on_row
         self._started = time.monotonic()
         self._start = Start()
+        self._rows: list[Row] = []  # of the case that is measured, without what phases will add
         # Whether the set that runs, or the first one, leaves something to a successor.
         self._left = True
 
@@ -43,10 +45,28 @@ class BenchJob:
             start.excluded[content.index] = content.reason
             self._left = True
             return
-        self._on_row(content)
+        phases = self._config.phases
+        if start.phase == 0:
+            self._rows.append(content)
+        else:
+            members = phases[start.phase].members
+            self._rows[start.row] = self._rows[start.row].with_results_of(content, members)
+        if start.phase == len(phases) - 1:
+            self._on_row(self._rows[start.row])
         start.row += 1
         if start.row == len(self._config.counts(content.collective)):
+            self._next_phase()
+
+    def _next_phase(self) -> None:
+        """Go to the next phase of the case, or from its last one to the next case."""
+        start, phases = self._start, self._config.phases
+        if start.phase + 1 < len(phases):
+            self._start = Start(start.case, start.phase + 1, without=start.without)
+        else:
             self._start = Start(start.case + 1, without=start.without)
+            self._rows = []
+        if len(phases) > 1 and self._start.case < len(self._config.cases):
+            self._left = True
 
     def ended(self, trouble: Trouble | None) -> None:
         """Draw the consequences of a set's end; see job.Job."""

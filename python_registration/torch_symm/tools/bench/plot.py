@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from torch_symm.tools.bench.results import VARIANTS, Row
 
-_COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
+_COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink")
 _STYLES = {"out_of_place": "-", "in_place": "--"}
 
 

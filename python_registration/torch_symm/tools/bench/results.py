@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 VARIANTS = ("out_of_place", "in_place")
 
@@ -83,6 +83,14 @@ class Row:
         """Return the wrong elements of the backend under test."""
         timings = [self.results[0].variant(name) for name in VARIANTS]
         return sum(timing.wrong or 0 for timing in timings if timing is not None)
+
+    def with_results_of(self, other: Row, members: tuple[int, ...]) -> Row:
+        """Return this row with ``other``'s results at the places in ``members``."""
+        results = tuple(
+            theirs if index in members else mine
+            for index, (mine, theirs) in enumerate(zip(self.results, other.results, strict=True))
+        )
+        return replace(self, results=results)
 
     def ratio(self, variant: str, index: int) -> float | None:
         """Return time of backend ``index`` over time of the one under test.

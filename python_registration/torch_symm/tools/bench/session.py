@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torch_symm.tools.bench.config import MPI
+from torch_symm.tools.bench.contender import Phase, c10d_name
 from torch_symm.tools.bench.mpi import MpiGroup
 from torch_symm.tools.ranks.graph import CaptureError, first_line
 from torch_symm.tools.ranks.session import SET_UP_S, RankSession
@@ -41,19 +42,20 @@ class Session(RankSession):
     fake: dist.ProcessGroup | None = None
     excluded: dict[int, str] = field(default_factory=dict)
 
-    def make_groups(self, without: dict[int, str]) -> None:
-        """Make the group of every backend whose place is not in ``without``. Collective."""
+    def make_groups(self, phase: Phase, without: dict[int, str]) -> None:
+        """Make the groups of the phase's backends that are not in ``without``. Collective."""
         importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
         self.fake = dist.new_group(backend="fake")
         timeout = timedelta(seconds=self.config.timeout_s)
-        for index, backend in enumerate(self.config.backends):
+        for index in phase.members:
             if index not in without:
+                backend = self.config.backends[index]
                 # A list, so that the place is known as the group's making and not as a case's part.
                 self.messenger.begin(f"making the group of {backend}", SET_UP_S, [index])
                 self.groups[index] = (
                     MpiGroup(self.config.ranks)
                     if backend == MPI
-                    else dist.new_group(backend=backend, timeout=timeout)
+                    else dist.new_group(backend=c10d_name(backend), timeout=timeout)
                 )
 
     def leave(self, sound: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -18,12 +19,14 @@ from torch_symm.tools.ranks.process import Messenger, RankContext
 class Start:
     """Where a set of ranks takes up the run.
 
-    ``case`` is a place in ``BenchConfig.cases``. ``excluded`` are the backends that failed in that
-    case and ``without`` those that failed before any; keys are places in the configuration's
-    backends. ``left_s`` is what is left of the time for the run.
+    ``case`` is a place in ``BenchConfig.cases``, ``phase`` one in ``BenchConfig.phases``: where
+    there are several, a set measures one case and ends. ``excluded`` are the backends that failed
+    in that case and ``without`` those that failed before any; keys are places in the
+    configuration's backends. ``left_s`` is what is left of the time for the run.
     """
 
     case: int = 0
+    phase: int = 0
     row: int = 0
     excluded: dict[int, str] = field(default_factory=dict)
     without: dict[int, str] = field(default_factory=dict)
@@ -35,6 +38,7 @@ def bench_rank(
 ) -> None:
     """Be one rank of a set that the supervisor started."""
     config, start = assignment
+    os.environ.update(config.phases[start.phase].environment)
     run_worker(config, context.rank, context.connect(config.timeout_s), messenger, start)
 
 
@@ -48,7 +52,7 @@ def run_worker(
     must take up the run.
     """
     session = Session.join(config, rank, store, messenger)
-    session.make_groups(start.without)
+    session.make_groups(config.phases[start.phase], start.without)
     sound = True
     try:
         _run_cases(session, start)
@@ -62,7 +66,8 @@ def _run_cases(session: Session, start: Start) -> None:
     """Measure until all is done or the time for the run is spent."""
     started = time.monotonic()
     first_row, excluded = start.row, start.excluded
-    for name, mode in session.config.cases[start.case :]:
+    cases = session.config.cases[start.case :]
+    for name, mode in cases if len(session.config.phases) == 1 else cases[:1]:
         session.excluded = start.without | excluded
         for count in session.config.counts(name)[first_row:]:
             if session.largest([time.monotonic() - started])[0] > start.left_s:
