@@ -139,6 +139,54 @@ std::string case_name(const testing::TestParamInfo<std::tuple<CollectiveKind, Al
 
 INSTANTIATE_TEST_SUITE_P(All, ExecutorTest, testing::ValuesIn(all_cases()), case_name);
 
+// Elements of the sum over four ranks that are not the sum in the order of ranks. In place `r` of
+// the group stands what rank order[r] contributes.
+std::size_t sums_out_of_order(Algorithm algorithm, const std::vector<int>& order) {
+  constexpr std::size_t kCount = 40'001;
+  const auto world = static_cast<int>(order.size());
+  ThreadWorld memory(world);
+  std::atomic<std::size_t> wrong{0};
+  test::run_ranks(world, [&](int rank) {
+    std::vector<float> data(kCount);
+    for (std::size_t i = 0; i < kCount; ++i) {
+      data[i] = test::reduce_value(order[static_cast<std::size_t>(rank)], i, 1);
+    }
+    AgreeingObserver observer;
+    HostExecutor executor(memory.view(rank), wait_policy(world), observer);
+    executor.begin({.element_bytes = sizeof(float),
+                    .kernels = &reduce_kernels(Dtype::kFloat32, ReduceOp::kSum, selected_isa()),
+                    .factor = 1.0});
+    ASSERT_TRUE(run_collective(executor, test::sum_args(data), {algorithm, 16 * 1024}, memory));
+    ASSERT_TRUE(executor.end());
+    for (std::size_t i = 0; i < kCount; ++i) wrong += data[i] != test::expected_sum(world, i, 1);
+  });
+  return wrong;
+}
+
+class CombiningOrder : public testing::TestWithParam<Algorithm> {};
+
+// What the tests compare tells orders apart: an algorithm that took the ranks in another order
+// would fail them.
+TEST_P(CombiningOrder, IsThatOfTheRanksAndAnotherOneShows) {
+  EXPECT_EQ(sums_out_of_order(GetParam(), {0, 1, 2, 3}), 0u);
+  EXPECT_GT(sums_out_of_order(GetParam(), {3, 2, 1, 0}), 10'000u);
+  EXPECT_GT(sums_out_of_order(GetParam(), {1, 2, 3, 0}), 10'000u);
+}
+
+std::vector<Algorithm> algorithms_of_all_reduce() {
+  std::vector<Algorithm> algorithms;
+  for (int a = 1; a < kAlgorithmCount; ++a) {
+    const auto algorithm = static_cast<Algorithm>(a);
+    if (has_algorithm(CollectiveKind::kAllReduce, algorithm, PlanTarget::kHost)) {
+      algorithms.push_back(algorithm);
+    }
+  }
+  return algorithms;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CombiningOrder, testing::ValuesIn(algorithms_of_all_reduce()),
+                         [](const auto& i) { return std::string(algorithm_name(i.param)); });
+
 CollectiveArgs broadcast_args(std::vector<float>& data, int root) {
   CollectiveArgs args;
   args.kind = CollectiveKind::kBroadcast;

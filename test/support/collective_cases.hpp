@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <vector>
@@ -24,11 +25,13 @@ inline CollectiveArgs sum_args(std::vector<float>& data) {
   return args;
 }
 
-// Sums of these depend on the order in which they are added.
+// Sums of these depend on the order in which they are added: all digits of a float, from -8 to 8.
 inline float reduce_value(int rank, std::size_t index, int round) {
-  const auto i = static_cast<double>(index % 4093);
-  const double scale = (rank + static_cast<int>(index)) % 3 == 0 ? 1e7 : 1e-3;
-  return static_cast<float>((i + 1.0) * 0.37 * (rank + 1) * scale + round);
+  auto bits = static_cast<std::uint32_t>(index * 64) + static_cast<std::uint32_t>(rank);
+  bits = (bits + static_cast<std::uint32_t>(round) * 7919u) * 2654435761u;
+  bits = (bits ^ (bits >> 15)) * 2246822519u;
+  bits ^= bits >> 13;
+  return static_cast<float>(bits) * 0x1p-28f - 8.0f;
 }
 
 inline float expected_sum(int world, std::size_t index, int round) {
