@@ -29,6 +29,7 @@ from harness import (
     options_with,
     run_ranks,
 )
+from symmetric import use_symm
 
 pytestmark = pytest.mark.skipif(
     not IS_SYMM, reason="a promise of symm: the bits of others depend on the size of the message"
@@ -190,3 +191,26 @@ def test_deterministic_algorithms_are_no_reason_to_refuse():
         return problems
 
     expect_no_mismatch(run_ranks(body, WORLD_SIZE, fresh=True))
+
+
+def fused_with_an_exact_product(rank: int, rows: list[int], dtype: torch.dtype) -> list[str]:
+    """x @ 1 is x by every kernel of a product: what is left is the sum over the ranks."""
+    use_symm()
+    name, size = dist.group.WORLD.group_name, dist.get_world_size()
+    problems = []
+    for count in rows:
+        every = [model.make_input(dtype, count * size * 64, r, count) for r in range(size)]
+        got = torch.ops.symm_mem.fused_matmul_reduce_scatter(
+            copy_here(every[rank]).view(-1, 64), torch.eye(64, dtype=dtype), "sum", 0, name
+        )
+        mine = model.reduced(every, "SUM").view(size, count, 64)[rank]
+        problems += model.mismatch(f"{count} rows of {dtype}", got, mine)
+    return problems
+
+
+@pytest.mark.cpu("PyTorch's operators add there by themselves, and on a GPU nobody has looked yet")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_fused_product_have_the_bits_of_their_sum(dtype):
+    expect_no_mismatch(
+        run_ranks(fused_with_an_exact_product, max(WORLD_SIZE, 3), [1, 2, 7, 64, 300], dtype)
+    )
