@@ -27,7 +27,6 @@ from torch_symm.tools.bench.config import (
     format_size,
     parse_size,
 )
-from torch_symm.tools.bench.contender import c10d_name, spelled_out
 from torch_symm.tools.bench.pattern import (
     BITWISE_OPS,
     DTYPES,
@@ -208,21 +207,6 @@ def test_sizes_are_read_and_validated() -> None:
 def test_wrong_options_are_named(options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BenchConfig(**options)
-
-
-def test_pinned_nccl_runs_in_processes_of_its_own() -> None:
-    against = spelled_out(("nccl", "nccl-deterministic"))
-    assert against == ("nccl", "nccl-tree-1", "nccl-tree-8", "nccl-ring-1", "nccl-ring-8")
-    config = BenchConfig(device="cuda", against=against)
-    assert [phase.members for phase in config.phases] == [(0, 1), (2,), (3,), (4,), (5,)]
-    assert config.phases[0].environment == ()
-    assert dict(config.phases[4].environment) == {
-        "NCCL_ALGO": "allreduce:ring",
-        "NCCL_PROTO": "Simple",
-        "NCCL_MIN_NCHANNELS": "8",
-        "NCCL_MAX_NCHANNELS": "8",
-    }
-    assert {c10d_name(name) for name in against} == {"nccl"}
 
 
 def test_a_configuration_survives_json() -> None:

@@ -18,7 +18,6 @@ import torch.multiprocessing as mp
 from torch_symm.tools.bench import collectives
 from torch_symm.tools.bench.collectives import AllReduce, Barrier
 from torch_symm.tools.bench.config import BenchConfig
-from torch_symm.tools.bench.contender import PINNED
 from torch_symm.tools.bench.launch import BenchJob
 from torch_symm.tools.bench.pattern import OPS
 from torch_symm.tools.bench.results import Row
@@ -179,64 +178,3 @@ def test_the_run_goes_on_without_a_backend_that_fails(wound: str, reason: str) -
         else:
             assert failing.in_place is None
             assert re.match(reason, failing.error), failing.error
-
-
-SETTINGS = {"gloo-off": (("OFF_BY", "3"),), "gloo-dies": (("DIES", "1"),)}
-
-
-def pinned_rank(place: RankContext, assignment: tuple, messenger: Messenger) -> None:
-    """A rank whose all_reduce is off by what the environment says, and that dies once if told."""
-    call = AllReduce.call
-
-    def pinned_call(operation: AllReduce, group: dist.ProcessGroup) -> None:
-        call(operation, group)
-        operation.output[-1] += int(os.environ.get("OFF_BY", "0"))
-        if operation.count == 32 and os.environ.get("DIES"):
-            os.abort()
-
-    AllReduce.call = pinned_call
-    PINNED.update(SETTINGS)
-    bench_rank(place, assignment, messenger)
-
-
-def watch_pinned(rows: mp.SimpleQueue) -> None:
-    PINNED.update(SETTINGS)
-    config = BenchConfig(
-        collectives=("all_reduce", "broadcast"),
-        backend="gloo",
-        against=("gloo-off", "gloo", "gloo-dies"),
-        min_bytes=8,
-        max_bytes=512,
-        iters=1,
-        blocks=1,
-    )
-    supervise(pinned_rank, BenchJob(config, rows.put), config.ranks)
-
-
-def test_backends_with_settings_of_their_own_have_processes_of_their_own() -> None:
-    context = mp.get_context("fork")
-    queue = context.Queue()
-    watcher = context.Process(target=watch_pinned, args=(queue,))
-    watcher.start()
-    rows = [queue.get(timeout=90) for _ in range(8)]
-    watcher.join(timeout=30)
-    assert watcher.exitcode == 0
-    assert queue.empty()
-    assert [(row.collective, row.size) for row in rows] == [
-        (name, size) for name in ("all_reduce", "broadcast") for size in (8, 32, 128, 512)
-    ]
-    for row in rows:
-        plain, off, again, dies = row.results
-        assert [result.backend for result in row.results] == [
-            *("gloo", "gloo-off", "gloo", "gloo-dies")
-        ]
-        reduces = row.collective == "all_reduce"
-        assert plain.in_place.wrong == again.in_place.wrong == 0
-        # Two checks, each wrong on both ranks.
-        assert off.in_place.wrong == (4 if reduces else 0)
-        if reduces and row.size >= 128:
-            assert dies.in_place is None
-            assert "SIGABRT" in dies.error
-        else:
-            assert dies.error is None
-            assert dies.in_place.wrong == 0

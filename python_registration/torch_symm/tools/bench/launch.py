@@ -18,7 +18,10 @@ from torch_symm.tools.ranks.job import RunFailed, Trouble
 
 
 class BenchJob:
-    """Where the run stands, and what each set of ranks is to do. Used by the leader alone."""
+    """Where the run stands, and what each set of ranks is to do. Used by the leader alone.
+
+    A row is told when its last phase has been measured.
+    """
 
     def __init__(self, config: BenchConfig, on_row: Callable[[Row], None]) -> None:
         self._config = config
