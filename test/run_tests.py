@@ -9,7 +9,8 @@ This process imports torch and never uses it: each file is run by pytest in a fo
 neither a file nor a rank spends time on imports, no library's threads exist where ranks are
 forked, and no test starts in a process in which another has initialised CUDA. Tests marked
 ``alone`` (they measure time, or count what a machine or a GPU has) run afterwards, one file at a
-time. So do the C++ tests on a GPU, in a few processes, and then those with Alone in their name.
+time. The C++ tests on a GPU begin, in a few processes, as the last files run; those with Alone in
+their name run afterwards too.
 
 Writes the output of every file to REPORTS/logs and the results to REPORTS/pytest.xml (JUnit). The
 exit code is 1 if a test failed, if a file could not be collected, or if nothing ran.
@@ -44,7 +45,7 @@ LONG_FILES = {
     *("test_symmetric_groups.py", "test_all_gather_matmul.py", "test_ranks.py", "test_exit.py"),
 }
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
-GPU_SHARDS = 3  # processes of the C++ tests at once: making groups is most of their time
+GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
 NOTHING_COLLECTED = 5  # pytest's exit code
 
 
@@ -101,10 +102,10 @@ def gpu_job(arguments: argparse.Namespace, name: str, tests: str, **env: str) ->
     return job
 
 
-def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]]:
-    """What may run beside others, longest first; the parts of the C++ tests on a GPU, which may run
-    beside each other; what runs alone."""
-    together, parts, alone = [], [], []
+def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job]]:
+    """What may run beside others, longest first, the parts of the C++ tests on a GPU after them;
+    what runs alone."""
+    together, alone = [], []
     files = sorted(test_files(arguments.paths), key=lambda file: -expected_seconds(file, arguments))
     for file in files:
         text = (ROOT / file).read_text()
@@ -117,9 +118,9 @@ def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]
         for shard in range(GPU_SHARDS):
             name = f"{GPU_TESTS} {shard + 1} of {GPU_SHARDS}"
             share = {"GTEST_SHARD_INDEX": str(shard), "GTEST_TOTAL_SHARDS": str(GPU_SHARDS)}
-            parts.append(gpu_job(arguments, name, "-*Alone*", **share))
+            together.append(gpu_job(arguments, name, "-*Alone*", **share))
         alone.append(gpu_job(arguments, f"{GPU_TESTS} alone", "*Alone*"))
-    return together, parts, alone
+    return together, alone
 
 
 def expected_seconds(file: Path, arguments: argparse.Namespace) -> float:
@@ -213,16 +214,15 @@ def main() -> int:
         os.environ.setdefault(variable, "1")
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     (arguments.reports / "logs").mkdir(parents=True, exist_ok=True)
-    together, parts, alone = plan(arguments)
-    jobs, started = together + parts + alone, time.monotonic()
+    together, alone = plan(arguments)
+    jobs, started = together + alone, time.monotonic()
     for module in IMPORTED_ONCE:
         importlib.import_module(module)
     gc.freeze()  # or each fork would look through, and copy, what is imported here
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     run_all(together, arguments.jobs, 0, len(jobs), arguments.reports)
-    run_all(parts, GPU_SHARDS, len(together), len(jobs), arguments.reports)
-    run_all(alone, 1, len(together) + len(parts), len(jobs), arguments.reports)
+    run_all(alone, 1, len(together), len(jobs), arguments.reports)
 
     write_report(jobs, arguments.reports / "pytest.xml")
     for reason, number in reasons_of_skips(jobs).most_common():
