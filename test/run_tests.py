@@ -43,7 +43,6 @@ IMPORTED_ONCE = (
 LONG_FILES = {
     *("test_collectives.py", "test_ccl.py", "test_memory_providers.py", "test_models.py"),
     *("test_symmetric_groups.py", "test_all_gather_matmul.py", "test_ranks.py", "test_exit.py"),
-    *("test_rejoin.py", "test_bad_input.py"),
 }
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
 GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
