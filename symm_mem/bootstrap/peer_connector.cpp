@@ -238,18 +238,18 @@ std::vector<int> PeerConnector::missing() const {
 }
 
 // A rank that gave up because another one died did so after that death had begun, so whoever is
-// gone by now includes the cause. A process that dies closes its sockets one by one.
+// gone by now includes the cause. A process that dies closes its sockets one by one. Its record may
+// seem left over, as a process knows its own start in whole clock ticks only.
 std::string PeerConnector::names_of_the_lost(int seen) const {
   std::string names;
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;
     const GuardedDescriptor& connection = sockets_[static_cast<std::size_t>(peer)];
-    bool lost = peer == seen;
+    bool lost = peer == seen || has_begun_to_end(record(peer).process);
     if (!lost && connection.valid()) {
-      lost = is_hung_up(connection.get()) || has_begun_to_end(record(peer).process);
+      lost = is_hung_up(connection.get());
     } else if (!lost && !board_.is_left_over(record(peer))) {
-      lost = is_nobody_there(connect_to(record(peer).socket_path).error) ||
-             has_begun_to_end(record(peer).process);
+      lost = is_nobody_there(connect_to(record(peer).socket_path).error);
     }
     if (lost) names += (names.empty() ? "" : ", ") + name_of(peer);
   }

@@ -152,6 +152,31 @@ TEST(BootstrapMeshTries, ALateRankDoesNotWaitForThoseThatKnowOfADeath) {
   for (const auto& error : errors) expect_error(error, ErrorCode::kPeerLost, {"rank"});
 }
 
+// A rank that began in the clock tick in which another one published takes that record for one of an
+// earlier try. Where a third rank gives up because of the other one's death, both are named.
+TEST(BootstrapMeshTries, ADeathIsNamedThoughTheRecordSeemsLeftOver) {
+  MemoryStore store;
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  test::ForkedChild child([&] {
+    const ProcessIdentity mine = own_process();
+    return ::write(pipe[1], &mine, sizeof(mine)) == sizeof(mine) ? 0 : 1;
+  });
+  PeerRecord dead = left_over(0, 3);
+  ASSERT_EQ(::read(pipe[0], &dead.process, sizeof(dead.process)),
+            static_cast<ssize_t>(sizeof(dead.process)));
+  EXPECT_EQ(child.wait(), 0);
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+  publish(store, dead);
+  PeerRecord gave_up = left_over(1, 3);
+  gave_up.published = test::published_now();
+  publish(store, gave_up);
+  const auto error =
+      test::error_of([&] { BootstrapMesh::connect(store, mesh_config(2, 3, 5000ms)); });
+  expect_error(error, ErrorCode::kPeerLost, {"rank 0", "rank 1", "during set-up"});
+}
+
 // A rank that reads an old record just before it is replaced must not give up.
 TEST(BootstrapMeshTries, OldAndNewRecordsMixed) {
   std::atomic<int> reads{0};
