@@ -57,6 +57,7 @@ Communicator::Communicator(KeyValueStore& store, CommunicatorConfig config)
                                   .global_ranks = global_ranks,
                                   .timeout = config_.timeout,
                                   .payload = agreement_->encode(),
+                                  .busy_threads = config_.busy_threads,
                                   .region_bytes = GroupMemory::region_bytes(config_.world_size),
                                   .later_bytes = agreement_->workspace_bytes});
   if (world_size() > 1) {

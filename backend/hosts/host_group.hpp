@@ -3,8 +3,6 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <atomic>
-#include <chrono>
 #include <memory>
 #include <string>
 #include <symm/ProcessGroupSymmOptions.hpp>
@@ -12,26 +10,9 @@
 
 #include "backend/engine/group_engine.hpp"
 #include "backend/engine/hosts/host_collectives.hpp"
+#include "backend/hosts/backend_link.hpp"
 
 namespace symm {
-
-// A c10d backend as the link; it moves bytes in the CPU's memory and never combines.
-class BackendLink final : public HostLink {
- public:
-  BackendLink(std::string name, c10::intrusive_ptr<c10d::Backend> backend)
-      : name_(std::move(name)), backend_(std::move(backend)) {}
-
-  const std::string& name() const override { return name_; }
-  void exchange(std::span<const Part> to, std::span<const Part> from,
-                std::chrono::milliseconds timeout) override;
-  void abort() noexcept override;
-  c10d::Backend& backend() { return *backend_; }
-
- private:
-  const std::string name_;
-  const c10::intrusive_ptr<c10d::Backend> backend_;
-  std::atomic<bool> aborted_{false};
-};
 
 class HostGroup {
  public:

@@ -74,6 +74,9 @@ struct LocalGroupConfig {
   std::vector<std::int64_t> global_ranks;
   std::chrono::milliseconds timeout{300'000};  // of set-up
   std::vector<std::uint8_t> payload;           // opaque bytes that every rank learns
+  // How many threads want this machine's cores where that is more than one a rank; how a rank waits
+  // depends on it.
+  int busy_threads = 0;
   // Shared host memory of a rank behind its page, zero at the start; the same on every rank. A
   // group of one has none.
   std::size_t region_bytes = 0;

@@ -152,8 +152,8 @@ TEST(BootstrapMeshTries, ALateRankDoesNotWaitForThoseThatKnowOfADeath) {
   for (const auto& error : errors) expect_error(error, ErrorCode::kPeerLost, {"rank"});
 }
 
-// A rank that began in the clock tick in which another one published takes that record for one of an
-// earlier try. Where a third rank gives up because of the other one's death, both are named.
+// A rank that began in the clock tick in which another one published takes that record for one of
+// an earlier try. Where a third rank gives up because of the other one's death, both are named.
 TEST(BootstrapMeshTries, ADeathIsNamedThoughTheRecordSeemsLeftOver) {
   MemoryStore store;
   int pipe[2];

@@ -23,6 +23,7 @@ struct CommunicatorConfig {
   // Reductions give the same bits by every algorithm, so algorithms that cannot are refused. The
   // same on every rank.
   bool deterministic = true;
+  int busy_threads = 0;        // LocalGroupConfig::busy_threads
   bool high_priority = false;  // raises nothing on the host; the torch-facing half reads it
 };
 

@@ -2,12 +2,26 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 
-#include "kernels/core/collective.hpp"
-
 namespace symm {
+
+// One message, to or from a group rank of another host. Its bytes lie in memory of the link.
+struct HostMessage {
+  int peer = 0;
+  std::span<std::byte> bytes;
+};
+
+// Messages under way. Ending it without a wait leaves them to the engine.
+class HostTransfer {
+ public:
+  virtual ~HostTransfer() = default;
+  // Returns when all of them have left or arrived. Throws Error: kTimeout, kPeerLost, kAborted.
+  virtual void wait(std::chrono::milliseconds timeout) = 0;
+};
 
 class HostLink {
  public:
@@ -16,12 +30,17 @@ class HostLink {
   // "gloo", for messages.
   virtual const std::string& name() const = 0;
 
-  // Sends `to[r]` to each group rank r and fills `from[r]` by what r sends here; counts in bytes,
-  // and both sides of a pair must mean the same. Collective over the group; blocks. Throws Error.
-  virtual void exchange(std::span<const Part> to, std::span<const Part> from,
-                        std::chrono::milliseconds timeout) = 0;
+  // Memory for messages, as long as the link and as long as the engine uses it: an engine may go on
+  // with a message whose wait has ended. Not initialised, aligned to 64 bytes. Local.
+  virtual std::span<std::byte> allocate(std::size_t bytes) = 0;
 
-  // Makes exchanges in progress, here and on the other hosts, throw. Local, any thread.
+  // Begins to send `to` and to receive `from`; both sides of a pair name messages of the same sizes
+  // in the same order, none of them empty. Does not wait. Throws Error.
+  virtual std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
+                                              std::span<const HostMessage> from) = 0;
+
+  // Makes waits in progress throw, here and, once the engine has told them, on the other hosts.
+  // Local, any thread.
   virtual void abort() noexcept = 0;
 };
 

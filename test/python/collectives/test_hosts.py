@@ -43,7 +43,8 @@ def every_call(rank, hosts):
     for collective in calls.EVERY_CALL:
         if is_refused(collective, "SUM", torch.float32, hosts):
             continue
-        for count in (0, 1, 5, 1027, 70_001):
+        # In the heads, by the leaders and over rails.
+        for count in (0, 1, 5, 1027, 70_001, 300_001):
             for async_op in (False, True):
                 call = Call(
                     dist.group.WORLD, everybody, rank, count=count, async_op=async_op, salt=count

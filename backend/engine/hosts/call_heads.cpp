@@ -1,0 +1,63 @@
+#include "backend/engine/hosts/call_heads.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "backend/engine/hosts/host_algorithms.hpp"
+
+namespace symm {
+
+std::vector<int> head_peers(const HostLegs& legs, const CollectiveArgs& args) {
+  if (goes_by_leaders(legs, args)) return legs.leaders();
+  if (args.kind != CollectiveKind::kGather && args.kind != CollectiveKind::kScatter &&
+      args.kind != CollectiveKind::kAllToAll) {
+    return legs.rail_peers();
+  }
+  std::vector<int> peers;
+  for (int rank = 0; rank < legs.layout().world_size(); ++rank) {
+    if (legs.is_here(rank)) continue;
+    const bool moves =
+        args.kind == CollectiveKind::kAllToAll || rank == args.root || legs.rank() == args.root;
+    if (moves || std::ranges::find(legs.leaders(), rank) != legs.leaders().end()) {
+      peers.push_back(rank);
+    }
+  }
+  return peers;
+}
+
+CallHeads::CallHeads(HostLegs& legs, const CollectiveArgs& args, std::uint64_t sequence,
+                     std::vector<int> peers)
+    : legs_(legs), args_(args), sequence_(sequence), peers_(std::move(peers)) {
+  if (peers_.empty()) return;
+  to_ = legs.take(peers_.size() * kHeadBytes);
+  from_ = legs.take(peers_.size() * kHeadBytes);
+}
+
+void CallHeads::start() {
+  Messages to;
+  Messages from;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    const CallNote note = note_to(args_, sequence_, peers_[i]);
+    std::memcpy(to_ + i * kHeadBytes, &note, sizeof(note));
+    to.push_back({peers_[i], {to_ + i * kHeadBytes, kHeadBytes}});
+    from.push_back({peers_[i], {from_ + i * kHeadBytes, kHeadBytes}});
+  }
+  transfer_ = legs_.start(std::move(to), std::move(from));
+}
+
+void CallHeads::finish() {
+  legs_.finish(transfer_);
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    CallNote got;
+    std::memcpy(&got, from_ + i * kHeadBytes, sizeof(got));
+    const CallNote expected = note_expected_from(args_, sequence_, peers_[i]);
+    if (same_note(got, expected)) continue;
+    const auto host = static_cast<std::size_t>(legs_.host_of(peers_[i]));
+    throw different_notes(
+        text_of(legs_.names().name(peers_[i]), " on host ", legs_.layout().names[host]), got,
+        expected);
+  }
+}
+
+}  // namespace symm

@@ -1,0 +1,52 @@
+// The first messages of a call over hosts, all of one size, so that ranks with different calls do
+// not give the engine messages that do not fit.
+//
+// NOTE [Heads]
+// Ranks of different hosts that exchange anything in a call first exchange heads, both ways: a note
+// of the call and room for data. A small call needs no other message; a larger one goes on when the
+// notes agree. The leaders of the hosts exchange heads in every call, so that any two different
+// calls meet somewhere; inside a host call_hash() does the same. Having a peer's head, a rank knows
+// that the peer has begun the call.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "backend/engine/hosts/call_note.hpp"
+#include "backend/engine/hosts/host_legs.hpp"
+
+namespace symm {
+
+inline constexpr std::size_t kHeadBytes = std::size_t{8} << 10;
+inline constexpr std::size_t kHeadRoom = kHeadBytes - sizeof(CallNote);
+
+class CallHeads {
+ public:
+  // `peers`: group ranks of other hosts, each of which names this one.
+  CallHeads(HostLegs& legs, const CollectiveArgs& args, std::uint64_t sequence,
+            std::vector<int> peers);
+
+  const std::vector<int>& peers() const { return peers_; }
+  // What goes to, and what has come from, the peer at that index: kHeadRoom bytes.
+  std::byte* room_to(std::size_t index) { return to_ + index * kHeadBytes + sizeof(CallNote); }
+  const std::byte* room_from(std::size_t index) const {
+    return from_ + index * kHeadBytes + sizeof(CallNote);
+  }
+
+  // Fill the rooms first. Does not wait.
+  void start();
+  // Throws kMismatch where a peer has made another call.
+  void finish();
+
+ private:
+  HostLegs& legs_;
+  const CollectiveArgs& args_;
+  const std::uint64_t sequence_;
+  const std::vector<int> peers_;
+  std::byte* to_ = nullptr;
+  std::byte* from_ = nullptr;
+  std::unique_ptr<HostTransfer> transfer_;
+};
+
+}  // namespace symm

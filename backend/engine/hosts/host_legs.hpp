@@ -1,0 +1,138 @@
+// The two legs of a call over several hosts, seen from one rank: the communicator of its host and
+// the link between the hosts.
+//
+// NOTE [Places and rails]
+// A rank's place is its index among the ranks of its host; the rank at place 0 leads its host. A
+// rail is one rank of every host, those at one place; there are as many as the smallest host has
+// ranks. Where a host has no rank at a place, another one stands in (HostLayout::stand_in).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "backend/engine/hosts/host_layout.hpp"
+#include "backend/engine/hosts/host_link.hpp"
+#include "kernels/core/collective.hpp"
+#include "symm_mem/bootstrap/rank_names.hpp"
+#include "symm_mem/process/deadline.hpp"
+
+namespace symm {
+
+class Communicator;
+
+using Messages = std::vector<HostMessage>;
+
+// Sizes in bytes by which calls are carried out. The same on every rank.
+struct HostLimits {
+  // The most that one leader tells another. Below it fewer threads of the engine at work are worth
+  // more than all rails: 2 hosts of 2 ranks on 2 cores, 64 KiB, two to three times.
+  std::size_t leader_bytes = std::size_t{512} << 10;
+  // One rank's share of a chunk, and a chunk of all pairs of a rank. As long as the engine's
+  // threads cost more than the caches: there, an all_reduce of 16 MiB took 112, 70, 48, 42, 42 ms
+  // with 128 KiB to 2 MiB.
+  std::size_t share_bytes = std::size_t{2} << 20;
+  // Whole shares go to every host as long as a rank sends no more than that, which saves an
+  // exchange.
+  std::size_t whole_shares = std::size_t{64} << 10;
+};
+
+// A call at a time; not thread safe.
+class HostLegs {
+ public:
+  // `rank` is a group rank; `local` has the ranks of its host. All outlive this object.
+  HostLegs(const HostLayout& layout, int rank, RankNames names, Communicator& local, HostLink& link,
+           const HostLimits& limits);
+
+  const HostLayout& layout() const { return layout_; }
+  const HostLimits& limits() const { return limits_; }
+  const RankNames& names() const { return names_; }
+  int rank() const { return rank_; }
+  int host() const { return host_; }
+  int place() const { return place_; }
+  bool leads() const { return place_ == 0; }
+  bool on_rail() const { return place_ < layout_.rails; }
+  bool is_here(int rank) const { return host_of(rank) == host_; }
+  int host_of(int rank) const { return layout_.host_of[static_cast<std::size_t>(rank)]; }
+  int place_of(int rank) const { return layout_.local_of[static_cast<std::size_t>(rank)]; }
+  // The group ranks of this host, by place.
+  const std::vector<int>& here() const { return members(host_); }
+  const std::vector<int>& members(int host) const {
+    return layout_.members[static_cast<std::size_t>(host)];
+  }
+  // Who stands on `host` for this rank's place.
+  int stand_in(int host) const { return layout_.stand_in(host, place_); }
+  // The ranks of other hosts that stand for this rank's place, and those for whose place this rank
+  // stands. Each is such a peer of the other.
+  const std::vector<int>& rail_peers() const { return rail_peers_; }
+  // Where this rank leads, the ranks that lead the other hosts.
+  const std::vector<int>& leaders() const { return leaders_; }
+
+  // A new call: memory that was taken may be taken again. `call` is a hash of what is called; ranks
+  // of a host with different ones fail in their next local leg.
+  void begin(std::chrono::milliseconds timeout, std::uint32_t call);
+
+  // A collective of the ranks of this host; ranks in `args` are places. Blocks; throws Error.
+  void run_local(CollectiveArgs args);
+
+  // Memory of the link until the next begin(); 64 bytes aligned.
+  std::byte* take(std::size_t bytes);
+
+  // HostLink::start, of what is not empty.
+  std::unique_ptr<HostTransfer> start(Messages to, Messages from);
+  // Waits for a transfer, or for none, and ends it.
+  void finish(std::unique_ptr<HostTransfer>& transfer);
+
+  // `result[i]` = the values of the hosts, by host, combined in that order by the operator of
+  // `args`; `result` may be one of them.
+  void fold(const CollectiveArgs& args, const std::vector<const void*>& of_hosts, void* result,
+            std::size_t count) const;
+
+  // The leg in progress, for errors.
+  const char* leg() const { return leg_; }
+
+ private:
+  std::chrono::milliseconds left() const;
+
+  const HostLayout& layout_;
+  const int rank_;
+  const int host_;
+  const int place_;
+  const RankNames names_;
+  Communicator& communicator_;
+  HostLink& link_;
+  const HostLimits limits_;
+  std::vector<int> rail_peers_;
+  std::vector<int> leaders_;
+  Deadline deadline_{std::chrono::milliseconds(0)};  // of the call in progress
+  std::uint32_t call_ = 0;
+  const char* leg_ = "";
+  std::vector<std::span<std::byte>> blocks_;
+  std::size_t block_ = 0;  // what is taken of them: all before this one,
+  std::size_t used_ = 0;   // and so many bytes of it
+};
+
+// Element range `index` of `count` nearly equal ones of `total`.
+struct Share {
+  Share(std::size_t total, int index, int count)
+      : begin(total * static_cast<std::size_t>(index) / static_cast<std::size_t>(count)),
+        count(total * static_cast<std::size_t>(index + 1) / static_cast<std::size_t>(count) -
+              begin) {}
+  Share(std::size_t from, std::size_t elements) : begin(from), count(elements) {}
+  std::size_t begin;
+  std::size_t count;
+};
+
+// The byte `offset` behind `base`, which may be null where nothing is read or written there.
+inline std::byte* at_byte(const void* base, std::size_t offset) {
+  return base == nullptr ? nullptr : static_cast<std::byte*>(const_cast<void*>(base)) + offset;
+}
+
+// AVG divides where the hosts' values are combined, and PREMUL_SUM has multiplied by then.
+inline ReduceOp op_in_host(ReduceOp op) { return op == ReduceOp::kAvg ? ReduceOp::kSum : op; }
+
+}  // namespace symm

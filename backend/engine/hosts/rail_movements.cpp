@@ -1,0 +1,256 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "backend/engine/hosts/host_algorithms.hpp"
+
+namespace symm {
+namespace {
+
+// Chunk c goes to the other hosts in step c and is gathered in step c + 1.
+class RailAllGather {
+ public:
+  RailAllGather(HostLegs& legs, const CollectiveArgs& args)
+      : legs_(legs), args_(args), element_(dtype_bytes(args.dtype)) {
+    std::size_t longest = 0;
+    for (const Part& part : args.output_parts) longest = std::max(longest, part.count);
+    chunk_ = std::min(longest, legs.limits().share_bytes / element_);
+    chunks_ = (longest + chunk_ - 1) / chunk_;
+    for (int host = 0; host < legs.layout().host_count(); ++host) {
+      if (host == legs.host()) continue;
+      const std::size_t ranks = legs.members(host).size();
+      for (std::size_t first = 0; first < ranks; first += legs.here().size()) {
+        runs_.push_back({host, first});
+      }
+    }
+    for (Chunk& chunk : in_flight_) {
+      chunk.outgoing = legs.take(chunk_ * element_);
+      for (std::size_t run = 0; run < runs_.size(); ++run) {
+        chunk.incoming.push_back(legs.take(chunk_ * element_));
+      }
+    }
+  }
+
+  void run(CallHeads& heads) {
+    for (std::size_t step = 0; step <= chunks_; ++step) {
+      if (step < chunks_) {
+        gather_own_host(step);
+        if (step == 0) heads.finish();
+        exchange(step);
+      }
+      if (step >= 1) gather_others(step - 1);
+    }
+  }
+
+ private:
+  // As many ranks of another host as this one has, from its place `first` on.
+  struct Run {
+    int host;
+    std::size_t first;
+  };
+  struct Chunk {
+    std::byte* outgoing = nullptr;
+    std::vector<std::byte*> incoming;  // by run
+    std::unique_ptr<HostTransfer> transfer;
+  };
+
+  Chunk& in_flight(std::size_t index) { return in_flight_[index % in_flight_.size()]; }
+
+  Part in_chunk(std::size_t index, int rank) const {
+    const Part& whole = args_.output_parts[static_cast<std::size_t>(rank)];
+    const std::size_t begin = std::min(whole.count, index * chunk_);
+    const std::size_t count = std::min(chunk_, whole.count - begin);
+    if (count == 0) return {};
+    return {at_byte(whole.data, begin * element_), count};
+  }
+
+  // The rank of `run` whose share this one brings to its host; -1: none.
+  int brought(const Run& run) const {
+    const std::vector<int>& ranks = legs_.members(run.host);
+    const std::size_t place = run.first + static_cast<std::size_t>(legs_.place());
+    return place < ranks.size() ? ranks[place] : -1;
+  }
+
+  void gather(std::size_t index, const std::vector<int>& ranks, std::size_t first,
+              const void* input, std::size_t count) {
+    std::vector<Part> outputs(legs_.here().size());
+    for (std::size_t i = 0; i < outputs.size() && first + i < ranks.size(); ++i) {
+      outputs[i] = in_chunk(index, ranks[first + i]);
+    }
+    CollectiveArgs local = args_;
+    local.input = input;
+    local.count = count;
+    local.output_parts = outputs;
+    legs_.run_local(local);
+  }
+
+  void gather_own_host(std::size_t index) {
+    gather(index, legs_.here(), 0, at_byte(args_.input, index * chunk_ * element_),
+           in_chunk(index, legs_.rank()).count);
+  }
+
+  void exchange(std::size_t index) {
+    Chunk& chunk = in_flight(index);
+    const std::size_t bytes = in_chunk(index, legs_.rank()).count * element_;
+    if (bytes > 0) {
+      std::memcpy(chunk.outgoing, at_byte(args_.input, index * chunk_ * element_), bytes);
+    }
+    Messages to;
+    Messages from;
+    for (int host = 0; host < legs_.layout().host_count(); ++host) {
+      if (host != legs_.host()) to.push_back({legs_.stand_in(host), {chunk.outgoing, bytes}});
+    }
+    for (std::size_t run = 0; run < runs_.size(); ++run) {
+      const int rank = brought(runs_[run]);
+      if (rank < 0) continue;
+      from.push_back({rank, {chunk.incoming[run], in_chunk(index, rank).count * element_}});
+    }
+    chunk.transfer = legs_.start(std::move(to), std::move(from));
+  }
+
+  void gather_others(std::size_t index) {
+    Chunk& chunk = in_flight(index);
+    legs_.finish(chunk.transfer);
+    for (std::size_t run = 0; run < runs_.size(); ++run) {
+      const int rank = brought(runs_[run]);
+      gather(index, legs_.members(runs_[run].host), runs_[run].first, chunk.incoming[run],
+             rank < 0 ? 0 : in_chunk(index, rank).count);
+    }
+  }
+
+  HostLegs& legs_;
+  const CollectiveArgs& args_;
+  const std::size_t element_;
+  std::size_t chunk_ = 0;  // elements of a whole chunk of each rank's share
+  std::size_t chunks_ = 0;
+  std::vector<Run> runs_;
+  std::array<Chunk, 2> in_flight_;
+};
+
+// The root's host sends chunk c in step c. The others await it in that step, having asked for
+// chunk c + 1.
+class RailBroadcast {
+ public:
+  RailBroadcast(HostLegs& legs, const CollectiveArgs& args)
+      : legs_(legs),
+        args_(args),
+        element_(dtype_bytes(args.dtype)),
+        rails_(legs.layout().rails),
+        from_here_(legs.is_here(args.root)) {
+    const auto rails = static_cast<std::size_t>(rails_);
+    chunk_ = std::min(args.count, rails * (legs.limits().share_bytes / element_));
+    chunks_ = (args.count + chunk_ - 1) / chunk_;
+    for (Chunk& chunk : in_flight_) chunk.share = legs.take((chunk_ / rails + 1) * element_);
+  }
+
+  void run(CallHeads& heads) {
+    if (from_here_) {
+      for (std::size_t index = 0; index < chunks_; ++index) {
+        broadcast_here(index);
+        if (index == 0) heads.finish();
+        send(index);
+      }
+      for (Chunk& chunk : in_flight_) legs_.finish(chunk.transfer);
+      return;
+    }
+    heads.finish();
+    receive(0);
+    for (std::size_t index = 0; index < chunks_; ++index) {
+      legs_.finish(in_flight(index).transfer);
+      if (index + 1 < chunks_) receive(index + 1);
+      gather(index);
+    }
+  }
+
+ private:
+  struct Chunk {
+    std::byte* share = nullptr;  // this rail's
+    std::unique_ptr<HostTransfer> transfer;
+  };
+
+  Chunk& in_flight(std::size_t index) { return in_flight_[index % in_flight_.size()]; }
+  std::size_t begin_of(std::size_t index) const { return index * chunk_; }
+  std::size_t count_of(std::size_t index) const {
+    return std::min(chunk_, args_.count - begin_of(index));
+  }
+  Share rail_share(std::size_t index, int place) const {
+    return place < rails_ ? Share(count_of(index), place, rails_) : Share(count_of(index), 0);
+  }
+  Share own_share(std::size_t index) const { return rail_share(index, legs_.place()); }
+
+  void broadcast_here(std::size_t index) {
+    const std::size_t offset = begin_of(index) * element_;
+    CollectiveArgs local = args_;
+    local.root = legs_.place_of(args_.root);
+    local.input = at_byte(args_.input, offset);
+    local.output = at_byte(args_.output, offset);
+    local.count = count_of(index);
+    legs_.run_local(local);
+  }
+
+  void send(std::size_t index) {
+    if (!legs_.on_rail()) return;
+    Chunk& chunk = in_flight(index);
+    legs_.finish(chunk.transfer);
+    const Share own = own_share(index);
+    if (own.count > 0) {
+      std::memcpy(chunk.share, at_byte(args_.output, (begin_of(index) + own.begin) * element_),
+                  own.count * element_);
+    }
+    Messages to;
+    for (int host = 0; host < legs_.layout().host_count(); ++host) {
+      if (host == legs_.host()) continue;
+      to.push_back({legs_.stand_in(host), {chunk.share, own.count * element_}});
+    }
+    chunk.transfer = legs_.start(std::move(to), {});
+  }
+
+  void receive(std::size_t index) {
+    if (!legs_.on_rail()) return;
+    Chunk& chunk = in_flight(index);
+    const int from = legs_.stand_in(legs_.host_of(args_.root));
+    chunk.transfer = legs_.start({}, {{from, {chunk.share, own_share(index).count * element_}}});
+  }
+
+  void gather(std::size_t index) {
+    std::vector<Part> outputs;
+    for (int place = 0; place < static_cast<int>(legs_.here().size()); ++place) {
+      const Share share = rail_share(index, place);
+      if (share.count == 0) {
+        outputs.push_back({});
+      } else {
+        outputs.push_back(
+            {at_byte(args_.output, (begin_of(index) + share.begin) * element_), share.count});
+      }
+    }
+    CollectiveArgs local = args_;
+    local.kind = CollectiveKind::kAllGather;
+    local.root = 0;
+    local.input = in_flight(index).share;
+    local.output = nullptr;
+    local.count = own_share(index).count;
+    local.output_parts = outputs;
+    legs_.run_local(local);
+  }
+
+  HostLegs& legs_;
+  const CollectiveArgs& args_;
+  const std::size_t element_;
+  const int rails_;
+  const bool from_here_;
+  std::size_t chunk_ = 0;  // elements of a whole chunk
+  std::size_t chunks_ = 0;
+  std::array<Chunk, 2> in_flight_;
+};
+
+}  // namespace
+
+void all_gather_over_rails(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args) {
+  RailAllGather(legs, args).run(heads);
+}
+
+void broadcast_over_rails(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args) {
+  RailBroadcast(legs, args).run(heads);
+}
+
+}  // namespace symm

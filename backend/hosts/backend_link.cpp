@@ -1,0 +1,137 @@
+#include "backend/hosts/backend_link.hpp"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "symm_mem/process/deadline.hpp"
+
+namespace symm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kLine = 64;
+
+class BackendTransfer final : public HostTransfer {
+ public:
+  BackendTransfer(std::string engine, std::vector<WorkRef> works)
+      : engine_(std::move(engine)), works_(std::move(works)) {}
+
+  void wait(milliseconds timeout) override {
+    const Deadline deadline(timeout);
+    for (const WorkRef& work : works_) {
+      const auto left = std::chrono::duration_cast<milliseconds>(deadline.remaining());
+      wait_for(*work, engine_, std::max(milliseconds(1), left));
+    }
+  }
+
+ private:
+  const std::string engine_;
+  const std::vector<WorkRef> works_;
+};
+
+}  // namespace
+
+std::string words_of(const std::exception& error) {
+  const auto* const of_torch = dynamic_cast<const c10::Error*>(&error);
+  return of_torch ? of_torch->what_without_backtrace() : error.what();
+}
+
+Error engine_error(const std::string& what, const std::string& words) {
+  const bool late = words.find("imed out") != std::string::npos;
+  return Error(late ? ErrorCode::kTimeout : ErrorCode::kPeerLost, what, ": ", words);
+}
+
+void wait_for(c10d::Work& work, const std::string& what, milliseconds timeout) {
+  // A wait that was aborted ends with false.
+  if (through_engine(what + " failed", [&] { return work.wait(timeout); })) return;
+  throw Error(ErrorCode::kAborted, what, " was ended by a failure of the group");
+}
+
+std::span<std::byte> BackendLink::allocate(std::size_t bytes) {
+  const at::Tensor block = at::empty({static_cast<std::int64_t>(bytes + kLine)}, at::kByte);
+  auto* const begin = static_cast<std::byte*>(block.mutable_data_ptr());
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(begin) % kLine;
+  const std::lock_guard lock(mutex_);
+  memory_.push_back(block);
+  return {begin + (past == 0 ? 0 : kLine - past), bytes};
+}
+
+at::Tensor BackendLink::view_of(std::span<std::byte> bytes) const {
+  const std::lock_guard lock(mutex_);
+  for (const at::Tensor& block : memory_) {
+    const auto* const begin = static_cast<const std::byte*>(block.const_data_ptr());
+    if (bytes.data() < begin || bytes.data() >= begin + block.nbytes()) continue;
+    return block.narrow(0, bytes.data() - begin, static_cast<std::int64_t>(bytes.size()));
+  }
+  throw Error(ErrorCode::kInvalidArgument, "a message that is not in memory of the link");
+}
+
+c10::intrusive_ptr<c10d::Backend> BackendLink::engine() {
+  const std::lock_guard lock(mutex_);
+  if (backend_) return backend_;
+  throw Error(ErrorCode::kAborted, name_, " was ended by an earlier failure of the group");
+}
+
+void BackendLink::track(const WorkRef& work) {
+  const std::lock_guard lock(mutex_);
+  if (under_way_.size() >= prune_at_) {
+    std::erase_if(under_way_, [](const auto& old) { return old.expired(); });
+    prune_at_ = 2 * under_way_.size() + 64;
+  }
+  under_way_.emplace_back(work);
+}
+
+WorkRef BackendLink::message(const at::Tensor& bytes, int peer, int tag, bool is_send) {
+  const c10::intrusive_ptr<c10d::Backend> backend = engine();
+  std::vector<at::Tensor> one{bytes};
+  WorkRef work = through_engine(
+      text_of(name_, is_send ? " send to" : " recv from", " rank ", peer),
+      [&] { return is_send ? backend->send(one, peer, tag) : backend->recv(one, peer, tag); });
+  track(work);
+  return work;
+}
+
+std::unique_ptr<HostTransfer> BackendLink::start(std::span<const HostMessage> to,
+                                                 std::span<const HostMessage> from) {
+  std::vector<WorkRef> works;
+  works.reserve(to.size() + from.size());
+  // Sends first. Gloo writes a message in the thread that knows both sides of it, holding a lock of
+  // the connection for which its own thread spins: better in that thread, once the receiver has
+  // told it (1.3 GB/s against 0.1 to 1.6 between two processes on two cores).
+  for (const HostMessage& each : to) {
+    works.push_back(message(view_of(each.bytes), each.peer, kTag, true));
+  }
+  for (const HostMessage& each : from) {
+    works.push_back(message(view_of(each.bytes), each.peer, kTag, false));
+  }
+  return std::make_unique<BackendTransfer>(name_, std::move(works));
+}
+
+void BackendLink::abort() noexcept {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::vector<c10::weak_intrusive_ptr<c10d::Work>> works;
+  {
+    const std::lock_guard lock(mutex_);
+    backend.swap(backend_);
+    works.swap(under_way_);
+  }
+  if (!backend) return;
+  const auto try_to = [](const auto& body) {
+    try {
+      body();
+    } catch (const std::exception&) {
+      // What an engine cannot abort ends at its time-out; the group's failure is what is told.
+    }
+  };
+  for (const auto& each : works) {
+    if (const WorkRef work = each.lock()) try_to([&] { work->abort(); });
+  }
+  try_to([&] { backend->abort(); });
+  try_to([&] { backend.reset(); });
+}
+
+}  // namespace symm

@@ -1,0 +1,209 @@
+// Collectives over several hosts: ranks are threads, hosts are communicators of their own, the link
+// between them is memory.
+#include "backend/engine/hosts/host_collectives.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/engine/communicator.hpp"
+#include "test/support/collective_cases.hpp"
+#include "test/support/expect_error.hpp"
+#include "test/support/memory_link.hpp"
+#include "test/support/memory_store.hpp"
+#include "test/support/rank_threads.hpp"
+
+namespace symm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTimeout{20'000};
+
+// "aab": ranks 0 and 1 are on host a, rank 2 on host b.
+HostLayout layout_of(const std::string& hosts) {
+  std::vector<std::string> ids;
+  for (const char host : hosts) ids.emplace_back(1, host);
+  return HostLayout(ids);
+}
+
+class Hosts {
+ public:
+  Hosts(const std::string& hosts, const HostLimits& limits)
+      : layout_(layout_of(hosts)), limits_(limits), stores_(layout_.members.size()) {}
+
+  int world_size() const { return layout_.world_size(); }
+  const HostLayout& layout() const { return layout_; }
+  test::MemoryNetwork& network() { return network_; }
+
+  std::vector<std::optional<Error>> errors(const std::function<void(int, HostCollectives&)>& body) {
+    return test::errors_of_ranks(world_size(), [&](int rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      const auto host = static_cast<std::size_t>(layout_.host_of[r]);
+      CommunicatorConfig config;
+      config.group_name = "host " + layout_.names[host];
+      config.rank = layout_.local_of[r];
+      config.world_size = static_cast<int>(layout_.members[host].size());
+      config.timeout = kTimeout;
+      Communicator local(stores_[host], config);
+      test::MemoryLink link(network_, rank);
+      HostCollectives collectives(layout_, rank, RankNames(), local, link, limits_);
+      body(rank, collectives);
+    });
+  }
+
+  void run(const std::function<void(int, HostCollectives&)>& body) {
+    for (const auto& error : errors(body)) {
+      if (error) throw *error;
+    }
+    EXPECT_TRUE(network_.is_empty());
+  }
+
+  // In rank order inside each host, then in the order of the hosts.
+  float expected_sum(std::size_t index, int round) const {
+    volatile float total = 0;
+    for (std::size_t host = 0; host < layout_.members.size(); ++host) {
+      const std::vector<int>& ranks = layout_.members[host];
+      volatile float sum = test::reduce_value(ranks[0], index, round);
+      for (std::size_t i = 1; i < ranks.size(); ++i) {
+        sum = sum + test::reduce_value(ranks[i], index, round);
+      }
+      total = host == 0 ? sum : total + sum;
+    }
+    return total;
+  }
+
+ private:
+  const HostLayout layout_;
+  const HostLimits limits_;
+  std::vector<test::MemoryStore> stores_;
+  test::MemoryNetwork network_;
+};
+
+// Small enough for several chunks, and for every way through the code, at a few thousand elements.
+constexpr HostLimits kSmallLimits{
+    .leader_bytes = 10'000, .share_bytes = 4'096, .whole_shares = 600};
+
+class HostCollectivesTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(HostCollectivesTest, RunsEveryCollectiveAtEverySize) {
+  Hosts hosts(GetParam(), kSmallLimits);
+  hosts.run([&](int rank, HostCollectives& collectives) {
+    int round = 0;
+    for (const std::size_t count : {0, 1, 5, 500, 2'400, 3'001, 40'007}) {
+      for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
+        test::CollectiveCase one(
+            rank, hosts.world_size(), ++round,
+            [&](const CollectiveArgs& args) { collectives.run(args, kTimeout); },
+            [&](std::size_t index, int of_round) { return hosts.expected_sum(index, of_round); });
+        one.check(static_cast<CollectiveKind>(kind), count, round % hosts.world_size());
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, HostCollectivesTest,
+                         testing::Values("ab", "aabb", "aab", "abb", "abab", "abba", "abc",
+                                         "aabbcc", "aabbbc", "abcabd"));
+
+// The formulas of docs/many_hosts.md, on 3 hosts of 2 ranks: bytes between hosts of all ranks.
+TEST(HostCollectives, SendsTheBytesOfTheFormulas) {
+  constexpr std::size_t kCount = 48'000;
+  constexpr std::size_t kBytes = kCount * sizeof(float);
+  constexpr std::size_t kHosts = 3;
+  constexpr std::size_t kRanks = 6;
+  // Every rank has one rail peer on each other host, and each of them sends the other a head.
+  constexpr std::size_t kHeads = kRanks * (kHosts - 1) * 8192;
+  const auto bytes_of = [&](CollectiveKind kind) {
+    Hosts hosts("aabbcc", kSmallLimits);
+    hosts.run([&](int rank, HostCollectives& collectives) {
+      std::vector<float> mine(kCount, 1.0f);
+      std::vector<float> all(kCount * kRanks);
+      std::vector<Part> parts;
+      CollectiveArgs args;
+      args.kind = kind;
+      args.dtype = Dtype::kFloat32;
+      args.count = kCount;
+      args.input = args.output = mine.data();
+      for (std::size_t r = 0; r < kRanks; ++r) parts.push_back({&all[r * kCount], kCount});
+      if (kind == CollectiveKind::kAllGather) args.output_parts = parts;
+      if (kind == CollectiveKind::kReduceScatter) args.input_parts = parts;
+      collectives.run(args, kTimeout);
+      static_cast<void>(rank);
+    });
+    return hosts.network().bytes() - kHeads;
+  };
+  // A rail's share is half of a tensor; there are 2 rails.
+  EXPECT_EQ(bytes_of(CollectiveKind::kAllReduce), kRanks * 2 * (kHosts - 1) * kBytes / 2 / kHosts);
+  EXPECT_EQ(bytes_of(CollectiveKind::kReduceScatter), kRanks * (kHosts - 1) * kBytes);
+  EXPECT_EQ(bytes_of(CollectiveKind::kAllGather), kRanks * (kHosts - 1) * kBytes);
+  EXPECT_EQ(bytes_of(CollectiveKind::kBroadcast), (kHosts - 1) * kBytes);
+}
+
+// Whatever the two calls are, leaders of different hosts or ranks of one host meet.
+TEST(HostCollectives, DifferentCallsAreAnErrorOnEveryRank) {
+  for (const int odd : {0, 1, 2, 3}) {
+    for (const std::pair<int, int>& counts :
+         {std::pair{40, 30}, std::pair{40, 30'000}, std::pair{30'000, 40}}) {
+      Hosts hosts("aabb", kSmallLimits);
+      const auto errors = hosts.errors([&](int rank, HostCollectives& collectives) {
+        std::vector<float> data(
+            static_cast<std::size_t>(rank == odd ? counts.first : counts.second));
+        collectives.run(test::sum_args(data), kTimeout);
+      });
+      for (const auto& error : errors) {
+        ASSERT_TRUE(error);
+        EXPECT_NE(error->code(), ErrorCode::kTimeout) << error->what();
+        EXPECT_NE(std::string(error->what()).find("all_reduce over hosts"), std::string::npos);
+      }
+    }
+  }
+}
+
+// A rank that waits for nobody in its call hears of it in the next one.
+TEST(HostCollectives, DifferentKindsAndRootsAreAnErrorOnEveryRank) {
+  const auto call = [](CollectiveKind kind, int root, std::vector<float>& data) {
+    CollectiveArgs args = test::sum_args(data);
+    args.kind = kind;
+    args.root = root;
+    return args;
+  };
+  for (const int odd : {0, 1, 3}) {
+    for (const std::pair<CollectiveKind, int>& other :
+         {std::pair{CollectiveKind::kBroadcast, 1}, std::pair{CollectiveKind::kReduce, 0},
+          std::pair{CollectiveKind::kBarrier, 0}}) {
+      for (const std::size_t count : {40, 30'000}) {
+        Hosts hosts("aabb", kSmallLimits);
+        const auto errors = hosts.errors([&](int rank, HostCollectives& collectives) {
+          std::vector<float> data(count);
+          CollectiveArgs args = call(CollectiveKind::kBroadcast, 0, data);
+          if (rank == odd) args = call(other.first, other.second, data);
+          collectives.run(args, kTimeout);
+          collectives.run(CollectiveArgs(), kTimeout);
+        });
+        for (const auto& error : errors) {
+          ASSERT_TRUE(error);
+          EXPECT_NE(error->code(), ErrorCode::kTimeout) << error->what();
+        }
+      }
+    }
+  }
+}
+
+TEST(HostCollectives, LeadersNameTheHostThatCallsOtherwise) {
+  Hosts hosts("ab", kSmallLimits);
+  const auto errors = hosts.errors([&](int rank, HostCollectives& collectives) {
+    std::vector<float> data(rank == 0 ? 4 : 5);
+    collectives.run(test::sum_args(data), kTimeout);
+  });
+  const bool first = errors[0] && errors[0]->code() == ErrorCode::kMismatch;
+  test::expect_error(errors[first ? 0 : 1], ErrorCode::kMismatch,
+                     {"ranks made different calls", first ? "rank 1 on host b" : "rank 0 on host a",
+                      "all_reduce", "5 elements", "4 elements"});
+}
+
+}  // namespace
+}  // namespace symm

@@ -1,0 +1,117 @@
+// Links between hosts whose ranks are threads of this process.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/engine/hosts/host_link.hpp"
+#include "kernels/core/error.hpp"
+
+namespace symm::test {
+
+// What all ranks' links share. Messages of a pair arrive in their order, as copies; one of another
+// size than expected is an error of the test. Thread safe.
+class MemoryNetwork {
+ public:
+  void send(int from, int to, std::span<const std::byte> bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    under_way_[{from, to}].emplace_back(bytes.begin(), bytes.end());
+    messages_ += 1;
+    bytes_ += bytes.size();
+    changed_.notify_all();
+  }
+
+  void receive(int from, int to, std::span<std::byte> bytes, std::chrono::milliseconds timeout) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto& queue = under_way_[{from, to}];
+    const auto is_over = [&] { return aborted_ || !queue.empty(); };
+    if (!changed_.wait_for(lock, timeout, is_over)) {
+      throw Error(ErrorCode::kTimeout, "no message of rank ", from, " to rank ", to);
+    }
+    if (aborted_) throw Error(ErrorCode::kPeerLost, "the network was ended");
+    if (queue.front().size() != bytes.size()) {
+      throw Error(ErrorCode::kSystem, "a message of ", queue.front().size(), " bytes from rank ",
+                  from, " to rank ", to, ", expected ", bytes.size());
+    }
+    std::memcpy(bytes.data(), queue.front().data(), bytes.size());
+    queue.pop_front();
+  }
+
+  void abort() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    aborted_ = true;
+    changed_.notify_all();
+  }
+
+  // Of all ranks, so far.
+  std::size_t messages() const { return messages_; }
+  std::size_t bytes() const { return bytes_; }
+  bool is_empty() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [pair, queue] : under_way_) {
+      if (!queue.empty()) return false;
+    }
+    return true;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> under_way_;
+  std::size_t messages_ = 0;
+  std::size_t bytes_ = 0;
+  bool aborted_ = false;
+};
+
+class MemoryLink final : public HostLink {
+ public:
+  MemoryLink(MemoryNetwork& network, int rank) : network_(network), rank_(rank) {}
+
+  const std::string& name() const override { return name_; }
+
+  std::span<std::byte> allocate(std::size_t bytes) override {
+    memory_.push_back(std::make_unique<std::byte[]>(bytes + 64));
+    auto* const begin = memory_.back().get();
+    const std::size_t past = reinterpret_cast<std::uintptr_t>(begin) % 64;
+    return {begin + (64 - past), bytes};
+  }
+
+  std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
+                                      std::span<const HostMessage> from) override {
+    for (const HostMessage& message : to) network_.send(rank_, message.peer, message.bytes);
+    return std::make_unique<Transfer>(*this, std::vector<HostMessage>(from.begin(), from.end()));
+  }
+
+  void abort() noexcept override { network_.abort(); }
+
+ private:
+  class Transfer final : public HostTransfer {
+   public:
+    Transfer(MemoryLink& link, std::vector<HostMessage> from)
+        : link_(link), from_(std::move(from)) {}
+    void wait(std::chrono::milliseconds timeout) override {
+      for (const HostMessage& message : from_) {
+        link_.network_.receive(message.peer, link_.rank_, message.bytes, timeout);
+      }
+    }
+
+   private:
+    MemoryLink& link_;
+    const std::vector<HostMessage> from_;
+  };
+
+  const std::string name_ = "memory";
+  MemoryNetwork& network_;
+  const int rank_;
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
+};
+
+}  // namespace symm::test
