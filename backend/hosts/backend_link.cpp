@@ -15,22 +15,37 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kLine = 64;
 
+// "gloo send to rank 3"
+std::string message_text(const std::string& engine, int peer, bool is_send) {
+  return text_of(engine, is_send ? " send to" : " recv from", " rank ", peer);
+}
+
 class BackendTransfer final : public HostTransfer {
  public:
-  BackendTransfer(std::string engine, std::vector<WorkRef> works)
-      : engine_(std::move(engine)), works_(std::move(works)) {}
+  explicit BackendTransfer(std::string engine) : engine_(std::move(engine)) {}
+
+  void add(WorkRef work, int peer, bool is_send) {
+    messages_.push_back({std::move(work), peer, is_send});
+  }
 
   void wait(milliseconds timeout) override {
     const Deadline deadline(timeout);
-    for (const WorkRef& work : works_) {
+    for (const Message& each : messages_) {
       const auto left = std::chrono::duration_cast<milliseconds>(deadline.remaining());
-      wait_for(*work, engine_, std::max(milliseconds(1), left));
+      wait_for(*each.work, message_text(engine_, each.peer, each.is_send),
+               std::max(milliseconds(1), left));
     }
   }
 
  private:
+  struct Message {
+    WorkRef work;
+    int peer;
+    bool is_send;
+  };
+
   const std::string engine_;
-  const std::vector<WorkRef> works_;
+  std::vector<Message> messages_;
 };
 
 }  // namespace
@@ -88,27 +103,25 @@ void BackendLink::track(const WorkRef& work) {
 WorkRef BackendLink::message(const at::Tensor& bytes, int peer, int tag, bool is_send) {
   const c10::intrusive_ptr<c10d::Backend> backend = engine();
   std::vector<at::Tensor> one{bytes};
-  WorkRef work = through_engine(
-      text_of(name_, is_send ? " send to" : " recv from", " rank ", peer),
-      [&] { return is_send ? backend->send(one, peer, tag) : backend->recv(one, peer, tag); });
+  WorkRef work = through_engine(message_text(name_, peer, is_send), [&] {
+    return is_send ? backend->send(one, peer, tag) : backend->recv(one, peer, tag);
+  });
   track(work);
   return work;
 }
 
 std::unique_ptr<HostTransfer> BackendLink::start(std::span<const HostMessage> to,
                                                  std::span<const HostMessage> from) {
-  std::vector<WorkRef> works;
-  works.reserve(to.size() + from.size());
+  auto transfer = std::make_unique<BackendTransfer>(name_);
+  const auto add = [&](const HostMessage& each, bool is_send) {
+    transfer->add(message(view_of(each.bytes), each.peer, kTag, is_send), each.peer, is_send);
+  };
   // Sends first. Gloo writes a message in the thread that knows both sides of it, holding a lock of
   // the connection for which its own thread spins: better in that thread, once the receiver has
   // told it (1.3 GB/s against 0.1 to 1.6 between two processes on two cores).
-  for (const HostMessage& each : to) {
-    works.push_back(message(view_of(each.bytes), each.peer, kTag, true));
-  }
-  for (const HostMessage& each : from) {
-    works.push_back(message(view_of(each.bytes), each.peer, kTag, false));
-  }
-  return std::make_unique<BackendTransfer>(name_, std::move(works));
+  for (const HostMessage& each : to) add(each, true);
+  for (const HostMessage& each : from) add(each, false);
+  return transfer;
 }
 
 void BackendLink::abort() noexcept {

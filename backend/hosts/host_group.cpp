@@ -168,7 +168,8 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
   });
   link_ = std::make_shared<BackendLink>(engine, std::move(backend));
   engine_->when_interrupted([link = link_] { link->abort(); });
-  collectives_ = std::make_unique<HostCollectives>(layout_, rank_, RankNames(config.global_ranks),
+  collectives_ = std::make_unique<HostCollectives>(config.group_name, layout_, rank_,
+                                                   RankNames(config.global_ranks),
                                                    engine_->communicator(), *link_);
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import cycle_faults
 import graph_faults
+import host_faults
 import hostile_rank_faults
 import hostile_store_faults
 import limit_faults
@@ -64,6 +65,8 @@ STRANGERS = "strangers at the socket", stranger_faults.strangers_during_set_up
 STORES = "hostile Store values", hostile_store_faults.hostile_store
 RANKS = "hostile ranks", hostile_rank_faults.hostile_rank
 CONFINED = "no ptrace, pid namespaces", namespace_faults.confined_ranks
+ON_A_HOST = "kill -9 on one of two hosts", host_faults.killed_on_a_host
+CUT = "the wire between hosts cut", host_faults.cut_between_hosts
 SOAK = "random programs", soak_faults.random_programs_for
 SAME_BITS = "same bits every way", repeat_faults.same_bits
 
@@ -87,11 +90,14 @@ ON_CPU = {
     "F17-stores": each(*STORES, 900, 40),
     "F17-ranks": each(*RANKS, hostile_rank_faults.VARIANTS, 12),
     "F18": each(*CONFINED, 4 * len(namespace_faults.KINDS), len(namespace_faults.KINDS)),
+    "F19": each(*ON_A_HOST, 50, 6, 1.0),
     "F20": Fault(*SOAK, 60, 0.05, is_soak=True),
     "F20-asan": Fault("the same in C++, ASan", soak_faults.under("asan"), 60, 0, is_soak=True),
     "F20-tsan": Fault("the same in C++, TSan", soak_faults.under("tsan"), 60, 0, is_soak=True),
     "F21": each(*SAME_BITS, 100, 2),
 }
+if host_faults.has_wires():  # else this process may not make network namespaces
+    ON_CPU["F19-wire"] = each(*CUT, 50, 2, 3.0)
 # What a GPU makes different; F4's stopped process would leave its kernels running there, and every
 # rank of every trial makes a context first.
 OF_CUDA = {

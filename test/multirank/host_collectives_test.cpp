@@ -50,7 +50,7 @@ class Hosts {
       config.timeout = kTimeout;
       Communicator local(stores_[host], config);
       test::MemoryLink link(network_, rank);
-      HostCollectives collectives(layout_, rank, RankNames(), local, link, limits_);
+      HostCollectives collectives("g", layout_, rank, RankNames(), local, link, limits_);
       body(rank, collectives);
     });
   }

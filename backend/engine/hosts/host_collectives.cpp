@@ -9,9 +9,11 @@
 
 namespace symm {
 
-HostCollectives::HostCollectives(const HostLayout& layout, int rank, RankNames names,
-                                 Communicator& local, HostLink& link, const HostLimits& limits)
-    : communicator_(local),
+HostCollectives::HostCollectives(std::string group, const HostLayout& layout, int rank,
+                                 RankNames names, Communicator& local, HostLink& link,
+                                 const HostLimits& limits)
+    : group_(std::move(group)),
+      communicator_(local),
       link_(link),
       legs_(layout, rank, std::move(names), local, link, limits) {}
 
@@ -38,9 +40,10 @@ void HostCollectives::run(const CollectiveArgs& args, std::chrono::milliseconds 
   } catch (const Error& error) {
     const HostLayout& layout = legs_.layout();
     const std::string& host = layout.names[static_cast<std::size_t>(legs_.host())];
-    const Error named(error.code(), collective_name(args.kind), " over hosts (", layout.text(),
-                      "): ", legs_.names().name(legs_.rank()), " on host ", host, ": ", legs_.leg(),
-                      ": ", error.what());
+    const Error named(error.code(), "group \"", group_, "\": ", collective_name(args.kind),
+                      " over hosts (", layout.text(), ") seq ", sequence_, ": ",
+                      legs_.names().name(legs_.rank()), " on host ", host, ": ", legs_.leg(), ": ",
+                      error.what());
     give_up(named.what());
     throw named;
   } catch (...) {

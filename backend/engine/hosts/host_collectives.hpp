@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <string>
 
 #include "backend/engine/hosts/host_legs.hpp"
 #include "kernels/core/collective.hpp"
@@ -13,9 +14,10 @@ namespace symm {
 
 class HostCollectives {
  public:
-  // `rank` is a group rank; `local` has the ranks of its host. All outlive this object.
-  HostCollectives(const HostLayout& layout, int rank, RankNames names, Communicator& local,
-                  HostLink& link, const HostLimits& limits = {});
+  // `rank` is a group rank of `group`, whose name is for messages; `local` has the ranks of its
+  // host. All outlive this object.
+  HostCollectives(std::string group, const HostLayout& layout, int rank, RankNames names,
+                  Communicator& local, HostLink& link, const HostLimits& limits = {});
 
   // As Communicator's; a call at a time, later ones wait. A failure ends the group on every rank:
   // here at once, on the other hosts once the link has told them.
@@ -26,6 +28,7 @@ class HostCollectives {
   void dispatch(const CollectiveArgs& args);
   void give_up(const std::string& reason);
 
+  const std::string group_;
   Communicator& communicator_;
   HostLink& link_;
   std::mutex mutex_;  // guards what follows
