@@ -29,8 +29,9 @@ void broadcast_local(HostLegs& legs, const CollectiveArgs& like, int place, void
   legs.run_local(local);
 }
 
+// What the ranks of `host` contribute to a gathering, or get of a scatter.
 std::size_t elements_of_host(const HostLegs& legs, const CollectiveArgs& args, int host) {
-  if (args.kind == CollectiveKind::kGather) return args.count * legs.members(host).size();
+  if (has_root(args.kind)) return args.count * legs.members(host).size();
   std::size_t count = 0;
   for (const int rank : legs.members(host)) {
     count += args.output_parts[static_cast<std::size_t>(rank)].count;
@@ -48,7 +49,6 @@ std::size_t most_elements(const HostLegs& legs, const CollectiveArgs& args) {
     case CollectiveKind::kReduceScatter:
       return total_of(args.input_parts);
     case CollectiveKind::kScatter:
-      return args.count * static_cast<std::size_t>(legs.layout().world_size());
     case CollectiveKind::kGather:
     case CollectiveKind::kAllGather: {
       std::size_t most = 0;
@@ -117,8 +117,9 @@ class LeaderExchange {
     const bool to_root = has_root(args_.kind) && to == legs_.host_of(args_.root);
     switch (args_.kind) {
       case CollectiveKind::kBroadcast:
+        return from_root ? args_.count * element_ : 0;
       case CollectiveKind::kScatter:
-        return from_root ? most_elements(legs_, args_) * element_ : 0;
+        return from_root ? elements_of_host(legs_, args_, to) * element_ : 0;
       case CollectiveKind::kReduce:
         return to_root ? args_.count * element_ : 0;
       case CollectiveKind::kGather:
@@ -213,13 +214,30 @@ void broadcast(HostLegs& legs, LeaderExchange& exchange, const CollectiveArgs& a
 
 void scatter(HostLegs& legs, LeaderExchange& exchange, const CollectiveArgs& args) {
   const std::size_t share = args.count * dtype_bytes(args.dtype);
-  const auto world = static_cast<std::size_t>(legs.layout().world_size());
-  std::byte* const all = legs.take(world * share);
-  for (std::size_t r = 0; legs.rank() == args.root && r < world; ++r) {
-    copy_bytes(all + r * share, args.input_parts[r].data, share);
+  const bool from_here = legs.is_here(args.root);
+  const std::size_t ranks = from_here ? legs.layout().host_of.size() : legs.here().size();
+  // In the root's host of all ranks, elsewhere of those of the host, by place.
+  std::byte* const shares = legs.take(ranks * share);
+  for (std::size_t r = 0; legs.rank() == args.root && r < ranks; ++r) {
+    copy_bytes(shares + r * share, args.input_parts[r].data, share);
   }
-  broadcast(legs, exchange, args, all, world * args.count);
-  copy_bytes(args.output, all + static_cast<std::size_t>(legs.rank()) * share, share);
+  if (from_here) broadcast_local(legs, args, legs.place_of(args.root), shares, ranks * args.count);
+  for (std::size_t i = 0; i < exchange.peers(); ++i) {
+    std::byte* room = exchange.to(i);
+    if (room == nullptr) continue;
+    for (const int rank : legs.members(exchange.host_of(i))) {
+      copy_bytes(room, shares + static_cast<std::size_t>(rank) * share, share);
+      room += share;
+    }
+  }
+  exchange.start();
+  exchange.finish();
+  for (std::size_t i = 0; i < exchange.peers(); ++i) {
+    if (const std::byte* const room = exchange.from(i)) copy_bytes(shares, room, ranks * share);
+  }
+  if (!from_here) broadcast_local(legs, args, 0, shares, ranks * args.count);
+  const int own = from_here ? legs.rank() : legs.place();
+  copy_bytes(args.output, shares + static_cast<std::size_t>(own) * share, share);
 }
 
 // all_gather and gather: `counts[r]` elements of each rank r.
@@ -305,11 +323,7 @@ void barrier(HostLegs& legs, LeaderExchange& exchange) {
 
 bool goes_by_leaders(const HostLegs& legs, const CollectiveArgs& args) {
   if (args.kind == CollectiveKind::kAllToAll) return false;
-  // What a rank gives to or takes from one root passes other ranks on the way.
-  const bool of_pairs =
-      args.kind == CollectiveKind::kGather || args.kind == CollectiveKind::kScatter;
-  const std::size_t most = of_pairs ? kHeadRoom : legs.limits().leader_bytes;
-  return most_elements(legs, args) <= most / dtype_bytes(args.dtype);
+  return most_elements(legs, args) <= legs.limits().leader_bytes / dtype_bytes(args.dtype);
 }
 
 void call_by_leaders(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args) {
