@@ -4,8 +4,9 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
 #include <atomic>
-#include <sstream>
+#include <string_view>
 #include <symm/inter_host.hpp>
 #include <thread>
 #include <utility>
@@ -50,6 +51,14 @@ std::string await(C10dStore& store, const std::string& key, const Deadline& dead
   }
 }
 
+// The text up to the end of the line, which leaves `text`.
+std::string take_line(std::string_view& text) {
+  const std::size_t end = std::min(text.size(), text.find('\n'));
+  std::string line(text.substr(0, end));
+  text.remove_prefix(std::min(text.size(), end + 1));
+  return line;
+}
+
 // What the ranks have agreed on before their hosts are connected.
 struct Agreed {
   std::string engine;
@@ -75,12 +84,10 @@ Agreed agree_on_engine(const c10::intrusive_ptr<c10d::Store>& store,
     const std::string host = found.hosts()[static_cast<std::size_t>(rank)];
     const std::string name = names.name(rank) + " on host " + host;
     const std::string said = await(board, key(rank), deadline, name);
-    std::istringstream lines(said);
-    std::string theirs;
-    std::string where;
-    std::string problem;
-    std::getline(std::getline(lines, theirs), where);
-    std::getline(lines, problem, '\0');
+    std::string_view rest = said;
+    const std::string theirs = take_line(rest);
+    const std::string where = take_line(rest);
+    const std::string problem(rest);
     if (where == machine) ++agreed.ranks_on_machine;
     if (rank == 0) first = theirs;
     if (theirs != first) {

@@ -1,9 +1,9 @@
 """Collectives over two hosts of two ranks, which this machine plays, beside gloo over all four.
 
-    python test/machine/hosts_speed.py [--sizes 256,65536,...] [--kinds all_reduce,...] [--json FILE]
+    python test/machine/hosts_speed.py [--sizes 256,65536] [--kinds all_reduce] [--json FILE]
 
-The two turn about, call for call of a few; a figure is the median of its turns, of the slowest rank.
-Every result is compared with gloo's before anything is timed. `bytes` is the larger side of a rank.
+The two take turns of a few calls; a figure is the median of its turns, of the slowest rank. Every
+result is compared with gloo's before anything is timed. `bytes` is the larger side of a rank.
 """
 
 import argparse
