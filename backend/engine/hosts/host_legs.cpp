@@ -39,6 +39,12 @@ HostLegs::HostLegs(const HostLayout& layout, int rank, RankNames names, Communic
   }
 }
 
+std::size_t HostLegs::share_bytes_of_each_host() const {
+  constexpr std::size_t kWholeShareHosts = 8;
+  const auto hosts = static_cast<std::size_t>(layout_.host_count());
+  return limits_.share_bytes * kWholeShareHosts / std::max(hosts, kWholeShareHosts);
+}
+
 void HostLegs::begin(milliseconds timeout, std::uint32_t call) {
   deadline_ = Deadline(timeout);
   call_ = call;

@@ -7,12 +7,15 @@
 namespace symm {
 namespace {
 
+// Bytes of a chunk of one pair, however many there are.
+constexpr std::size_t kLeastChunk = std::size_t{16} << 10;
+
 // gather, scatter and all_to_all: bytes for each rank and from each rank. What is for a rank of
 // another host goes in the head where it fits, else in chunks behind it.
 class PairMovement {
  public:
   PairMovement(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args)
-      : legs_(legs), heads_(heads), args_(args), element_(dtype_bytes(args.dtype)) {
+      : legs_(legs), heads_(heads), element_(dtype_bytes(args.dtype)) {
     const auto world = static_cast<std::size_t>(legs.layout().world_size());
     to_.resize(world);
     from_.resize(world);
@@ -28,7 +31,7 @@ class PairMovement {
         from_[r] = bytes_at(args.output_parts[r].data, args.output_parts[r].count);
       }
     }
-    chunk_ = std::max(legs.limits().share_bytes / world, std::size_t{1});
+    chunk_ = std::max(legs.limits().share_bytes / world, kLeastChunk);
   }
 
   void run() {
@@ -134,7 +137,6 @@ class PairMovement {
 
   HostLegs& legs_;
   CallHeads& heads_;
-  const CollectiveArgs& args_;
   const std::size_t element_;
   std::vector<Part> to_;    // by rank, in bytes
   std::vector<Part> from_;  // by rank, in bytes

@@ -210,7 +210,7 @@ class RailReduceScatter {
       : legs_(legs), args_(args), element_(dtype_bytes(args.dtype)) {
     std::size_t longest = 0;
     for (const Part& part : args.input_parts) longest = std::max(longest, part.count);
-    chunk_ = std::min(longest, legs.limits().share_bytes / element_);
+    chunk_ = std::min(longest, legs.share_bytes_of_each_host() / element_);
     chunks_ = (longest + chunk_ - 1) / chunk_;
     const auto hosts = static_cast<std::size_t>(legs.layout().host_count());
     for (Chunk& chunk : in_flight_) {
@@ -305,6 +305,7 @@ class RailReduceScatter {
     legs_.finish(chunk.transfer);
     const std::size_t count = in_chunk(index, args_.count);
     std::vector<const void*> of_hosts;
+    of_hosts.reserve(legs_.layout().members.size());
     std::size_t others = 0;
     for (int host = 0; host < legs_.layout().host_count(); ++host) {
       of_hosts.push_back(host == legs_.host() ? chunk.own
