@@ -47,6 +47,9 @@ class DeviceWork final : public WorkSymm {
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
   void came_from(int peer) { source_ = peer; }
   void launched(const Launch& launch);
+  // A thread sees the end, whoever asks for it or not. Throws Error(kAborted) where the group is
+  // gone, Error(kSystem) where no thread can be made.
+  void watch_end();
 
   // False while the operation's capture goes on, and in a coalescing block that has not ended.
   bool isCompleted() override;

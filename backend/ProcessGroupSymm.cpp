@@ -138,6 +138,29 @@ void ProcessGroupSymm::setTimeout(std::chrono::milliseconds timeout) {
   impl_->options_->timeout = timeout;
 }
 
+void ProcessGroupSymm::registerOnCompletionHook(PendingWorks::Hook&& hook) {
+  with_torch_errors([&] {
+    impl_->engine_->check_usable();
+    impl_->check_one_host("a completion hook");
+    // One object, which the base and the pending works share: a copy of Python's needs its lock.
+    const auto shared = std::make_shared<PendingWorks::Hook>(std::move(hook));
+    const auto call = [shared](PendingWorks::Record record) { (*shared)(std::move(record)); };
+    impl_->pending_->set_hook(*shared ? PendingWorks::Hook(call) : nullptr);
+    onCompletionHook_ = call;  // hasHooks() looks there
+  });
+}
+
+void ProcessGroupSymm::waitForPendingWorks() {
+  with_torch_errors([&] {
+    impl_->engine_->check_usable();
+    impl_->check_one_host("waiting for the pending works");
+    if (DeviceLauncher* const device = impl_->device_.load(std::memory_order_acquire)) {
+      device->mark()->wait(impl_->engine_->timeout());
+    }
+    impl_->pending_->wait();
+  });
+}
+
 c10d::ErrorType ProcessGroupSymm::getError() {
   const std::optional<Error> failure = impl_->engine_->communicator().failure();
   if (!failure) return c10d::ErrorType::SUCCESS;

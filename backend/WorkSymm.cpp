@@ -42,11 +42,37 @@ WorkSymm::WorkSymm(int rank, c10d::OpType type, const char* title, std::uint64_t
       outputs_(std::move(outputs)),
       started_(Clock::now()) {}
 
+WorkSymm::~WorkSymm() { pend_no_more(); }
+
+void WorkSymm::pend_in(std::shared_ptr<PendingWorks> pending) {
+  pending_ = std::move(pending);
+  pending_->began();
+}
+
+void WorkSymm::pend_no_more() noexcept {
+  // In a forked child the parent's lock may be held by a thread that is not there.
+  if (pending_ && !in_forked_child()) std::exchange(pending_, nullptr)->ended(nullptr);
+}
+
+void WorkSymm::tell_pending() noexcept {
+  if (!pending_) return;
+  const std::shared_ptr<PendingWorks> pending = std::exchange(pending_, nullptr);
+  PendingWorks::Record record;
+  if (pending->has_hook()) {
+    log_exceptions([&] {
+      record = std::make_shared<c10d::WorkInfo>(opType_, sequence_, started_, ended_,
+                                                std::chrono::duration<float>(ended_ - started_));
+    });
+  }
+  pending->ended(record);
+}
+
 void WorkSymm::finish_at_birth() noexcept {
   ended_ = Clock::now();
   completed_ = true;
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   finished_.store(true, std::memory_order_release);
+  tell_pending();
 }
 
 void WorkSymm::end_profiled_range() {
@@ -68,6 +94,7 @@ void WorkSymm::finish(std::exception_ptr failure, AsyncQueue* callbacks) noexcep
     cv_.notify_all();
   }
   ticket_.ended(exception_ == nullptr);
+  tell_pending();
   // One of the profiler must not end the process.
   log_exceptions([&] { end_profiled_range(); });
   if (!future && !future_result) return;

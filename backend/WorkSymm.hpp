@@ -31,6 +31,7 @@
 #include "backend/engine/communicator.hpp"
 #include "backend/engine/host/point_to_point.hpp"
 #include "backend/engine/record/flight_record.hpp"
+#include "backend/pending_works.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
@@ -43,12 +44,17 @@ class WorkSymm : public c10d::Work {
   // operations of the group, from 1.
   WorkSymm(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
            TensorVector outputs);
+  ~WorkSymm() override;
 
   // For the operation itself: the Work is born finished.
   void finish_at_birth() noexcept;
   // The flight record learns of the end. Before the operation can end.
   void record_as(const FlightTicket& ticket) { ticket_ = ticket; }
   const FlightTicket& ticket() const { return ticket_; }
+  // The Work is one of `pending` until it ends. Before the operation can end.
+  void pend_in(std::shared_ptr<PendingWorks> pending);
+  // The call was refused, so that no operation has ended.
+  void pend_no_more() noexcept;
   // Before anybody may ask for the result.
   void add_output(const at::Tensor& tensor) { outputs_.push_back(tensor); }
 
@@ -103,6 +109,8 @@ class WorkSymm : public c10d::Work {
  private:
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
+  // Once the Work has ended.
+  void tell_pending() noexcept;
   void complete_both(const FuturePtr& future, const FuturePtr& result) const noexcept;
   void complete(c10::ivalue::Future& future) const;
   void complete_result(c10::ivalue::Future& future) const;
@@ -114,6 +122,7 @@ class WorkSymm : public c10d::Work {
   const std::uint32_t generation_ = fork_generation();
   TensorVector outputs_;  // the value of the future
   FlightTicket ticket_;
+  std::shared_ptr<PendingWorks> pending_;  // until it has been told of the end
   const Clock::time_point started_;
   Clock::time_point ended_{};
   std::atomic<bool> finished_{false};

@@ -5,7 +5,7 @@
 // wait for, and c10d takes no Work for an answer, as it does from ProcessGroupNCCL. A failure shows
 // at the group's next call. With SYMM_RETURN_WORK=1 such a call returns its Work, for programs that
 // call wait() on whatever a group gives them; a call that a profile watches has one too, which is
-// its range.
+// its range, and so has one whose end a completion hook is told of.
 #include <ATen/Context.h>
 #include <c10/util/Logging.h>
 
@@ -54,7 +54,7 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(const Operation& operation, cons
       note_on_device(ticket, device.last_collective());
       return block.work;
     }
-    if (!async_op && !returns_work_ && operation.title() == nullptr) {
+    if (!async_op && !returns_work_ && operation.title() == nullptr && !pending_->has_hook()) {
       device.collectives(calls, timeout);
       note_on_device(ticket, device.last_collective());
       return nullptr;
@@ -63,6 +63,7 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(const Operation& operation, cons
     work->record_as(ticket);
     device.collectives(*work, calls, timeout, async_op);
     note_on_device(ticket, device.last_collective());
+    follow(*work);
     return work;
   } catch (const Error& error) {
     // A refused call was never made, so it has no number.
@@ -85,6 +86,13 @@ void ProcessGroupSymm::Impl::note_on_device(const FlightTicket& ticket,
   }
 }
 
+void ProcessGroupSymm::Impl::follow(DeviceWork& work) {
+  if (!pending_->has_hook()) return;
+  if (device_launcher_->captured() && is_captured(device_launcher_->device())) return;
+  work.pend_in(pending_);
+  work.watch_end();
+}
+
 c10::intrusive_ptr<DeviceWork> ProcessGroupSymm::Impl::device_work(const Operation& operation,
                                                                    TensorVector outputs,
                                                                    std::uint64_t sequence) {
@@ -104,6 +112,7 @@ void ProcessGroupSymm::Impl::end_device_block(DeviceLauncher::Block& block) {
   const Milliseconds timeout = engine_->timeout();
   if (!messages.empty()) block.work->record_as(flight_->end_of_block(sequence_.load(), timeout));
   device_launcher_->end(block, timeout);
+  follow(*block.work);
   for (const DeviceMessage& message : messages) {
     note_on_device(message.ticket, device_launcher_->last_message(message.op));
   }
@@ -143,6 +152,7 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor
   work->record_as(ticket);
   device.message(*work, op, engine_->timeout());
   note_on_device(ticket, device.last_message(op));
+  follow(*work);
   return work;
 }
 

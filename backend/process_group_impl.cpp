@@ -78,6 +78,7 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
                          hosts_->layout().host_count(), " hosts (", hosts_->layout().text(),
                          "); symm inside each, ", hosts_->engine_name(), " between them");
   }
+  pending_ = std::make_shared<PendingWorks>(engine_->completion_hooks());
   flight_->write_when_failed(*engine_->communicator().local_group());
   const LocalGroup& peers = *engine_->communicator().local_group();
   LOG(INFO) << text_of(
@@ -149,6 +150,7 @@ WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const Cal
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   auto work = c10::make_intrusive<WorkSymm>(rank_, operation.type, operation.title(), sequence,
                                             outputs_of(calls));
+  if (pending_->has_hook()) work->pend_in(pending_);
   const FlightTicket ticket = flight_->collective(operation.type, calls, sequence, timeout, true);
   try {
     for (const CollectiveCall& call : calls) {
@@ -159,6 +161,7 @@ WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const Cal
     if (is_refusal(error)) {
       sequence_.fetch_sub(1, std::memory_order_relaxed);
       ticket.discard();
+      work->pend_no_more();
     }
     ticket.ended(false);  // unless it was discarded
     work->finish_at_birth();
@@ -187,6 +190,7 @@ WorkPtr ProcessGroupSymm::Impl::enqueue(const Operation& operation, CallBatch&& 
                                                   sequence, std::move(calls),
                                                   engine_->shared_communicator(), timeout);
   work->record_as(flight_->collective(operation.type, work->calls(), sequence, timeout, false));
+  work->pend_in(pending_);
   AsyncQueue& queue = engine_->queue();
   const AsyncQueue::Task task = [work](const Error* stopped) { work->run(stopped); };
   if (!queue.run_here(task)) queue.post(task, work.get(), timeout);

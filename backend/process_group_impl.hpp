@@ -33,6 +33,7 @@
 #include "backend/group_flight.hpp"
 #include "backend/hosts/host_group.hpp"
 #include "backend/nan_check.hpp"
+#include "backend/pending_works.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/group_links.hpp"
 
@@ -187,6 +188,8 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   // A coalescing block is on one device. Throws kUnsupported.
   void check_block(at::Device device);
   void add_coalesced(const WorkPtr& work);
+  // Of what is on a stream: the completion hook, if there is one, gets its end.
+  void follow(DeviceWork& work);
   // Of the call that the record knows as `ticket`, once it is on a stream.
   void note_on_device(const FlightTicket& ticket, const DeviceProgress& progress);
   // A message on the host that waits for the end of its block.
@@ -222,7 +225,8 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   // Of a group over several hosts, else null; engine_ is then that of this host's ranks.
   std::shared_ptr<HostGroup> hosts_;
   std::shared_ptr<GroupEngine> engine_;
-  std::mutex device_mutex_;  // guards the making of what follows
+  std::shared_ptr<PendingWorks> pending_;  // of the host; of the GPU while there is a hook
+  std::mutex device_mutex_;                // guards the making of what follows
   std::unique_ptr<DeviceLauncher> device_launcher_;
   std::atomic<DeviceLauncher*> device_{nullptr};  // the same, once it is made
   std::atomic<std::uint64_t> sequence_{0};        // operations issued so far

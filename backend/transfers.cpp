@@ -77,7 +77,9 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_host(OpType type, const at::Tensor& 
   MailboxEngine& engine = engine_->communicator().point_to_point();
   // Nobody may ever wait for this Work, and the peer needs our progress all the same.
   engine.progress_in_background();
-  work->start(engine.start(std::move(message), engine_->timeout()));
+  std::shared_ptr<Transfer> transfer = engine.start(std::move(message), engine_->timeout());
+  work->pend_in(pending_);
+  work->start(std::move(transfer));
   return work;
 }
 
@@ -95,7 +97,10 @@ void ProcessGroupSymm::Impl::start_messages(std::vector<HostMessage> block) {
     for (const HostMessage& one : block) one.work->cancel(error);
     throw;
   }
-  for (std::size_t i = 0; i < block.size(); ++i) block[i].work->start(std::move(started[i]));
+  for (std::size_t i = 0; i < block.size(); ++i) {
+    block[i].work->pend_in(pending_);
+    block[i].work->start(std::move(started[i]));
+  }
 }
 
 WorkPtr ProcessGroupSymm::send(Tensors& tensors, int destination, int tag) {

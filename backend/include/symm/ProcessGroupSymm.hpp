@@ -27,6 +27,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <symm/ProcessGroupSymmOptions.hpp>
@@ -130,6 +131,19 @@ class ProcessGroupSymm final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
+
+  // `hook` gets a record of each operation that is issued from now on, once it has ended, well or
+  // not: its type, its sequence number, when it was called and when its end was seen; the active
+  // duration is the time between the two, in seconds. One hook a group, before anything needs it,
+  // which may call no waitForPendingWorks(). It runs on a thread of its own; what it throws is
+  // logged. What is captured in a graph is not reported. Once the group is destroyed no hook is
+  // called: call waitForPendingWorks() before, as destroy_process_group() does. ValueError for a
+  // second hook, NotImplementedError in a group over several hosts. Local.
+  void registerOnCompletionHook(
+      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  // Blocks until every operation that this rank has issued has ended and the hook, if there is one,
+  // was told. Throws what a GPU throws, and nothing for operations that have failed. Local.
+  void waitForPendingWorks() override;
 
   void setTimeout(std::chrono::milliseconds timeout) override;
   // Ranks count their operations alike from the start, so there is nothing to exchange.
