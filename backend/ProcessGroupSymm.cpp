@@ -7,6 +7,7 @@
 
 #include <symm/memory_provider.hpp>
 #include "backend/process_group_impl.hpp"
+#include "symm_mem/c10d/cpu_tensor_pool.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
@@ -159,6 +160,14 @@ void ProcessGroupSymm::waitForPendingWorks() {
     }
     impl_->pending_->wait();
   });
+}
+
+at::Tensor ProcessGroupSymm::allocateTensor(long size, at::TensorOptions options) {
+  return with_torch_errors([&] { return allocate_cpu_tensor(size, options); });
+}
+
+std::shared_ptr<c10::Allocator> ProcessGroupSymm::getMemAllocator() {
+  return {&cpu_tensor_pool(), [](c10::Allocator*) {}};  // it lives as long as the process
 }
 
 c10d::ErrorType ProcessGroupSymm::getError() {

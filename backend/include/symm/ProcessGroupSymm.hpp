@@ -145,6 +145,14 @@ class ProcessGroupSymm final : public c10d::Backend {
   // was told. Throws what a GPU throws, and nothing for operations that have failed. Local.
   void waitForPendingWorks() override;
 
+  // Memory of the CPU that can become symmetric (torch.distributed._symmetric_memory.rendezvous,
+  // torch_symm.as_symmetric), and is kept for the next request when it is freed. allocateTensor
+  // gives one dimension of `size` elements, not initialised. ValueError for a wrong size,
+  // NotImplementedError for another device. Local; `device_index` of the CPU is -1.
+  bool supportsTensorAlloc(c10::DeviceIndex device_index) override { return device_index < 0; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+
   void setTimeout(std::chrono::milliseconds timeout) override;
   // Ranks count their operations alike from the start, so there is nothing to exchange.
   void setSequenceNumberForGroup() override {}
