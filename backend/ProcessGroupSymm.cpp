@@ -170,6 +170,17 @@ std::shared_ptr<c10::Allocator> ProcessGroupSymm::getMemAllocator() {
   return {&cpu_tensor_pool(), [](c10::Allocator*) {}};  // it lives as long as the process
 }
 
+std::unordered_map<std::string, std::uint64_t> ProcessGroupSymm::getMemoryStats() {
+  return with_torch_errors([&] {
+    impl_->engine_->check_usable();
+    const Communicator::MemoryUse use = impl_->engine_->communicator().memory_use();
+    const std::uint64_t total = use.host_bytes + use.device_bytes;
+    return std::unordered_map<std::string, std::uint64_t>{
+        {"suspend", 0},   {"suspended", 0},         {"persist", total},
+        {"total", total}, {"host", use.host_bytes}, {"device", use.device_bytes}};
+  });
+}
+
 c10d::ErrorType ProcessGroupSymm::getError() {
   const std::optional<Error> failure = impl_->engine_->communicator().failure();
   if (!failure) return c10d::ErrorType::SUCCESS;
