@@ -14,8 +14,10 @@
 namespace symm {
 
 DeviceWork::DeviceWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
-                       TensorVector outputs, std::shared_ptr<DeviceStreams> streams)
-    : WorkSymm(rank, type, title, sequence, std::move(outputs)), streams_(std::move(streams)) {}
+                       TensorVector outputs, std::shared_ptr<DeviceStreams> streams,
+                       const ProfiledTensors& inputs)
+    : WorkSymm(rank, type, title, sequence, std::move(outputs), inputs),
+      streams_(std::move(streams)) {}
 
 DeviceWork::~DeviceWork() {
   if (streams_->in_forked_child()) {

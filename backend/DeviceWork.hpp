@@ -40,7 +40,8 @@ class DeviceWork final : public WorkSymm {
   };
 
   DeviceWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
-             TensorVector outputs, std::shared_ptr<DeviceStreams> streams);
+             TensorVector outputs, std::shared_ptr<DeviceStreams> streams,
+             const ProfiledTensors& inputs = std::nullopt);
   ~DeviceWork() override;
 
   // For the operation itself, before the Work is handed out or, in a coalescing block, at its end.

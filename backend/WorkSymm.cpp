@@ -36,8 +36,8 @@ void log_exceptions(Body&& body) noexcept {
 }  // namespace
 
 WorkSymm::WorkSymm(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
-                   TensorVector outputs)
-    : c10d::Work(rank, type, title),
+                   TensorVector outputs, const ProfiledTensors& inputs)
+    : c10d::Work(rank, type, title, inputs),
       sequence_(sequence),
       outputs_(std::move(outputs)),
       started_(Clock::now()) {}
@@ -259,7 +259,7 @@ CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const char* title,
                                std::uint64_t sequence, CallBatch calls,
                                std::shared_ptr<Communicator> communicator,
                                std::chrono::milliseconds timeout)
-    : WorkSymm(rank, type, title, sequence, outputs_of(calls)),
+    : WorkSymm(rank, type, title, sequence, outputs_of(calls), profiled_inputs(title, calls)),
       calls_(std::move(calls)),
       communicator_(std::move(communicator)),
       timeout_(timeout) {}
@@ -305,11 +305,12 @@ void CollectiveWork::abort_group() {
   if (communicator) communicator->abort("abort() of an operation was called");
 }
 
-TransferWork::TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, at::Tensor tensor,
-                           const std::shared_ptr<Communicator>& communicator,
+TransferWork::TransferWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
+                           at::Tensor tensor, const std::shared_ptr<Communicator>& communicator,
                            std::shared_ptr<AsyncQueue> callbacks)
-    : WorkSymm(rank, type, nullptr, sequence,
-               type == c10d::OpType::SEND ? TensorVector{} : TensorVector{tensor}),
+    : WorkSymm(rank, type, title, sequence,
+               type == c10d::OpType::SEND ? TensorVector{} : TensorVector{tensor},
+               profiled_tensor(title, tensor)),
       tensor_(std::move(tensor)),
       communicator_(communicator),
       callbacks_(std::move(callbacks)) {}

@@ -32,6 +32,7 @@
 #include "backend/engine/host/point_to_point.hpp"
 #include "backend/engine/record/flight_record.hpp"
 #include "backend/pending_works.hpp"
+#include "backend/profiled_call.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
@@ -40,10 +41,10 @@ using TensorVector = c10::SmallVector<at::Tensor, 2>;
 
 class WorkSymm : public c10d::Work {
  public:
-  // `title` names the operation in a profile and may be nullptr. The sequence number counts the
-  // operations of the group, from 1.
+  // `title` names the operation in a profile, which shows `inputs`, and may be nullptr. The
+  // sequence number counts the operations of the group, from 1.
   WorkSymm(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
-           TensorVector outputs);
+           TensorVector outputs, const ProfiledTensors& inputs = std::nullopt);
   ~WorkSymm() override;
 
   // For the operation itself: the Work is born finished.
@@ -165,8 +166,8 @@ class CollectiveWork final : public WorkSymm {
 // block is started at the end of the block; until then wait() throws ValueError.
 class TransferWork final : public WorkSymm {
  public:
-  TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, at::Tensor tensor,
-               const std::shared_ptr<Communicator>& communicator,
+  TransferWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
+               at::Tensor tensor, const std::shared_ptr<Communicator>& communicator,
                std::shared_ptr<AsyncQueue> callbacks);
 
   // `transfer` was started for this Work's tensor; the engine calls transfer_done() from its

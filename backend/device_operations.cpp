@@ -54,12 +54,13 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(const Operation& operation, cons
       note_on_device(ticket, device.last_collective());
       return block.work;
     }
-    if (!async_op && !returns_work_ && operation.title() == nullptr && !pending_->has_hook()) {
+    if (!async_op && !returns_work_ && operation.title == nullptr && !pending_->has_hook()) {
       device.collectives(calls, timeout);
       note_on_device(ticket, device.last_collective());
       return nullptr;
     }
-    auto work = device_work(operation, outputs_of(calls), sequence);
+    auto work = device_work(operation, outputs_of(calls), sequence,
+                            profiled_inputs(operation.title, calls));
     work->record_as(ticket);
     device.collectives(*work, calls, timeout, async_op);
     note_on_device(ticket, device.last_collective());
@@ -95,15 +96,17 @@ void ProcessGroupSymm::Impl::follow(DeviceWork& work) {
 
 c10::intrusive_ptr<DeviceWork> ProcessGroupSymm::Impl::device_work(const Operation& operation,
                                                                    TensorVector outputs,
-                                                                   std::uint64_t sequence) {
-  return c10::make_intrusive<DeviceWork>(rank_, operation.type, operation.title(), sequence,
-                                         std::move(outputs), device_launcher_->streams());
+                                                                   std::uint64_t sequence,
+                                                                   const ProfiledTensors& inputs) {
+  return c10::make_intrusive<DeviceWork>(rank_, operation.type, operation.title, sequence,
+                                         std::move(outputs), device_launcher_->streams(), inputs);
 }
 
 DeviceLauncher::Block& ProcessGroupSymm::Impl::device_block(std::uint64_t sequence) {
   if (device_block_) return *device_block_;
   device_block_.emplace();
-  device_block_->work = device_work({OpType::COALESCED, "symm:coalesced"}, {}, sequence);
+  device_block_->work =
+      device_work(Operation{OpType::COALESCED, "symm:coalesced"}.watched(), {}, sequence);
   return *device_block_;
 }
 
@@ -120,8 +123,8 @@ void ProcessGroupSymm::Impl::end_device_block(DeviceLauncher::Block& block) {
   note_on_device(block.work->ticket(), device_launcher_->last_message(messages.back().op));
 }
 
-WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor& tensor,
-                                                   const TransferOp& op) {
+WorkPtr ProcessGroupSymm::Impl::transfer_on_device(const Operation& operation,
+                                                   const at::Tensor& tensor, const TransferOp& op) {
   if (op.peer == kAnySource) {
     TensorChecks("recv", rank_, size_, global_rank())
         .fail(ErrorCode::kUnsupported, {"src"},
@@ -135,7 +138,7 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor
   DeviceLauncher::Block* const block = coalescing() ? &device_block(sequence) : nullptr;
   const c10::intrusive_ptr<DeviceWork> work =
       block ? block->work
-            : device_work({type, op.is_send ? "symm:send" : "symm:recv"}, {}, sequence);
+            : device_work(operation, {}, sequence, profiled_tensor(operation.title, tensor));
   if (op.is_send) {
     work->keep(tensor);
   } else {
