@@ -137,7 +137,7 @@ c10::intrusive_ptr<c10d::Work> ProfiledGroup::record(const ProfiledCall& call,
       sequence, name, call.inputs, call.outputs, call.rank, std::string(call.name),
       elements_of(call.inputs), elements_of(call.outputs), dtype, call.input_splits,
       call.output_splits, first_global_rank_, stride_, group_.getSize(), call.async_op);
-#else  // before torch 2.12
+#else  // torch 2.11, whose event does not say whether the operation is asynchronous
   RECORD_PARAM_COMMS_DATA(sequence, name, call.inputs, call.outputs, call.rank,
                           std::string(call.name), elements_of(call.inputs),
                           elements_of(call.outputs), dtype, call.input_splits, call.output_splits,

@@ -117,7 +117,7 @@ def in_group(rank, lists):
                 "Rank": (me + 1) % size if name == "send" else me,
                 "Process Group Name": group.group_name,
             }
-            if TORCH >= (2, 12):
+            if TORCH >= (2, 13):
                 expected["Is asynchronized op"] = int(is_async)
             if len(steps) == 1 and min(steps) > 0:
                 expected |= {"Global rank start": ranks[0], "Global rank stride": min(steps)}
