@@ -14,8 +14,10 @@
 namespace symm {
 
 DeviceWork::DeviceWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
-                       TensorVector outputs, std::shared_ptr<DeviceStreams> streams)
-    : WorkSymm(rank, type, title, sequence, std::move(outputs)), streams_(std::move(streams)) {}
+                       TensorVector outputs, std::shared_ptr<DeviceStreams> streams,
+                       const ProfiledTensors& inputs)
+    : WorkSymm(rank, type, title, sequence, std::move(outputs), inputs),
+      streams_(std::move(streams)) {}
 
 DeviceWork::~DeviceWork() {
   if (streams_->in_forked_child()) {
@@ -188,16 +190,18 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
 
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFutureResult() {
   auto future = WorkSymm::getFutureResult();
-  bool first = false;
+  with_torch_errors([this] { watch_end(); });
+  return future;
+}
+
+void DeviceWork::watch_end() {
   {
     const std::lock_guard lock(mutex_);
-    first = !std::exchange(watched_, true);
+    if (std::exchange(watched_, true)) return;
   }
-  if (first && !isCompleted()) {
-    const auto self = c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this);
-    with_torch_errors([&] { streams_->post([self](const Error*) { self->watch(); }); });
-  }
-  return future;
+  if (isCompleted()) return;
+  const auto self = c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this);
+  streams_->post([self](const Error*) { self->watch(); });
 }
 
 // A closed group is one that a single look finds complete.

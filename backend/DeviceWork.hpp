@@ -40,13 +40,17 @@ class DeviceWork final : public WorkSymm {
   };
 
   DeviceWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
-             TensorVector outputs, std::shared_ptr<DeviceStreams> streams);
+             TensorVector outputs, std::shared_ptr<DeviceStreams> streams,
+             const ProfiledTensors& inputs = std::nullopt);
   ~DeviceWork() override;
 
   // For the operation itself, before the Work is handed out or, in a coalescing block, at its end.
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
   void came_from(int peer) { source_ = peer; }
   void launched(const Launch& launch);
+  // A thread sees the end, whoever asks for it or not. Throws Error(kAborted) where the group is
+  // gone, Error(kSystem) where no thread can be made.
+  void watch_end();
 
   // False while the operation's capture goes on, and in a coalescing block that has not ended.
   bool isCompleted() override;

@@ -7,6 +7,7 @@
 
 #include <symm/memory_provider.hpp>
 #include "backend/process_group_impl.hpp"
+#include "symm_mem/c10d/cpu_tensor_pool.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 
@@ -136,6 +137,48 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupSymm::merge(
 void ProcessGroupSymm::setTimeout(std::chrono::milliseconds timeout) {
   with_torch_errors([&] { impl_->engine_->set_timeout(timeout); });
   impl_->options_->timeout = timeout;
+}
+
+void ProcessGroupSymm::registerOnCompletionHook(PendingWorks::Hook&& hook) {
+  with_torch_errors([&] {
+    impl_->engine_->check_usable();
+    impl_->check_one_host("a completion hook");
+    // One object, which the base and the pending works share: a copy of Python's needs its lock.
+    const auto shared = std::make_shared<PendingWorks::Hook>(std::move(hook));
+    const auto call = [shared](PendingWorks::Record record) { (*shared)(std::move(record)); };
+    impl_->pending_->set_hook(*shared ? PendingWorks::Hook(call) : nullptr);
+    onCompletionHook_ = call;  // hasHooks() looks there
+  });
+}
+
+void ProcessGroupSymm::waitForPendingWorks() {
+  with_torch_errors([&] {
+    impl_->engine_->check_usable();
+    impl_->check_one_host("waiting for the pending works");
+    if (DeviceLauncher* const device = impl_->device_.load(std::memory_order_acquire)) {
+      device->mark()->wait(impl_->engine_->timeout());
+    }
+    impl_->pending_->wait();
+  });
+}
+
+at::Tensor ProcessGroupSymm::allocateTensor(long size, at::TensorOptions options) {
+  return with_torch_errors([&] { return allocate_cpu_tensor(size, options); });
+}
+
+std::shared_ptr<c10::Allocator> ProcessGroupSymm::getMemAllocator() {
+  return {&cpu_tensor_pool(), [](c10::Allocator*) {}};  // it lives as long as the process
+}
+
+std::unordered_map<std::string, std::uint64_t> ProcessGroupSymm::getMemoryStats() {
+  return with_torch_errors([&] {
+    impl_->engine_->check_usable();
+    const Communicator::MemoryUse use = impl_->engine_->communicator().memory_use();
+    const std::uint64_t total = use.host_bytes + use.device_bytes;
+    return std::unordered_map<std::string, std::uint64_t>{
+        {"suspend", 0},   {"suspended", 0},         {"persist", total},
+        {"total", total}, {"host", use.host_bytes}, {"device", use.device_bytes}};
+  });
 }
 
 c10d::ErrorType ProcessGroupSymm::getError() {

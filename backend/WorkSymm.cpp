@@ -36,17 +36,43 @@ void log_exceptions(Body&& body) noexcept {
 }  // namespace
 
 WorkSymm::WorkSymm(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
-                   TensorVector outputs)
-    : c10d::Work(rank, type, title),
+                   TensorVector outputs, const ProfiledTensors& inputs)
+    : c10d::Work(rank, type, title, inputs),
       sequence_(sequence),
       outputs_(std::move(outputs)),
       started_(Clock::now()) {}
+
+WorkSymm::~WorkSymm() { pend_no_more(); }
+
+void WorkSymm::pend_in(std::shared_ptr<PendingWorks> pending) {
+  pending_ = std::move(pending);
+  pending_->began();
+}
+
+void WorkSymm::pend_no_more() noexcept {
+  // In a forked child the parent's lock may be held by a thread that is not there.
+  if (pending_ && !in_forked_child()) std::exchange(pending_, nullptr)->ended(nullptr);
+}
+
+void WorkSymm::tell_pending() noexcept {
+  if (!pending_) return;
+  const std::shared_ptr<PendingWorks> pending = std::exchange(pending_, nullptr);
+  PendingWorks::Record record;
+  if (pending->has_hook()) {
+    log_exceptions([&] {
+      record = std::make_shared<c10d::WorkInfo>(opType_, sequence_, started_, ended_,
+                                                std::chrono::duration<float>(ended_ - started_));
+    });
+  }
+  pending->ended(record);
+}
 
 void WorkSymm::finish_at_birth() noexcept {
   ended_ = Clock::now();
   completed_ = true;
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   finished_.store(true, std::memory_order_release);
+  tell_pending();
 }
 
 void WorkSymm::end_profiled_range() {
@@ -68,6 +94,7 @@ void WorkSymm::finish(std::exception_ptr failure, AsyncQueue* callbacks) noexcep
     cv_.notify_all();
   }
   ticket_.ended(exception_ == nullptr);
+  tell_pending();
   // One of the profiler must not end the process.
   log_exceptions([&] { end_profiled_range(); });
   if (!future && !future_result) return;
@@ -232,7 +259,7 @@ CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const char* title,
                                std::uint64_t sequence, CallBatch calls,
                                std::shared_ptr<Communicator> communicator,
                                std::chrono::milliseconds timeout)
-    : WorkSymm(rank, type, title, sequence, outputs_of(calls)),
+    : WorkSymm(rank, type, title, sequence, outputs_of(calls), profiled_inputs(title, calls)),
       calls_(std::move(calls)),
       communicator_(std::move(communicator)),
       timeout_(timeout) {}
@@ -278,11 +305,12 @@ void CollectiveWork::abort_group() {
   if (communicator) communicator->abort("abort() of an operation was called");
 }
 
-TransferWork::TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, at::Tensor tensor,
-                           const std::shared_ptr<Communicator>& communicator,
+TransferWork::TransferWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
+                           at::Tensor tensor, const std::shared_ptr<Communicator>& communicator,
                            std::shared_ptr<AsyncQueue> callbacks)
-    : WorkSymm(rank, type, nullptr, sequence,
-               type == c10d::OpType::SEND ? TensorVector{} : TensorVector{tensor}),
+    : WorkSymm(rank, type, title, sequence,
+               type == c10d::OpType::SEND ? TensorVector{} : TensorVector{tensor},
+               profiled_tensor(title, tensor)),
       tensor_(std::move(tensor)),
       communicator_(communicator),
       callbacks_(std::move(callbacks)) {}

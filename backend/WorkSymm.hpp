@@ -31,6 +31,8 @@
 #include "backend/engine/communicator.hpp"
 #include "backend/engine/host/point_to_point.hpp"
 #include "backend/engine/record/flight_record.hpp"
+#include "backend/pending_works.hpp"
+#include "backend/profiled_call.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
@@ -39,16 +41,21 @@ using TensorVector = c10::SmallVector<at::Tensor, 2>;
 
 class WorkSymm : public c10d::Work {
  public:
-  // `title` names the operation in a profile and may be nullptr. The sequence number counts the
-  // operations of the group, from 1.
+  // `title` names the operation in a profile, which shows `inputs`, and may be nullptr. The
+  // sequence number counts the operations of the group, from 1.
   WorkSymm(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
-           TensorVector outputs);
+           TensorVector outputs, const ProfiledTensors& inputs = std::nullopt);
+  ~WorkSymm() override;
 
   // For the operation itself: the Work is born finished.
   void finish_at_birth() noexcept;
   // The flight record learns of the end. Before the operation can end.
   void record_as(const FlightTicket& ticket) { ticket_ = ticket; }
   const FlightTicket& ticket() const { return ticket_; }
+  // The Work is one of `pending` until it ends. Before the operation can end.
+  void pend_in(std::shared_ptr<PendingWorks> pending);
+  // The call was refused, so that no operation has ended.
+  void pend_no_more() noexcept;
   // Before anybody may ask for the result.
   void add_output(const at::Tensor& tensor) { outputs_.push_back(tensor); }
 
@@ -103,6 +110,8 @@ class WorkSymm : public c10d::Work {
  private:
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
+  // Once the Work has ended.
+  void tell_pending() noexcept;
   void complete_both(const FuturePtr& future, const FuturePtr& result) const noexcept;
   void complete(c10::ivalue::Future& future) const;
   void complete_result(c10::ivalue::Future& future) const;
@@ -114,6 +123,7 @@ class WorkSymm : public c10d::Work {
   const std::uint32_t generation_ = fork_generation();
   TensorVector outputs_;  // the value of the future
   FlightTicket ticket_;
+  std::shared_ptr<PendingWorks> pending_;  // until it has been told of the end
   const Clock::time_point started_;
   Clock::time_point ended_{};
   std::atomic<bool> finished_{false};
@@ -156,8 +166,8 @@ class CollectiveWork final : public WorkSymm {
 // block is started at the end of the block; until then wait() throws ValueError.
 class TransferWork final : public WorkSymm {
  public:
-  TransferWork(int rank, c10d::OpType type, std::uint64_t sequence, at::Tensor tensor,
-               const std::shared_ptr<Communicator>& communicator,
+  TransferWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
+               at::Tensor tensor, const std::shared_ptr<Communicator>& communicator,
                std::shared_ptr<AsyncQueue> callbacks);
 
   // `transfer` was started for this Work's tensor; the engine calls transfer_done() from its

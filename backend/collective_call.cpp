@@ -294,6 +294,23 @@ void CallBuilder::finish() {
   call_.args.output_parts = call_.output_parts;
 }
 
+CallSides sides_of(const CollectiveCall& call) {
+  const std::size_t stages = call.copies_before.size() + call.copies_after.size();
+  CallSides sides{at::ArrayRef<at::Tensor>(call.inputs.data(), call.inputs.size() - stages),
+                  call.outputs};
+  switch (call.args.kind) {
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kBroadcast:
+      if (sides.inputs.empty()) sides.inputs = sides.outputs;
+      if (sides.outputs.empty()) sides.outputs = sides.inputs;
+      break;
+    default:
+      break;
+  }
+  return sides;
+}
+
 void copy_tensors(const std::vector<TensorCopy>& copies) {
   if (copies.empty()) return;
   const at::NoGradGuard no_grad;

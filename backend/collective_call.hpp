@@ -48,6 +48,14 @@ struct CollectiveCall {
   std::vector<TensorCopy> copies_after;   // the same: out of them
 };
 
+// What the user gave, for records of calls. Of the collectives whose tensors are of one size both
+// sides are there, since what reads the records compares them.
+struct CallSides {
+  at::ArrayRef<at::Tensor> inputs;
+  at::ArrayRef<at::Tensor> outputs;
+};
+CallSides sides_of(const CollectiveCall& call);
+
 // `tensor` itself where it is contiguous and no lazily conjugated or negated view, else a copy that
 // is.
 at::Tensor plain(const at::Tensor& tensor);

@@ -5,7 +5,7 @@
 // wait for, and c10d takes no Work for an answer, as it does from ProcessGroupNCCL. A failure shows
 // at the group's next call. With SYMM_RETURN_WORK=1 such a call returns its Work, for programs that
 // call wait() on whatever a group gives them; a call that a profile watches has one too, which is
-// its range.
+// its range, and so has one whose end a completion hook is told of.
 #include <ATen/Context.h>
 #include <c10/util/Logging.h>
 
@@ -54,15 +54,17 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(const Operation& operation, cons
       note_on_device(ticket, device.last_collective());
       return block.work;
     }
-    if (!async_op && !returns_work_ && operation.title() == nullptr) {
+    if (!async_op && !returns_work_ && operation.title == nullptr && !pending_->has_hook()) {
       device.collectives(calls, timeout);
       note_on_device(ticket, device.last_collective());
       return nullptr;
     }
-    auto work = device_work(operation, outputs_of(calls), sequence);
+    auto work = device_work(operation, outputs_of(calls), sequence,
+                            profiled_inputs(operation.title, calls));
     work->record_as(ticket);
     device.collectives(*work, calls, timeout, async_op);
     note_on_device(ticket, device.last_collective());
+    follow(*work);
     return work;
   } catch (const Error& error) {
     // A refused call was never made, so it has no number.
@@ -85,17 +87,26 @@ void ProcessGroupSymm::Impl::note_on_device(const FlightTicket& ticket,
   }
 }
 
+void ProcessGroupSymm::Impl::follow(DeviceWork& work) {
+  if (!pending_->has_hook()) return;
+  if (device_launcher_->captured() && is_captured(device_launcher_->device())) return;
+  work.pend_in(pending_);
+  work.watch_end();
+}
+
 c10::intrusive_ptr<DeviceWork> ProcessGroupSymm::Impl::device_work(const Operation& operation,
                                                                    TensorVector outputs,
-                                                                   std::uint64_t sequence) {
-  return c10::make_intrusive<DeviceWork>(rank_, operation.type, operation.title(), sequence,
-                                         std::move(outputs), device_launcher_->streams());
+                                                                   std::uint64_t sequence,
+                                                                   const ProfiledTensors& inputs) {
+  return c10::make_intrusive<DeviceWork>(rank_, operation.type, operation.title, sequence,
+                                         std::move(outputs), device_launcher_->streams(), inputs);
 }
 
 DeviceLauncher::Block& ProcessGroupSymm::Impl::device_block(std::uint64_t sequence) {
   if (device_block_) return *device_block_;
   device_block_.emplace();
-  device_block_->work = device_work({OpType::COALESCED, "symm:coalesced"}, {}, sequence);
+  device_block_->work =
+      device_work(Operation{OpType::COALESCED, "symm:coalesced"}.watched(), {}, sequence);
   return *device_block_;
 }
 
@@ -104,6 +115,7 @@ void ProcessGroupSymm::Impl::end_device_block(DeviceLauncher::Block& block) {
   const Milliseconds timeout = engine_->timeout();
   if (!messages.empty()) block.work->record_as(flight_->end_of_block(sequence_.load(), timeout));
   device_launcher_->end(block, timeout);
+  follow(*block.work);
   for (const DeviceMessage& message : messages) {
     note_on_device(message.ticket, device_launcher_->last_message(message.op));
   }
@@ -111,8 +123,8 @@ void ProcessGroupSymm::Impl::end_device_block(DeviceLauncher::Block& block) {
   note_on_device(block.work->ticket(), device_launcher_->last_message(messages.back().op));
 }
 
-WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor& tensor,
-                                                   const TransferOp& op) {
+WorkPtr ProcessGroupSymm::Impl::transfer_on_device(const Operation& operation,
+                                                   const at::Tensor& tensor, const TransferOp& op) {
   if (op.peer == kAnySource) {
     TensorChecks("recv", rank_, size_, global_rank())
         .fail(ErrorCode::kUnsupported, {"src"},
@@ -126,7 +138,7 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor
   DeviceLauncher::Block* const block = coalescing() ? &device_block(sequence) : nullptr;
   const c10::intrusive_ptr<DeviceWork> work =
       block ? block->work
-            : device_work({type, op.is_send ? "symm:send" : "symm:recv"}, {}, sequence);
+            : device_work(operation, {}, sequence, profiled_tensor(operation.title, tensor));
   if (op.is_send) {
     work->keep(tensor);
   } else {
@@ -143,6 +155,7 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(OpType type, const at::Tensor
   work->record_as(ticket);
   device.message(*work, op, engine_->timeout());
   note_on_device(ticket, device.last_message(op));
+  follow(*work);
   return work;
 }
 

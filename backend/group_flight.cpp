@@ -69,29 +69,6 @@ void add_side(FlightTensors& entry, TensorList tensors) {
   }
 }
 
-struct Sides {
-  TensorList inputs;
-  TensorList outputs;
-};
-
-// What the user gave. Of the collectives whose tensors are of one size, both sides: the analyser
-// compares them.
-Sides sides_of(const CollectiveCall& call) {
-  const std::size_t stages = call.copies_before.size() + call.copies_after.size();
-  Sides sides{TensorList(call.inputs.data(), call.inputs.size() - stages), call.outputs};
-  switch (call.args.kind) {
-    case CollectiveKind::kAllReduce:
-    case CollectiveKind::kReduce:
-    case CollectiveKind::kBroadcast:
-      if (sides.inputs.empty()) sides.inputs = sides.outputs;
-      if (sides.outputs.empty()) sides.outputs = sides.inputs;
-      break;
-    default:
-      break;
-  }
-  return sides;
-}
-
 }  // namespace
 
 GroupFlight::GroupFlight(const c10d::Backend& group, const std::string& name, int rank,

@@ -64,6 +64,7 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
   static_cast<void>(memory_provider());  // throws for a wrong SYMM_MEMORY_PROVIDER
   const std::vector<std::int64_t> ranks = global_ranks_of(*options_, size_);
   flight_ = std::make_unique<GroupFlight>(group, name_of(*options_), rank_, ranks);
+  profiled_.emplace(group, ranks);
   audit_ = CallAudit::of_group(name_of(*options_), rank_, ranks);
   // The ends of their ranks say nothing about this group.
   drop_links_of_destroyed_groups();
@@ -78,6 +79,7 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
                          hosts_->layout().host_count(), " hosts (", hosts_->layout().text(),
                          "); symm inside each, ", hosts_->engine_name(), " between them");
   }
+  pending_ = std::make_shared<PendingWorks>(engine_->completion_hooks());
   flight_->write_when_failed(*engine_->communicator().local_group());
   const LocalGroup& peers = *engine_->communicator().local_group();
   LOG(INFO) << text_of(
@@ -128,6 +130,17 @@ WorkPtr ProcessGroupSymm::Impl::issue(const Operation& operation, CallBatch&& ca
       call.hosts = hosts_;
     }
   }
+  const Operation watched = operation.watched();
+  if (watched.title != nullptr) [[unlikely]] {
+    const ProfiledCall call =
+        ProfiledCall::collective(operation.type, calls, rank_, sequence_.load() + 1, async_op);
+    return profiled_->record(call, [&] { return put(watched, std::move(calls), limit, async_op); });
+  }
+  return put(watched, std::move(calls), limit, async_op);
+}
+
+WorkPtr ProcessGroupSymm::Impl::put(const Operation& operation, CallBatch&& calls,
+                                    Milliseconds limit, bool async_op) {
   if (!calls.empty() && calls.front().device.is_cuda()) {
     return issue_on_device(operation, calls, limit, async_op);
   }
@@ -147,8 +160,10 @@ WorkPtr ProcessGroupSymm::Impl::issue(const Operation& operation, CallBatch&& ca
 WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const CallBatch& calls,
                                            Milliseconds timeout) {
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  auto work = c10::make_intrusive<WorkSymm>(rank_, operation.type, operation.title(), sequence,
-                                            outputs_of(calls));
+  auto work =
+      c10::make_intrusive<WorkSymm>(rank_, operation.type, operation.title, sequence,
+                                    outputs_of(calls), profiled_inputs(operation.title, calls));
+  if (pending_->has_hook()) work->pend_in(pending_);
   const FlightTicket ticket = flight_->collective(operation.type, calls, sequence, timeout, true);
   try {
     for (const CollectiveCall& call : calls) {
@@ -159,6 +174,7 @@ WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const Cal
     if (is_refusal(error)) {
       sequence_.fetch_sub(1, std::memory_order_relaxed);
       ticket.discard();
+      work->pend_no_more();
     }
     ticket.ended(false);  // unless it was discarded
     work->finish_at_birth();
@@ -183,10 +199,11 @@ WorkPtr ProcessGroupSymm::Impl::enqueue(const Operation& operation, CallBatch&& 
     }
   }
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  auto work = c10::make_intrusive<CollectiveWork>(rank_, operation.type, operation.title(),
-                                                  sequence, std::move(calls),
-                                                  engine_->shared_communicator(), timeout);
+  auto work = c10::make_intrusive<CollectiveWork>(rank_, operation.type, operation.title, sequence,
+                                                  std::move(calls), engine_->shared_communicator(),
+                                                  timeout);
   work->record_as(flight_->collective(operation.type, work->calls(), sequence, timeout, false));
+  work->pend_in(pending_);
   AsyncQueue& queue = engine_->queue();
   const AsyncQueue::Task task = [work](const Error* stopped) { work->run(stopped); };
   if (!queue.run_here(task)) queue.post(task, work.get(), timeout);

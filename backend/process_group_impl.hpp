@@ -33,6 +33,8 @@
 #include "backend/group_flight.hpp"
 #include "backend/hosts/host_group.hpp"
 #include "backend/nan_check.hpp"
+#include "backend/pending_works.hpp"
+#include "backend/profiled_call.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/group_links.hpp"
 
@@ -41,10 +43,11 @@ namespace symm {
 // What c10d and a profile call an operation.
 struct Operation {
   c10d::OpType type;
-  const char* name;
+  const char* title;  // null: no profile
 
-  // A title makes c10d::Work record a profiler event; without a profiler that is pure cost.
-  const char* title() const { return at::hasCallbacks() ? name : nullptr; }
+  // A title makes c10d::Work record a profiler event; without a profiler that is pure cost, and so
+  // is the question, which is asked once a call.
+  Operation watched() const { return {type, at::hasCallbacks() ? title : nullptr}; }
 };
 
 // By CollectiveKind, in the form whose input and output are one tensor each.
@@ -117,6 +120,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   void check_one_host(const char* what) const;
   // Runs or queues `calls`; see NOTE [Where an operation runs].
   WorkPtr issue(const Operation& operation, CallBatch&& calls, Milliseconds timeout, bool async_op);
+  WorkPtr put(const Operation& operation, CallBatch&& calls, Milliseconds limit, bool async_op);
   // A collective of one call, which `fill(builder)` describes, or of `count(checks)` calls: the
   // coalesced forms, with `fill(builder, number of the call)`.
   template <typename Opts, typename Fill>
@@ -177,9 +181,13 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   // SEND, RECV or RECVANYSOURCE.
   WorkPtr transfer(c10d::OpType type, Tensors& tensors, int peer, int tag);
   // `op` moves `tensor`.
-  WorkPtr transfer_on_device(c10d::OpType type, const at::Tensor& tensor, const TransferOp& op);
-  WorkPtr transfer_between_hosts(const at::Tensor& tensor, const TransferOp& op);
-  WorkPtr transfer_on_host(c10d::OpType type, const at::Tensor& tensor, const TransferOp& op);
+  WorkPtr put_message(const Operation& operation, const at::Tensor& tensor, const TransferOp& op);
+  WorkPtr transfer_on_device(const Operation& operation, const at::Tensor& tensor,
+                             const TransferOp& op);
+  WorkPtr transfer_between_hosts(const Operation& operation, const at::Tensor& tensor,
+                                 const TransferOp& op);
+  WorkPtr transfer_on_host(const Operation& operation, const at::Tensor& tensor,
+                           const TransferOp& op);
 
   bool coalescing() const {
     return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
@@ -187,6 +195,8 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   // A coalescing block is on one device. Throws kUnsupported.
   void check_block(at::Device device);
   void add_coalesced(const WorkPtr& work);
+  // Of what is on a stream: the completion hook, if there is one, gets its end.
+  void follow(DeviceWork& work);
   // Of the call that the record knows as `ticket`, once it is on a stream.
   void note_on_device(const FlightTicket& ticket, const DeviceProgress& progress);
   // A message on the host that waits for the end of its block.
@@ -202,7 +212,8 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   void start_messages(std::vector<HostMessage> block);
   // Both once device_launcher() has been called.
   c10::intrusive_ptr<DeviceWork> device_work(const Operation& operation, TensorVector outputs,
-                                             std::uint64_t sequence);
+                                             std::uint64_t sequence,
+                                             const ProfiledTensors& inputs = std::nullopt);
   DeviceLauncher::Block& device_block(std::uint64_t sequence);
   void end_device_block(DeviceLauncher::Block& block);
 
@@ -218,11 +229,13 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   const NanCheck nan_check_;
   const bool returns_work_;  // also of a call that has been put on the current stream
   std::unique_ptr<GroupFlight> flight_;
-  std::shared_ptr<CallAudit> audit_;  // null where SYMM_AUDIT is not set
+  std::optional<ProfiledGroup> profiled_;  // from the constructor on
+  std::shared_ptr<CallAudit> audit_;       // null where SYMM_AUDIT is not set
   // Of a group over several hosts, else null; engine_ is then that of this host's ranks.
   std::shared_ptr<HostGroup> hosts_;
   std::shared_ptr<GroupEngine> engine_;
-  std::mutex device_mutex_;  // guards the making of what follows
+  std::shared_ptr<PendingWorks> pending_;  // of the host; of the GPU while there is a hook
+  std::mutex device_mutex_;                // guards the making of what follows
   std::unique_ptr<DeviceLauncher> device_launcher_;
   std::atomic<DeviceLauncher*> device_{nullptr};  // the same, once it is made
   std::atomic<std::uint64_t> sequence_{0};        // operations issued so far

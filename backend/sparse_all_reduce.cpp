@@ -241,8 +241,9 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::Impl::all_reduce_sparse_on_device(
   DeviceSparseSteps steps(group, *device_launcher(tensor.device()).streams(), opts.timeout);
   call.sparse->run(steps);
   current_stream(tensor.device()).synchronize();
-  const Operation operation{c10d::OpType::_ALLREDUCE_SPARSE, "symm:all_reduce_sparse"};
-  auto work = c10::make_intrusive<WorkSymm>(rank_, operation.type, operation.title(),
+  const Operation operation =
+      Operation{c10d::OpType::_ALLREDUCE_SPARSE, "symm:all_reduce_sparse"}.watched();
+  auto work = c10::make_intrusive<WorkSymm>(rank_, operation.type, operation.title,
                                             sequence_.load(), TensorVector{tensor});
   work->finish_at_birth();
   return work;

@@ -38,32 +38,43 @@ WorkPtr ProcessGroupSymm::Impl::transfer(OpType type, Tensors& tensors, int peer
       .peer = peer,
       .is_send = is_send,
       .dtype = dtype};
-  if (hosts_) [[unlikely]] {
-    if (tensor.is_cuda()) check_one_host("a message of CUDA tensors");
-    if (type == OpType::RECVANYSOURCE) check_one_host("recv from any rank");
-    return transfer_between_hosts(tensor, op);
+  const Operation operation = Operation{type, is_send ? "symm:send" : "symm:recv"}.watched();
+  if (operation.title != nullptr) [[unlikely]] {
+    const ProfiledCall call = ProfiledCall::message(tensor, is_send, peer, sequence_.load());
+    return profiled_->record(call, [&] { return put_message(operation, tensor, op); });
   }
-  if (tensor.is_cuda()) return transfer_on_device(type, tensor, op);
-  check_block(at::kCPU);
-  return transfer_on_host(type, tensor, op);
+  return put_message(operation, tensor, op);
 }
 
-WorkPtr ProcessGroupSymm::Impl::transfer_between_hosts(const at::Tensor& tensor,
+WorkPtr ProcessGroupSymm::Impl::put_message(const Operation& operation, const at::Tensor& tensor,
+                                            const TransferOp& op) {
+  if (hosts_) [[unlikely]] {
+    if (tensor.is_cuda()) check_one_host("a message of CUDA tensors");
+    if (operation.type == OpType::RECVANYSOURCE) check_one_host("recv from any rank");
+    return transfer_between_hosts(operation, tensor, op);
+  }
+  if (tensor.is_cuda()) return transfer_on_device(operation, tensor, op);
+  check_block(at::kCPU);
+  return transfer_on_host(operation, tensor, op);
+}
+
+WorkPtr ProcessGroupSymm::Impl::transfer_between_hosts(const Operation& operation,
+                                                       const at::Tensor& tensor,
                                                        const TransferOp& op) {
   if (hosts_->is_here(op.peer)) {
     TransferOp inside = op;
     inside.peer = hosts_->local_of(op.peer);
-    return transfer_on_host(op.is_send ? OpType::SEND : OpType::RECV, tensor, inside);
+    return transfer_on_host(operation, tensor, inside);
   }
   WorkPtr work = hosts_->transfer(tensor, op.peer, op.tag, op.is_send);
   if (coalescing()) add_coalesced(work);
   return work;
 }
 
-WorkPtr ProcessGroupSymm::Impl::transfer_on_host(OpType type, const at::Tensor& tensor,
-                                                 const TransferOp& op) {
+WorkPtr ProcessGroupSymm::Impl::transfer_on_host(const Operation& operation,
+                                                 const at::Tensor& tensor, const TransferOp& op) {
   auto work = c10::make_intrusive<TransferWork>(
-      rank_, type, sequence_.load(std::memory_order_relaxed), tensor,
+      rank_, operation.type, operation.title, sequence_.load(std::memory_order_relaxed), tensor,
       engine_->shared_communicator(), engine_->transfer_callbacks());
   work->record_as(flight_->message(tensor, op, sequence_.load(std::memory_order_relaxed),
                                    engine_->timeout(), coalescing()));
@@ -77,7 +88,9 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_host(OpType type, const at::Tensor& 
   MailboxEngine& engine = engine_->communicator().point_to_point();
   // Nobody may ever wait for this Work, and the peer needs our progress all the same.
   engine.progress_in_background();
-  work->start(engine.start(std::move(message), engine_->timeout()));
+  std::shared_ptr<Transfer> transfer = engine.start(std::move(message), engine_->timeout());
+  work->pend_in(pending_);
+  work->start(std::move(transfer));
   return work;
 }
 
@@ -95,7 +108,10 @@ void ProcessGroupSymm::Impl::start_messages(std::vector<HostMessage> block) {
     for (const HostMessage& one : block) one.work->cancel(error);
     throw;
   }
-  for (std::size_t i = 0; i < block.size(); ++i) block[i].work->start(std::move(started[i]));
+  for (std::size_t i = 0; i < block.size(); ++i) {
+    block[i].work->pend_in(pending_);
+    block[i].work->start(std::move(started[i]));
+  }
 }
 
 WorkPtr ProcessGroupSymm::send(Tensors& tensors, int destination, int tag) {

@@ -198,6 +198,14 @@ void Communicator::use_device(DeviceId device) {
   device_ = device;
 }
 
+Communicator::MemoryUse Communicator::memory_use() const {
+  MemoryUse use;
+  use.host_bytes = group_->shared_bytes() + (memory_ ? memory_->made_workspace_bytes() : 0);
+  if (const DeviceGroup* device = device_group_if_made())
+    use.device_bytes = device->segment_bytes();
+  return use;
+}
+
 DeviceGroup& Communicator::device_group(DeviceId device) {
   group_->check_usable();
   if (DeviceGroup* made = device_group_if_made(); made != nullptr && made->device() == device) {

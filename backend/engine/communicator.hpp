@@ -86,6 +86,14 @@ class Communicator {
   // The local group, which the group's symmetric memory uses too.
   const std::shared_ptr<LocalGroup>& local_group() const { return group_; }
 
+  // What the group has allocated on this rank, whether it is in use or not; symmetric memory that
+  // has joined it is the program's. Local, any thread.
+  struct MemoryUse {
+    std::size_t host_bytes = 0;
+    std::size_t device_bytes = 0;
+  };
+  MemoryUse memory_use() const;
+
   // Throws what add_segment() would throw for a segment of that memory. Local.
   void check_segment(const LocalSegment& local);
   // Makes a segment of the same ranks, in host or device memory, known to the group, so that a

@@ -79,6 +79,7 @@ GroupEngine::GroupEngine(std::shared_ptr<Communicator> communicator,
                return held_too_long(weak, limit);
              }),
       transfer_callbacks_(std::make_shared<AsyncQueue>(AsyncQueue::Callbacks::kRunNext)),
+      completion_hooks_(std::make_shared<AsyncQueue>()),
       timeout_ms_(timeout.count()),
       fork_generation_(fork_generation()) {}
 
@@ -86,6 +87,7 @@ GroupEngine::~GroupEngine() {
   if (is_forked_child()) {
     queue_.abandon();
     transfer_callbacks_->abandon();
+    completion_hooks_->abandon();
     [[maybe_unused]] const auto* leaked =
         new std::shared_ptr<Communicator>(std::move(communicator_));
     return;
@@ -120,6 +122,7 @@ void GroupEngine::close(const char* why) {
   communicator_->shutdown();
   queue_.stop(Error(ErrorCode::kAborted, why), kStopLimit);
   transfer_callbacks_->stop(Error(ErrorCode::kAborted, why), kStopLimit);
+  completion_hooks_->stop(Error(ErrorCode::kAborted, why), kStopLimit);
 }
 
 void GroupEngine::shutdown() {

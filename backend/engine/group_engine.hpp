@@ -63,6 +63,8 @@ class GroupEngine {
   // Where the callbacks of transfers run, which must not keep the others from progress. Shared
   // with the transfers.
   const std::shared_ptr<AsyncQueue>& transfer_callbacks() const { return transfer_callbacks_; }
+  // Where the program's hook of ended operations runs, and nothing else. Shared as well.
+  const std::shared_ptr<AsyncQueue>& completion_hooks() const { return completion_hooks_; }
 
   // True when a synchronous call may run on the calling thread without overtaking another.
   bool may_run_inline() const { return queue_.idle(); }
@@ -93,6 +95,7 @@ class GroupEngine {
   std::function<void()> when_interrupted_;
   AsyncQueue queue_;
   const std::shared_ptr<AsyncQueue> transfer_callbacks_;
+  const std::shared_ptr<AsyncQueue> completion_hooks_;
   std::atomic<std::int64_t> timeout_ms_;
   std::atomic<bool> closed_{false};
   std::uint32_t fork_generation_;

@@ -8,7 +8,7 @@ that it is, and no rank may choose another way than its peers.
 Sums of floating-point values are made in group-rank order, accumulated wide and rounded once, so
 they have the same bits as a ``reduce_scatter`` of a symm group. Every function here is collective
 over the group that it names, returns when its result is there, and needs nothing of the group but
-its Store. The other operators of the namespace are in symm_mem/c10d/cpu_operators.cpp.
+its Store. The other operators of the namespace are in symm_mem/c10d/operators/cpu_operators.cpp.
 """
 
 from __future__ import annotations

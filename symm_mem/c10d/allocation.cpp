@@ -208,6 +208,11 @@ bool Allocation::contains(const void* pointer) const {
   return address(pointer) >= start && address(pointer) - start < std::max<std::size_t>(bytes(), 1);
 }
 
+bool Allocation::has_joined_a_group() const {
+  const std::lock_guard lock(mutex_);
+  return !memberships_.empty();
+}
+
 std::shared_ptr<SharedAllocation> Allocation::shared_with(const c10d::ProcessGroup* group) const {
   const std::lock_guard lock(mutex_);
   for (const Membership& member : memberships_) {

@@ -94,6 +94,8 @@ class Allocation {
   c10::Device device() const { return device_; }
   const std::optional<std::string>& group_name() const { return group_name_; }
   bool contains(const void* pointer) const;
+  // Groups that have ended count until the next rendezvous of this memory.
+  bool has_joined_a_group() const;
 
   bool is_user_buffer() const { return storage_ != nullptr; }
   // False once a user buffer is gone or its addresses were given to other memory.

@@ -99,6 +99,8 @@ class LocalGroup {
   std::span<const std::uint8_t> payload(int rank) const;
   BootstrapMesh& mesh() const { return *mesh_; }
   std::byte* region(int rank) const;  // null in a group of one
+  // Of this rank's page and region; 0 in a group of one.
+  std::size_t shared_bytes() const { return pages_ ? pages_->mapped_bytes() : 0; }
   const WaitPolicy& policy() const { return policy_; }
   Watchdog& watchdog() { return watchdog_; }
   SegmentTable& segments() { return segments_; }

@@ -163,6 +163,26 @@ TEST_F(EagerPathTest, ASynchronousCallReturnsNothing) {
   EXPECT_TRUE(work->wait());
 }
 
+TEST_F(EagerPathTest, ACompletionHookIsToldOfEveryOperation) {
+  EXPECT_FALSE(group_->hasHooks());
+  std::vector<std::uint64_t> told;  // by a thread that has nothing to do after the wait
+  group_->registerOnCompletionHook([&told](const std::shared_ptr<c10d::WorkInfo>& record) {
+    EXPECT_EQ(record->opType, c10d::OpType::ALLREDUCE);
+    EXPECT_GE(record->timeFinished, record->timeStarted);
+    told.push_back(record->seq);
+  });
+  EXPECT_TRUE(group_->hasHooks());
+  const std::uint64_t before = group_->getSequenceNumberForGroup();
+  std::vector<at::Tensor> tensors{tensor_};
+  c10d::AllreduceOptions options = reduce_options();
+  for (const bool async_op : {false, true, true, false}) {
+    options.asyncOp = async_op;
+    group_->allreduce(tensors, options);
+  }
+  group_->waitForPendingWorks();
+  EXPECT_EQ(told, (std::vector<std::uint64_t>{before + 1, before + 2, before + 3, before + 4}));
+}
+
 TEST_F(EagerPathTest, AllReduce) {
   std::vector<at::Tensor> tensors{tensor_};
   const c10d::AllreduceOptions options = reduce_options();

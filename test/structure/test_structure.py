@@ -23,7 +23,8 @@ FOLDERS = [
     *["kernels/cpu", "kernels/gpu/launch", "kernels/gpu/device", "symm_mem/device"],
     *["kernels/gpu/wire", "kernels/gpu/simple", "symm_mem/segment", "kernels/gpu/entry"],
     *["backend/engine/record", "symm_mem/group", "backend/engine/group", "backend/engine/host"],
-    *["symm_mem/c10d/include/symm", "symm_mem/c10d", "backend/engine/device", "backend/engine"],
+    *["symm_mem/c10d/include/symm", "symm_mem/c10d", "symm_mem/c10d/operators"],
+    *["backend/engine/device", "backend/engine"],
     *["backend/engine/hosts", "backend/include/symm", "backend/hosts", "backend"],
     *["python_registration"],
 ]

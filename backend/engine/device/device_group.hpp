@@ -135,6 +135,9 @@ class DeviceGroup {
   DeviceProgress last_collective() const;
   DeviceProgress last_message(const TransferOp& op) const { return messages_.progress(op); }
 
+  // Of this rank's device segment.
+  std::size_t segment_bytes() const { return resources_->segment->mapped_bytes(); }
+
   // What the ranks have called, for reports.
   const DeviceTrace& trace() const { return trace_; }
 

@@ -42,6 +42,7 @@ SlotProvider::Slots GroupMemory::workspace() {
         Segment::rendezvous(group_.mesh(), LocalSegment::allocate(host_runtime(), workspace_bytes_),
                             kWorkspaceSequence, patience_.timeout, patience_.give_up);
     workspace_->close_handles();
+    made_workspace_bytes_.store(workspace_->mapped_bytes(), std::memory_order_relaxed);
   }
   return {workspace_->bases(), workspace_bytes_ / kSlots};
 }

@@ -2,6 +2,7 @@
 // the workspace from the first call that needs it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -42,6 +43,10 @@ class GroupMemory : public SlotProvider {
   Slots small() override;
   // Collective on first use, with the given patience.
   Slots workspace() override;
+  // This rank's; 0 until it is there. Any thread.
+  std::size_t made_workspace_bytes() const {
+    return made_workspace_bytes_.load(std::memory_order_relaxed);
+  }
 
  private:
   const LocalGroup& group_;
@@ -51,6 +56,7 @@ class GroupMemory : public SlotProvider {
   std::vector<ControlRegion*> controls_;
   std::vector<std::byte*> small_slots_;
   std::shared_ptr<Segment> workspace_;
+  std::atomic<std::size_t> made_workspace_bytes_{0};
 };
 
 }  // namespace symm

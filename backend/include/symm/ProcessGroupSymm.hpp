@@ -27,9 +27,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <symm/ProcessGroupSymmOptions.hpp>
+#include <unordered_map>
 #include <vector>
 
 namespace symm {
@@ -130,6 +132,34 @@ class ProcessGroupSymm final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                           const int& rank, const int& size) override;
+
+  // `hook` gets a record of each operation that is issued from now on, once it has ended, well or
+  // not: its type, its sequence number, when it was called and when its end was seen; the active
+  // duration is the time between the two, in seconds. One hook a group, before anything needs it,
+  // which may call no waitForPendingWorks(). It runs on a thread of its own; what it throws is
+  // logged. What is captured in a graph is not reported. Once the group is destroyed no hook is
+  // called: call waitForPendingWorks() before, as destroy_process_group() does. ValueError for a
+  // second hook, NotImplementedError in a group over several hosts. Local.
+  void registerOnCompletionHook(
+      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  // Blocks until every operation that this rank has issued has ended and the hook, if there is one,
+  // was told. Throws what a GPU throws, and nothing for operations that have failed. Local.
+  void waitForPendingWorks() override;
+
+  // Memory of the CPU that can become symmetric (torch.distributed._symmetric_memory.rendezvous,
+  // torch_symm.as_symmetric), and is kept for the next request when it is freed. allocateTensor
+  // gives one dimension of `size` elements, not initialised. ValueError for a wrong size,
+  // NotImplementedError for another device. Local; `device_index` of the CPU is -1.
+  bool supportsTensorAlloc(c10::DeviceIndex device_index) override { return device_index < 0; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+
+  // Bytes that this group has allocated on this rank, by c10d's names: "total" of them, "persist"
+  // of which stay, and "suspend" that suspend() could free, of which there is none; "suspended" is
+  // 0. Beside them "host" and "device". What torch.distributed._symmetric_memory has allocated is
+  // not counted; in a group over several hosts, nor is what the other backend has. Local. From
+  // torch 2.13 on this overrides. NOLINTNEXTLINE(modernize-use-override)
+  std::unordered_map<std::string, std::uint64_t> getMemoryStats();
 
   void setTimeout(std::chrono::milliseconds timeout) override;
   // Ranks count their operations alike from the start, so there is nothing to exchange.

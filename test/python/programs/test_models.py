@@ -171,6 +171,30 @@ def test_fsdp2(precision):
     same_as_the_reference(body, tolerance=1e-5 if precision == "float32" else 1e-3)
 
 
+@pytest.mark.cpu("a group allocates tensors of the CPU alone")
+def test_fsdp2_with_staging_memory_of_the_process_group():
+    def body(rank):
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import ProcessGroupAllocMixin
+
+        staging = []
+        allocate = ProcessGroupAllocMixin.allocate
+        ProcessGroupAllocMixin.allocate = lambda *args, **kwargs: (
+            staging.append(allocate(*args, **kwargs)) or staging[-1]
+        )
+        model = here(Net())
+        for layer in (model.up, model.down, model):
+            fully_shard(layer).set_allocate_memory_from_process_group_for_comm(True)
+        train(model, rank, torch.optim.SGD(model.parameters(), lr=0.05))
+        if IS_SYMM and dist.get_backend() != "gloo":
+            import torch_symm
+
+            assert len(staging) >= STEPS
+            assert all(torch_symm.is_symmetric(tensor) for tensor in staging)
+        return values(model)
+
+    same_as_the_reference(body)
+
+
 @FOUR_RANKS
 def test_hybrid_sharding_on_a_two_dimensional_mesh():
     def body(rank):

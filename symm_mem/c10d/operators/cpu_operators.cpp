@@ -1,9 +1,8 @@
-#include "symm_mem/c10d/cpu_operators.hpp"
+#include "symm_mem/c10d/operators/cpu_operators.hpp"
 
 #include <ATen/core/TensorBody.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -14,7 +13,8 @@
 
 #include "kernels/core/atomics.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
-#include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/c10d/operators/operand_checks.hpp"
+#include "symm_mem/c10d/operators/peer_buffers.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 
 namespace symm {
@@ -23,13 +23,6 @@ namespace {
 
 // Numbers in messages: see NOTE [Numbers and iostreams] in kernels/core/decimal.hpp.
 using std::to_string;
-
-constexpr int kBarrierChannel = 0;
-constexpr std::size_t kNoTimeLimit = 0;
-
-std::size_t bytes_of(const at::Tensor& tensor) {
-  return static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-}
 
 // The widest vector access that PyTorch's CUDA kernels make at a multiple of `bytes`.
 std::size_t vector_alignment(std::size_t bytes) {
@@ -45,112 +38,18 @@ std::size_t checked_alignment(const char* op, const char* name, const at::Tensor
   TORCH_CHECK(vector_alignment(offset) >= least, op, ": ", name, " (", tensor.scalar_type(),
               ") must start at a multiple of ", to_string(least), " bytes, got byte ",
               to_string(offset), " of its storage");
-  TORCH_CHECK(vector_alignment(bytes_of(tensor)) >= least, op, ": the size of ", name, " (",
+  TORCH_CHECK(vector_alignment(element_bytes_of(tensor)) >= least, op, ": the size of ", name, " (",
               tensor.scalar_type(), ") must be a multiple of ", to_string(least), " bytes, got ",
-              to_string(bytes_of(tensor)));
-  return std::min(vector_alignment(offset), vector_alignment(bytes_of(tensor)));
+              to_string(element_bytes_of(tensor)));
+  return std::min(vector_alignment(offset), vector_alignment(element_bytes_of(tensor)));
 }
 
-void check_contiguous(const char* op, const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.is_contiguous(), op, ": ", name, " must be contiguous, got a tensor of shape ",
-              printed(tensor.sizes()), " and strides ", printed(tensor.strides()));
+// Of the operators that PyTorch's kernels have for these two.
+Dtype summed_dtype(const char* op, at::ScalarType type) {
+  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16, op,
+                              ": input must be float32 or bfloat16, got ", type);
+  return type == at::kFloat ? Dtype::kFloat32 : Dtype::kBFloat16;
 }
-
-void check_sum(const char* op, const std::string& reduce_op) {
-  TORCH_CHECK(reduce_op == "sum", op, ": reduce_op must be 'sum', the only one supported, got '",
-              reduce_op, "'");
-}
-
-void check_same_dtype(const char* op, const char* name, const at::Tensor& tensor,
-                      const at::Tensor& input) {
-  TORCH_CHECK(tensor.scalar_type() == input.scalar_type(), op, ": ", name,
-              " must have the dtype of input, ", input.scalar_type(), ", got ",
-              tensor.scalar_type());
-}
-
-void check_same_sizes(const char* op, const char* name, const at::Tensor& tensor,
-                      const at::Tensor& input) {
-  TORCH_CHECK(tensor.sizes() == input.sizes(), op, ": ", name, " must have the shape of input, ",
-              printed(input.sizes()), ", got ", printed(tensor.sizes()));
-}
-
-// Peers read input while `tensor` is written.
-void check_apart(const char* op, const char* name, const at::Tensor& tensor,
-                 const at::Tensor& input) {
-  const auto* const first = static_cast<const std::byte*>(tensor.const_data_ptr());
-  const auto* const second = static_cast<const std::byte*>(input.const_data_ptr());
-  TORCH_CHECK(first + bytes_of(tensor) <= second || second + bytes_of(input) <= first, op, ": ",
-              name, " must not overlap input, which the other ranks read meanwhile");
-}
-
-// The addresses of a symmetric tensor on every rank of a group.
-class PeerBuffers {
- public:
-  // Collective where the tensor has not met this group yet.
-  PeerBuffers(const char* op, const at::Tensor& input, const std::string& group_name)
-      : memory_(c10d::symmetric_memory::rendezvous(input, group_name)) {
-    TORCH_CHECK(memory_ != nullptr, op,
-                ": input must be in symmetric memory (torch.distributed._symmetric_memory.empty), "
-                "got an ordinary tensor of shape ",
-                printed(input.sizes()));
-    element_bytes_ = input.element_size();
-    bases_ = memory_->get_buffer_ptrs();
-    const auto* const base = static_cast<const std::byte*>(bases_[rank()]);
-    const std::ptrdiff_t offset = static_cast<const std::byte*>(input.const_data_ptr()) - base;
-    const auto size = static_cast<std::ptrdiff_t>(memory_->get_buffer_size());
-    if (input.numel() == 0) return;
-    TORCH_CHECK(offset >= 0 && offset + static_cast<std::ptrdiff_t>(bytes_of(input)) <= size, op,
-                ": input must lie within its allocation of ", to_string(size), " bytes, got ",
-                to_string(bytes_of(input)), " bytes at byte ", to_string(offset));
-    for (void*& address : bases_) address = static_cast<std::byte*>(address) + offset;
-  }
-
-  int rank() const { return memory_->get_rank(); }
-  int world_size() const { return static_cast<int>(bases_.size()); }
-  std::size_t element_bytes() const { return element_bytes_; }
-
-  // Element `index` of the tensor of `rank`.
-  std::byte* at(int rank, std::size_t index) const {
-    return static_cast<std::byte*>(bases_[rank]) + index * element_bytes_;
-  }
-
-  void barrier() const { memory_->barrier(kBarrierChannel, kNoTimeLimit); }
-
- private:
-  c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> memory_;
-  std::vector<void*> bases_;
-  std::size_t element_bytes_ = 1;
-};
-
-const ReduceKernels& kernels_for(Dtype dtype, ReduceOp op) {
-  return with_torch_errors(
-      [&]() -> const ReduceKernels& { return reduce_kernels(dtype, op, selected_isa()); });
-}
-
-// Sums `count` elements of all ranks.
-class RankSum {
- public:
-  RankSum(const char* op, const PeerBuffers& buffers, at::ScalarType type)
-      : buffers_(buffers), sources_(buffers.world_size()) {
-    TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16, op,
-                                ": input must be float32 or bfloat16, got ", type);
-    kernels_ =
-        &kernels_for(type == at::kFloat ? Dtype::kFloat32 : Dtype::kBFloat16, ReduceOp::kSum);
-  }
-
-  // To `result`, elements from `first` on.
-  void operator()(void* result, std::size_t first, std::size_t count) {
-    for (int rank = 0; rank < buffers_.world_size(); ++rank)
-      sources_[rank] = buffers_.at(rank, first);
-    kernels_->reduce(result, sources_.data(), buffers_.world_size(), nullptr, buffers_.world_size(),
-                     count);
-  }
-
- private:
-  const PeerBuffers& buffers_;
-  std::vector<const void*> sources_;
-  const ReduceKernels* kernels_;
-};
 
 // A rank's part of `numel` elements, `first` to `first + count`.
 struct Share {
@@ -183,17 +82,17 @@ at::Tensor one_shot(const at::Tensor& input, const std::optional<at::Tensor>& lo
     check_same_dtype(op, "out", out, input);
     return out;
   }
-  const PeerBuffers buffers(op, input, group_name);
+  const PeerBuffers buffers(op, "input", input, group_name);
   const std::size_t alignment = checked_alignment(op, "input", input);
-  RankSum sum(op, buffers, input.scalar_type());
+  RankSum sum(buffers, summed_dtype(op, input.scalar_type()));
   check_same_dtype(op, "out", out, input);
-  check_apart(op, "out", out, input);
+  check_apart(op, "out", out, "input", input);
   if (local_input) {
     TORCH_CHECK(checked_alignment(op, "local_input", *local_input) == alignment, op,
                 ": local_input and the symmetric buffer must have the same alignment");
     check_same_dtype(op, "local_input", *local_input, input);
     std::memmove(buffers.at(buffers.rank(), 0), local_input->const_data_ptr(),
-                 bytes_of(*local_input));
+                 element_bytes_of(*local_input));
   }
   buffers.barrier();
   sum(out.mutable_data_ptr(), 0, input.numel());
@@ -269,10 +168,10 @@ at::Tensor two_shot_all_reduce_(const at::Tensor& input, const std::string& redu
   constexpr auto* op = "two_shot_all_reduce_";
   check_contiguous(op, "input", input);
   check_sum(op, reduce_op);
-  const PeerBuffers buffers(op, input, group_name);
+  const PeerBuffers buffers(op, "input", input, group_name);
   const std::size_t alignment = checked_alignment(op, "input", input);
   if (input.numel() == 0) return input;
-  RankSum sum(op, buffers, input.scalar_type());
+  RankSum sum(buffers, summed_dtype(op, input.scalar_type()));
   const int me = buffers.rank();
   const int world_size = buffers.world_size();
   const Share share(input.numel(), alignment / buffers.element_bytes(), me, world_size);
@@ -291,7 +190,7 @@ at::Tensor two_shot_all_reduce_out(const at::Tensor& input, const std::string& r
   constexpr auto* op = "two_shot_all_reduce_out";
   check_contiguous(op, "input", input);
   check_sum(op, reduce_op);
-  const PeerBuffers buffers(op, input, group_name);
+  const PeerBuffers buffers(op, "input", input, group_name);
   const std::size_t alignment = checked_alignment(op, "input", input);
   check_contiguous(op, "output", output);
   TORCH_CHECK(alignment <= checked_alignment(op, "output", output), op,
@@ -299,8 +198,8 @@ at::Tensor two_shot_all_reduce_out(const at::Tensor& input, const std::string& r
   check_same_sizes(op, "output", output, input);
   check_same_dtype(op, "output", output, input);
   if (input.numel() == 0) return output;
-  RankSum sum(op, buffers, input.scalar_type());
-  check_apart(op, "output", output, input);
+  RankSum sum(buffers, summed_dtype(op, input.scalar_type()));
+  check_apart(op, "output", output, "input", input);
   const int me = buffers.rank();
   const int world_size = buffers.world_size();
   const std::size_t granule = alignment / buffers.element_bytes();
@@ -324,14 +223,14 @@ at::Tensor reduce_scatter_out(const at::Tensor& input, const std::string& group_
   constexpr auto* op = "reduce_scatter_out";
   check_contiguous(op, "input", input);
   check_contiguous(op, "output", output);
-  const PeerBuffers buffers(op, input, group_name);
+  const PeerBuffers buffers(op, "input", input, group_name);
   const std::size_t granule = checked_alignment(op, "input", input) / buffers.element_bytes();
   check_scattered_sizes(op, input, output, split_last_dim, buffers.world_size(),
                         static_cast<std::int64_t>(granule) * buffers.world_size());
   check_same_dtype(op, "output", output, input);
   if (input.numel() == 0) return output;
-  RankSum sum(op, buffers, input.scalar_type());
-  check_apart(op, "output", output, input);
+  RankSum sum(buffers, summed_dtype(op, input.scalar_type()));
+  check_apart(op, "output", output, "input", input);
   const std::size_t row = split_last_dim ? input.size(-1) : input.numel();
   const std::size_t part = row / buffers.world_size();
   auto* result = static_cast<std::byte*>(output.mutable_data_ptr());
