@@ -1,0 +1,16 @@
+"""What is decided once, when torch_symm.triton is imported, since compiled kernels depend on it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from torch_symm import _environment
+
+# Triton's own switch, read by @triton.jit at the same time.
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+_CHECK = _environment.flag("SYMM_CHECK")
+_TIMELINE = _environment.flag("SYMM_TIMELINE")
+# For kernels.
+CHECK = tl.constexpr(_CHECK)
+TIMELINE = tl.constexpr(_TIMELINE)

@@ -1,0 +1,89 @@
+"""Compiles a kernel that uses each function of torch_symm.triton and prints the assembly.
+
+    python codegen_kernels.py cuda 90      # PTX
+    python codegen_kernels.py hip gfx942   # AMD's assembly
+
+No GPU is needed. A process of its own, since the tests' ranks have Triton's interpreter.
+"""
+
+import json
+import sys
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import torch_symm.triton as symm
+
+BLOCK = 1024
+
+
+@triton.jit
+def put_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    symm.put_signal(box + index, source + index, flag, 1, 1, ctx)
+
+
+@triton.jit
+def remote_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    """Of several tensors: the scalar pointer is looked up, the block's offsets come after."""
+    index = tl.arange(0, BLOCK)
+    there = symm.remote(box, 1, ctx)
+    tl.store(there + index, tl.load(source + index))
+    symm.signal_add(flag, 1, 1, ctx)
+
+
+@triton.jit
+def wait_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    index = tl.arange(0, BLOCK)
+    symm.wait_until(flag, "ge", 1, ctx, source=1)
+    symm.get(source + index, box + index, 1, ctx)
+
+
+@triton.jit
+def fence_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    symm.store(box, 1.0, 1, ctx)
+    symm.fence()
+    symm.store(box + 1, 2.0, 1, ctx)
+    symm.quiet()
+
+
+@triton.jit
+def barrier_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    symm.barrier(ctx)
+
+
+@triton.jit
+def atomics_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    symm.atomic_add(flag, 1, 1, ctx, SEM="relaxed")
+    tl.store(flag + 1, symm.atomic_exch(flag, 2, 1, ctx, SEM="acquire"))
+    symm.atomic_min(flag, 3, 1, ctx, SEM="release")
+    symm.atomic_max(flag, 4, 1, ctx)
+    symm.atomic_and(flag, 5, 1, ctx, SCOPE="gpu")
+    symm.atomic_or(flag, 6, 1, ctx)
+    tl.store(flag + 2, symm.atomic_cas(flag, 7, 8, 1, ctx))
+    tl.store(box, symm.load(box, symm.my_rank(ctx) % symm.world_size(ctx), ctx))
+
+
+KERNELS = [put_kernel, remote_kernel, wait_kernel, fence_kernel, barrier_kernel, atomics_kernel]
+SIGNATURE = {"box": "*fp32", "flag": "*i32", "source": "*fp32", "ctx": "*i64"}
+
+
+def assembly(kernel, target: GPUTarget) -> str:
+    aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(4)}
+    source = ASTSource(
+        kernel, {**SIGNATURE, "BLOCK": "constexpr"}, constexprs={"BLOCK": BLOCK}, attrs=aligned
+    )
+    compiled = triton.compile(source, target=target)
+    return compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
+
+
+def main() -> None:
+    backend, arch = sys.argv[1:]
+    target = GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
+    print(json.dumps({kernel.fn.__name__: assembly(kernel, target) for kernel in KERNELS}))
+
+
+if __name__ == "__main__":
+    main()
