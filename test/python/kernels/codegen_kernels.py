@@ -1,4 +1,5 @@
-"""Compiles a kernel that uses each function of torch_symm.triton and prints the assembly.
+"""Compiles kernels that use each function of torch_symm.triton, and those of the examples, and
+prints the assembly.
 
     python codegen_kernels.py cuda 90      # PTX
     python codegen_kernels.py hip gfx942   # AMD's assembly
@@ -6,8 +7,10 @@
 No GPU is needed. A process of its own, since the tests' ranks have Triton's interpreter.
 """
 
+import importlib
 import json
 import sys
+from pathlib import Path
 
 import triton
 import triton.language as tl
@@ -67,14 +70,34 @@ def atomics_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
 
 
 KERNELS = [put_kernel, remote_kernel, wait_kernel, fence_kernel, barrier_kernel, atomics_kernel]
-SIGNATURE = {"box": "*fp32", "flag": "*i32", "source": "*fp32", "ctx": "*i64"}
+FOLDER = Path(__file__).resolve().parents[3] / "docs" / "examples" / "kernels"
+EXAMPLES = {
+    "all_reduce_one_shot": "all_reduce_kernel",
+    "all_gather_matmul_ring": "ring_matmul_kernel",
+    "moe_dispatch_combine": "moe_kernel",
+    "flash_decode_combine": "decode_kernel",
+    "halo_exchange": "heat_kernel",
+}
+# By the names of the arguments; the others are float32 tensors.
+NUMBERS = ("count", "turn", "tokens", "steps")
+INTEGERS = ("flag", "arrived", "expert", "origin", "counts", "done", "ready")
+SIZES = {"BLOCK": BLOCK, "ROWS": 16, "INNER": 64, "COLUMNS": 32, "WIDTH": 32, "KEYS": 16}
+
+
+def type_of(argument: str) -> str:
+    if argument in SIZES:
+        return "constexpr"
+    if argument in NUMBERS:
+        return "i32"
+    return "*i64" if argument == "ctx" else "*i32" if argument in INTEGERS else "*fp32"
 
 
 def assembly(kernel, target: GPUTarget) -> str:
-    aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(4)}
-    source = ASTSource(
-        kernel, {**SIGNATURE, "BLOCK": "constexpr"}, constexprs={"BLOCK": BLOCK}, attrs=aligned
-    )
+    signature = {name: type_of(name) for name in kernel.arg_names}
+    constants = {name: size for name, size in SIZES.items() if name in signature}
+    pointers = [index for index, kind in enumerate(signature.values()) if kind.startswith("*")]
+    aligned = {(index,): [["tt.divisibility", 16]] for index in pointers}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=target)
     return compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
 
@@ -82,7 +105,10 @@ def assembly(kernel, target: GPUTarget) -> str:
 def main() -> None:
     backend, arch = sys.argv[1:]
     target = GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
-    print(json.dumps({kernel.fn.__name__: assembly(kernel, target) for kernel in KERNELS}))
+    sys.path.insert(0, str(FOLDER))
+    examples = [getattr(importlib.import_module(file), name) for file, name in EXAMPLES.items()]
+    everything = [*KERNELS, *examples]
+    print(json.dumps({kernel.fn.__name__: assembly(kernel, target) for kernel in everything}))
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ def test_what_ends_a_wait_is_the_same_for_all_threads(compiled):
     assert first_not_found(text, [*patterns, r"ld\.global\.gpu\.relaxed\.b64", MEET]) == ""
 
 
+GFX942 = ("hip", "gfx942")
 VISIBLE = [r"buffer_wbl2 sc0 sc1", r"s_waitcnt vmcnt\(0\)"]
 FRESH = [r"s_waitcnt vmcnt\(0\)", r"buffer_inv sc0 sc1"]
 RELEASE = [*VISIBLE, "s_barrier", *VISIBLE]  # each wave its own stores, then the one that signals
@@ -119,7 +120,18 @@ AMD = {
 
 @pytest.mark.parametrize("name", AMD)
 def test_amdgcn(compiled, name):
-    assert first_not_found(compiled("hip", "gfx942")[name], AMD[name]) == ""
+    assert first_not_found(compiled(*GFX942)[name], AMD[name]) == ""
+
+
+EXAMPLES = ["all_reduce", "ring_matmul", "moe", "decode", "heat"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_compile(compiled, name):
+    """As they are, for both; each signals and waits for all ranks."""
+    ptx, amdgcn = (compiled(*target)[f"{name}_kernel"] for target in (("cuda", "90"), GFX942))
+    assert first_not_found(ptx, [r"sys\.release", r"ld\.global\.sys\.acquire"]) == ""
+    assert first_not_found(amdgcn, [*RELEASE, r"global_atomic_\w+ .* sc1", *FRESH]) == ""
 
 
 def test_older_amd(compiled):
