@@ -3,11 +3,11 @@
 import importlib.util
 import os
 
+import example_kernels
 import pytest
 import torch
 import torch.distributed as dist
 
-import example_kernels
 from harness import run_ranks
 from programs import run_script_on_ranks
 
