@@ -14,7 +14,7 @@ from torch_symm._registration import load
 from torch_symm.memory import allocate
 from torch_symm.symmetric_tensor import SymmetricTensor
 from torch_symm.triton import layout, registry
-from torch_symm.triton.settings import INTERPRETED, TIMELINE
+from torch_symm.triton.settings import INTERPRETED, RACE_CHECK, TIMELINE
 
 _CALLER = "triton.context"
 
@@ -152,6 +152,10 @@ class Context(torch.Tensor):
         made._rows, made._status, made._watch, made._ring = rows, status, watch, ring
         made._limit_ms, made._channels = limit_ms, channels
         made._alive = (tensors, handles, arrivals, own, epochs)
+        if RACE_CHECK:
+            from torch_symm.triton.race import RaceCheck
+
+            made._race = RaceCheck(made, rows, [*tensors, arrivals])
         registry.add(torch.Tensor.data_ptr(made), made)
         own.barrier()
         return made

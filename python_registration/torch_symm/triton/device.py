@@ -191,8 +191,8 @@ def wait_until(signal, COMPARE: tl.constexpr, value, ctx, source=-1, SCOPE: tl.c
     "gt", "ge", "lt" or "le". An acquire: what the signal's sender did before it is seen after.
 
     Args:
-        source: the rank that signals, where it is one: its end ends the wait, and the error names
-            it. -1: any rank.
+        source: the rank that signals, where it is one: the wait ends when it has left the group,
+            and the error names it. -1: any rank. A rank that dies ends all waits.
 
     Returns:
         the word. Where the wait has ended without the signal (the group has failed, a rank is gone,

@@ -10,7 +10,13 @@ from torch_symm import _environment
 # Triton's own switch, read by @triton.jit at the same time.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _CHECK = _environment.flag("SYMM_CHECK")
+RACE_CHECK = _environment.flag("SYMM_RACE_CHECK")
 _TIMELINE = _environment.flag("SYMM_TIMELINE")
 # For kernels.
 CHECK = tl.constexpr(_CHECK)
 TIMELINE = tl.constexpr(_TIMELINE)
+
+if RACE_CHECK and not INTERPRETED:
+    raise ValueError(
+        "SYMM_RACE_CHECK=1 checks kernels in Triton's interpreter: set TRITON_INTERPRET=1 too"
+    )

@@ -61,13 +61,18 @@ def _holds(word, COMPARE: tl.constexpr, value):
 
 
 @triton.jit
-def _why_end(status, source, start, limit):
-    """The reason for which a wait must end, 0 where there is none: of each thread for itself."""
+def _why_end(status, source, ctx, start, limit):
+    """The reason for which a wait must end, 0 where there is none: of each thread for itself.
+
+    A rank may leave when it has signalled, so one that has left ends no wait for any rank.
+    """
     why = tl.load(status + WHY, volatile=True)
     if source >= 0:
         gone = tl.load(status + FIRST_RANK + source, volatile=True)
     else:
-        gone = tl.load(status + GONE, volatile=True)
+        others = tl.load(ctx + WORLD_SIZE) - 1
+        all_gone = (tl.load(status + GONE, volatile=True) >= others) & (others > 0)
+        gone = all_gone.to(tl.int64)
     late = (now() - start) > limit
     why = tl.where((why == 0) & (gone != 0), SOURCE_GONE, why)
     return tl.where((why == 0) & late, TIMED_OUT, why)
@@ -90,7 +95,7 @@ def _await(signal, COMPARE: tl.constexpr, value, ctx, source, SCOPE: tl.constexp
         rounds += 1
         # The status words are in the host's memory, far from a GPU.
         if rounds % ROUNDS_BETWEEN_CHECKS == 0:
-            why = _why_end(status, source, start, limit)
+            why = _why_end(status, source, ctx, start, limit)
             tl.atomic_cas(ctx + ENDED, limit * 0, why, sem="relaxed", scope="gpu")
             ended = tl.atomic_add(ctx + ENDED, 0, sem="relaxed", scope="gpu")
         pause()

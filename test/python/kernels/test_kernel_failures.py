@@ -118,6 +118,25 @@ def test_a_rank_that_has_left_ends_the_waits_for_it():
     assert seconds < SOON
 
 
+def one_leaves_early(rank):
+    """Rank 1 leaves; what rank 0 waits for, from anybody, comes from rank 2 a moment later."""
+    import library_kernels as kernels
+
+    flag, out = symmetric(1), torch.zeros(1, dtype=torch.int32)
+    ctx = kernels.symm.context(flag)
+    if rank == 0:
+        kernels.wait_kernel[(1,)](flag, out, ctx, -1)
+    elif rank == 2:
+        time.sleep(0.5)
+        kernels.signal_kernel[(1,)](flag, 0, ctx)
+    return out.item()
+
+
+@pytest.mark.skipif(not IS_SYMM, reason="gloo's ranks leave together")
+def test_a_rank_that_has_left_ends_no_wait_for_others():
+    assert run_ranks(one_leaves_early, 3, fresh=True) == [1, 0, 0]
+
+
 def aborted(rank):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     return waiting(1 - rank, meanwhile=backend.abort if rank == 0 else None)[:2]
