@@ -54,12 +54,14 @@ from torch_symm.triton.device import (
     wait_until,
     world_size,
 )
+from torch_symm.triton.trace import Event, events, write_timeline
 from torch_symm.triton.waiting import barrier
 
 _launches.install()
 
 __all__ = [
     "Context",
+    "Event",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -69,6 +71,7 @@ __all__ = [
     "atomic_or",
     "barrier",
     "context",
+    "events",
     "fence",
     "get",
     "load",
@@ -82,4 +85,5 @@ __all__ = [
     "store",
     "wait_until",
     "world_size",
+    "write_timeline",
 ]

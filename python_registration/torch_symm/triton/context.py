@@ -175,6 +175,18 @@ class Context(torch.Tensor):
         self.check()
         return torch.Tensor.data_ptr(self)
 
+    def ring(self) -> torch.Tensor:
+        """The timeline's (layout.py). Waits for the device where there is one.
+
+        Raises:
+            RuntimeError: this process has no timelines.
+        """
+        if self._ring is None:
+            raise RuntimeError(
+                "ctx: it has no timeline: set SYMM_TIMELINE=1 before torch_symm.triton is imported"
+            )
+        return self._ring.cpu()
+
     def check(self) -> None:
         """Raises what has gone wrong so far, and returns at once. Local.
 

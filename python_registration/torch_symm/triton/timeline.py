@@ -1,8 +1,7 @@
 """When puts, gets, signals and waits of a kernel began and ended, with SYMM_TIMELINE=1.
 
-A kernel writes its events into a ring of its context, by the clock of the device. `Context.events`
-reads them and `write_timeline` makes one file of all ranks', which Perfetto and chrome://tracing
-open.
+A kernel writes its events into a ring of its context, by the clock of the device; `trace.py` reads
+them.
 """
 
 from __future__ import annotations

@@ -24,15 +24,17 @@ def compiled(tmp_path_factory):
     """Assembly by kernel, of a backend and an architecture."""
     found = {}
 
-    def of(backend: str, arch: str) -> dict[str, str]:
-        if (backend, arch) not in found:
-            env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    def of(backend: str, arch: str, **settings: str) -> dict[str, str]:
+        key = (backend, arch, *settings)
+        if key not in found:
+            cache = {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+            env = {**os.environ, **cache, **settings}
             env.pop("TRITON_INTERPRET", None)
             command = [sys.executable, str(COMPILE), backend, arch]
             result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
             assert result.returncode == 0, result.stderr[-3000:]
-            found[backend, arch] = json.loads(result.stdout)
-        return found[backend, arch]
+            found[key] = json.loads(result.stdout)
+        return found[key]
 
     return of
 
@@ -132,6 +134,19 @@ def test_examples_compile(compiled, name):
     ptx, amdgcn = (compiled(*target)[f"{name}_kernel"] for target in (("cuda", "90"), GFX942))
     assert first_not_found(ptx, [r"sys\.release", r"ld\.global\.sys\.acquire"]) == ""
     assert first_not_found(amdgcn, [*RELEASE, r"global_atomic_\w+ .* sc1", *FRESH]) == ""
+
+
+CLOCKS = [("cuda", "90", "%globaltimer"), ("hip", "gfx942", "s_memrealtime")]
+
+
+@pytest.mark.parametrize(("backend", "arch", "clock"), CLOCKS)
+def test_with_checks_and_a_timeline(compiled, backend, arch, clock):
+    """Both cost nothing where they are off: the clock is read by waits alone then."""
+    with_them = compiled(backend, arch, SYMM_TIMELINE="1", SYMM_CHECK="1")
+    without = compiled(backend, arch)
+    assert with_them["put_kernel"].count(clock) >= 4  # before and behind the put, and the signal
+    assert clock not in without["put_kernel"]
+    assert len(with_them["put_kernel"]) > len(without["put_kernel"])
 
 
 def test_older_amd(compiled):

@@ -12,9 +12,9 @@ the other. All of it lies in symmetric memory of its own.
 
 Not seen: what torch does to a tensor outside kernels; programs of one rank's kernel among each
 other, and what only tells programs apart whose numbers differ by a multiple of 8 (NOTE [Lanes] in
-clock.py); point-to-point messages and asynchronous collectives, which order nothing here. A release may be seen a moment before its signal is, and
-several words may share clocks in allocations of more than 4096 granules: both can hide a race,
-and neither invents one.
+clock.py); point-to-point messages and asynchronous collectives, which order nothing here. A release
+may be seen a moment before its signal is, and several words may share clocks in allocations of more
+than 4096 granules: both can hide a race, and neither invents one.
 """
 
 from __future__ import annotations
