@@ -1,10 +1,10 @@
 // What kernels of the user's own that wait for a peer look at, so that no wait is for ever.
 //
 // The group's watchdog writes it, so it works while a device is stuck: word 0 ends every wait, word
-// kFirstRank + r those for rank r alone, and word 1 is how many ranks are gone. The words are in memory that the kernels read: of the host
-// on the CPU, pinned on a GPU. A rank that has left in good order ends only the waits for it; one
-// that has died ends all of them, since who waits for a rank that waits for the dead one should not
-// wait for the time-out.
+// kFirstRank + r those for rank r alone, and word 1 is how many ranks are gone. The words are in
+// memory that the kernels read: of the host on the CPU, pinned on a GPU. A rank that has left in
+// good order ends only the waits for it; one that has died ends all of them, since who waits for a
+// rank that waits for the dead one should not wait for the time-out.
 //
 // Local, thread safe.
 #pragma once

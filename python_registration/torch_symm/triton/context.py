@@ -241,7 +241,7 @@ class Context(torch.Tensor):
         whom = "any rank" if source < 0 else self._watch.rank_report(source)
         if reason == layout.TIMED_OUT.value:
             return dist.DistBackendError(
-                f"{where}: Timed out after {self._limit_ms:g} ms waiting for {whom}"
+                f"{where}: Timed out after {self._limit_ms:.0f} ms waiting for {whom}"
             )
         return dist.DistBackendError(
             f"{where} for {whom} has ended without the signal: "

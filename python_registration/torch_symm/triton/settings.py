@@ -16,6 +16,11 @@ _TIMELINE = _environment.flag("SYMM_TIMELINE")
 CHECK = tl.constexpr(_CHECK)
 TIMELINE = tl.constexpr(_TIMELINE)
 
+if INTERPRETED and isinstance(tl.sum, triton.JITFunction):
+    raise ImportError(
+        "torch_symm.triton: TRITON_INTERPRET=1 must be set before triton is first imported, by "
+        "whatever package: Triton's own functions have been prepared for a GPU"
+    )
 if RACE_CHECK and not INTERPRETED:
     raise ValueError(
         "SYMM_RACE_CHECK=1 checks kernels in Triton's interpreter: set TRITON_INTERPRET=1 too"

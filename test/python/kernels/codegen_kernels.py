@@ -3,6 +3,7 @@ prints the assembly.
 
     python codegen_kernels.py cuda 90      # PTX
     python codegen_kernels.py hip gfx942   # AMD's assembly
+    python codegen_kernels.py cuda 90 put_kernel fence_kernel   # of these alone
 
 No GPU is needed. A process of its own, since the tests' ranks have Triton's interpreter.
 """
@@ -103,12 +104,13 @@ def assembly(kernel, target: GPUTarget) -> str:
 
 
 def main() -> None:
-    backend, arch = sys.argv[1:]
+    backend, arch, *names = sys.argv[1:]
     target = GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
     sys.path.insert(0, str(FOLDER))
     examples = [getattr(importlib.import_module(file), name) for file, name in EXAMPLES.items()]
-    everything = [*KERNELS, *examples]
-    print(json.dumps({kernel.fn.__name__: assembly(kernel, target) for kernel in everything}))
+    everything = {kernel.fn.__name__: kernel for kernel in (*KERNELS, *examples)}
+    wanted = names or list(everything)
+    print(json.dumps({name: assembly(everything[name], target) for name in wanted}))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "compar
 
 def load(name: str, folder: str = "", replaced: tuple[tuple[str, str], ...] = ()) -> ModuleType:
     """The example, from a copy in `folder` where something of its text is replaced, once each."""
-    os.environ["TRITON_INTERPRET"] = "1"
     if str(FOLDER) not in sys.path:
         sys.path.insert(0, str(FOLDER))
     text, path = (FOLDER / f"{name}.py").read_text(), FOLDER / f"{name}.py"

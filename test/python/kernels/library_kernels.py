@@ -1,9 +1,5 @@
-"""Kernels over torch_symm.triton for its tests. Imported by ranks alone, which run kernels in
-Triton's interpreter: the test process must stay free of it."""
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
+"""Kernels over torch_symm.triton for its tests. Imported by ranks alone, which run them in
+Triton's interpreter (conftest.py): the test process must stay free of it."""
 
 import triton
 import triton.language as tl

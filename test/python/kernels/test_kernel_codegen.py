@@ -24,13 +24,13 @@ def compiled(tmp_path_factory):
     """Assembly by kernel, of a backend and an architecture."""
     found = {}
 
-    def of(backend: str, arch: str, **settings: str) -> dict[str, str]:
-        key = (backend, arch, *settings)
+    def of(backend: str, arch: str, *names: str, **settings: str) -> dict[str, str]:
+        key = (backend, arch, names, *settings)
         if key not in found:
             cache = {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
             env = {**os.environ, **cache, **settings}
             env.pop("TRITON_INTERPRET", None)
-            command = [sys.executable, str(COMPILE), backend, arch]
+            command = [sys.executable, str(COMPILE), backend, arch, *names]
             result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
             assert result.returncode == 0, result.stderr[-3000:]
             found[key] = json.loads(result.stdout)
@@ -142,7 +142,7 @@ CLOCKS = [("cuda", "90", "%globaltimer"), ("hip", "gfx942", "s_memrealtime")]
 @pytest.mark.parametrize(("backend", "arch", "clock"), CLOCKS)
 def test_with_checks_and_a_timeline(compiled, backend, arch, clock):
     """Both cost nothing where they are off: the clock is read by waits alone then."""
-    with_them = compiled(backend, arch, SYMM_TIMELINE="1", SYMM_CHECK="1")
+    with_them = compiled(backend, arch, "put_kernel", SYMM_TIMELINE="1", SYMM_CHECK="1")
     without = compiled(backend, arch)
     assert with_them["put_kernel"].count(clock) >= 4  # before and behind the put, and the signal
     assert clock not in without["put_kernel"]
@@ -151,7 +151,7 @@ def test_with_checks_and_a_timeline(compiled, backend, arch, clock):
 
 def test_older_amd(compiled):
     """gfx90a has other instructions for the same orders."""
-    text = compiled("hip", "gfx90a")["fence_kernel"]
+    text = compiled("hip", "gfx90a", "fence_kernel")["fence_kernel"]
     patterns = ["buffer_wbl2", r"s_waitcnt vmcnt\(0\)", "buffer_invl2", "buffer_wbinvl1_vol"]
     assert first_not_found(text, ["global_store_dword ", *patterns, "s_barrier"]) == ""
 

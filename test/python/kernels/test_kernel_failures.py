@@ -240,6 +240,42 @@ def test_a_wrong_argument_ends_nothing():
     check(after_bad_input, 2)
 
 
+SPECIALIZED = """
+    import sys, datetime
+    import torch.distributed as dist
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.nvidia.compiler import CUDABackend
+    import torch_symm, torch_symm.triton as symm
+
+    store, rank = dist.FileStore(sys.argv[2], 2), int(sys.argv[1])
+    dist.init_process_group("symm", store=store, rank=rank, world_size=2)
+    limit = datetime.timedelta(seconds=3)
+    ctx = symm.context(torch_symm.zeros(8, device="cpu"), timeout=limit)
+    assert native_specialize_impl(CUDABackend, ctx, False, True, True) == ("*i64", "D")
+    ctx._status[2] = 4 + 256 * 2  # as a kernel writes when its wait for rank 1 has timed out
+    try:
+        native_specialize_impl(CUDABackend, ctx, False, True, True)
+    except dist.DistBackendError as error:
+        print(error)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_a_launch_asks_the_context_what_has_failed(run_script):
+    """What Triton does with a kernel's argument when it launches on a GPU."""
+    for result in run_script(SPECIALIZED, 2, env={"TRITON_INTERPRET": "0"}):
+        assert result.exit_code == 0, result.stderr
+        assert "Timed out after 3000 ms waiting for rank 1" in result.stdout
+
+
+def test_the_interpreter_must_be_known_when_triton_is_imported():
+    program = "import os, triton; os.environ['TRITON_INTERPRET'] = '1'; import torch_symm.triton"
+    result = run_python(program, TRITON_INTERPRET="0")
+    assert result.returncode == 1
+    assert "ImportError: torch_symm.triton: TRITON_INTERPRET=1 must be set before" in result.stderr
+
+
 def run_python(program, **env):
     command = [sys.executable, "-c", program]
     return subprocess.run(
