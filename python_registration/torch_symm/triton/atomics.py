@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from torch_symm.triton import layout
 from torch_symm.triton.device import remote
 from torch_symm.triton.settings import INTERPRETED
 
@@ -20,6 +21,9 @@ if INTERPRETED:
     from torch_symm.triton._interpreter import after_acquire, before_release
 else:
     from torch_symm.triton._gpu import after_acquire, before_release
+
+ACQUIRE_RELEASE = layout.ACQUIRE_RELEASE
+SYSTEM = layout.SYSTEM
 
 
 @triton.jit
@@ -44,7 +48,13 @@ def _done(value, SEM: tl.constexpr):
 
 @triton.jit
 def atomic_add(
-    ptr, value, peer, ctx, mask=None, SEM: tl.constexpr = "acq_rel", SCOPE: tl.constexpr = "sys"
+    ptr,
+    value,
+    peer,
+    ctx,
+    mask=None,
+    SEM: tl.constexpr = ACQUIRE_RELEASE,
+    SCOPE: tl.constexpr = SYSTEM,
 ):
     """Adds `value`."""
     there = _there(ptr, peer, ctx, mask, SEM)
@@ -53,7 +63,13 @@ def atomic_add(
 
 @triton.jit
 def atomic_exch(
-    ptr, value, peer, ctx, mask=None, SEM: tl.constexpr = "acq_rel", SCOPE: tl.constexpr = "sys"
+    ptr,
+    value,
+    peer,
+    ctx,
+    mask=None,
+    SEM: tl.constexpr = ACQUIRE_RELEASE,
+    SCOPE: tl.constexpr = SYSTEM,
 ):
     """Puts `value` there."""
     there = _there(ptr, peer, ctx, mask, SEM)
@@ -62,7 +78,13 @@ def atomic_exch(
 
 @triton.jit
 def atomic_min(
-    ptr, value, peer, ctx, mask=None, SEM: tl.constexpr = "acq_rel", SCOPE: tl.constexpr = "sys"
+    ptr,
+    value,
+    peer,
+    ctx,
+    mask=None,
+    SEM: tl.constexpr = ACQUIRE_RELEASE,
+    SCOPE: tl.constexpr = SYSTEM,
 ):
     """The smaller one stays."""
     there = _there(ptr, peer, ctx, mask, SEM)
@@ -71,7 +93,13 @@ def atomic_min(
 
 @triton.jit
 def atomic_max(
-    ptr, value, peer, ctx, mask=None, SEM: tl.constexpr = "acq_rel", SCOPE: tl.constexpr = "sys"
+    ptr,
+    value,
+    peer,
+    ctx,
+    mask=None,
+    SEM: tl.constexpr = ACQUIRE_RELEASE,
+    SCOPE: tl.constexpr = SYSTEM,
 ):
     """The larger one stays."""
     there = _there(ptr, peer, ctx, mask, SEM)
@@ -80,7 +108,13 @@ def atomic_max(
 
 @triton.jit
 def atomic_and(
-    ptr, value, peer, ctx, mask=None, SEM: tl.constexpr = "acq_rel", SCOPE: tl.constexpr = "sys"
+    ptr,
+    value,
+    peer,
+    ctx,
+    mask=None,
+    SEM: tl.constexpr = ACQUIRE_RELEASE,
+    SCOPE: tl.constexpr = SYSTEM,
 ):
     """Keeps the bits that `value` has."""
     there = _there(ptr, peer, ctx, mask, SEM)
@@ -89,7 +123,13 @@ def atomic_and(
 
 @triton.jit
 def atomic_or(
-    ptr, value, peer, ctx, mask=None, SEM: tl.constexpr = "acq_rel", SCOPE: tl.constexpr = "sys"
+    ptr,
+    value,
+    peer,
+    ctx,
+    mask=None,
+    SEM: tl.constexpr = ACQUIRE_RELEASE,
+    SCOPE: tl.constexpr = SYSTEM,
 ):
     """Adds the bits of `value`."""
     there = _there(ptr, peer, ctx, mask, SEM)
@@ -103,8 +143,8 @@ def atomic_cas(
     value,
     peer,
     ctx,
-    SEM: tl.constexpr = "acq_rel",
-    SCOPE: tl.constexpr = "sys",
+    SEM: tl.constexpr = ACQUIRE_RELEASE,
+    SCOPE: tl.constexpr = SYSTEM,
 ):
     """Puts `value` there where `expected` was there."""
     there = _there(ptr, peer, ctx, None, SEM)

@@ -45,7 +45,9 @@ TENSORS = layout.TENSORS
 WORLD_SIZE = layout.WORLD_SIZE
 PUT = layout.PUT
 GET = layout.GET
+SET = layout.SET
 SIGNAL = layout.SIGNAL
+SYSTEM = layout.SYSTEM
 
 
 @triton.jit
@@ -148,7 +150,7 @@ def _check_signal(signal):
 
 
 @triton.jit
-def signal_set(signal, value, peer, ctx, SCOPE: tl.constexpr = "sys"):
+def signal_set(signal, value, peer, ctx, SCOPE: tl.constexpr = SYSTEM):
     """Makes `peer`'s word at `signal` `value`: a release of all that this program did before it."""
     _check_signal(signal)
     start = begin(ctx)
@@ -159,7 +161,7 @@ def signal_set(signal, value, peer, ctx, SCOPE: tl.constexpr = "sys"):
 
 
 @triton.jit
-def signal_add(signal, value, peer, ctx, SCOPE: tl.constexpr = "sys"):
+def signal_add(signal, value, peer, ctx, SCOPE: tl.constexpr = SYSTEM):
     """Adds `value` to `peer`'s word at `signal`: a release of all that this program did before it.
 
     Several ranks or programs may add to one word; a wait that has seen the sum has all of theirs.
@@ -173,7 +175,7 @@ def signal_add(signal, value, peer, ctx, SCOPE: tl.constexpr = "sys"):
 
 
 @triton.jit
-def put_signal(dest, source, signal, value, peer, ctx, mask=None, OPERATION: tl.constexpr = "set"):
+def put_signal(dest, source, signal, value, peer, ctx, mask=None, OPERATION: tl.constexpr = SET):
     """`put`, then `signal_set` or `signal_add`, as OPERATION is "set" or "add"."""
     tl.static_assert(
         OPERATION == "set" or OPERATION == "add", "put_signal: OPERATION: expected set or add"
@@ -186,7 +188,7 @@ def put_signal(dest, source, signal, value, peer, ctx, mask=None, OPERATION: tl.
 
 
 @triton.jit
-def wait_until(signal, COMPARE: tl.constexpr, value, ctx, source=-1, SCOPE: tl.constexpr = "sys"):
+def wait_until(signal, COMPARE: tl.constexpr, value, ctx, source=-1, SCOPE: tl.constexpr = SYSTEM):
     """Waits until this rank's word at `signal` compares with `value` as COMPARE says: "eq", "ne",
     "gt", "ge", "lt" or "le". An acquire: what the signal's sender did before it is seen after.
 

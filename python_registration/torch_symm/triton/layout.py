@@ -46,3 +46,8 @@ SIGNAL = tl.constexpr(3)
 WAIT = tl.constexpr(4)
 BARRIER = tl.constexpr(5)
 EVENT_NAMES = {1: "put", 2: "get", 3: "signal", 4: "wait", 5: "barrier"}
+
+# Defaults of functions for kernels, which Triton before 3.9 takes as constants in this form alone.
+SET = tl.constexpr("set")
+SYSTEM = tl.constexpr("sys")
+ACQUIRE_RELEASE = tl.constexpr("acq_rel")

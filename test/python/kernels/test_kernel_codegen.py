@@ -1,21 +1,28 @@
 """What Triton makes of torch_symm.triton for NVIDIA's and AMD's GPUs: the orders of the memory are
 in the assembly. No GPU is needed, and none is used."""
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 pytestmark = [
     pytest.mark.cpu("the same without a GPU"),
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
+    pytest.mark.skipif(find_spec("triton") is None, reason="needs triton"),
 ]
 
+VERSION = version("triton") if find_spec("triton") else "0"
+# Older ones have other instructions for a load that acquires and a release.
+NEW = pytest.mark.skipif(
+    tuple(int(part) for part in VERSION.split(".")[:2]) < (3, 9),
+    reason=f"AMD's assembly is compared with that of Triton 3.9, this is {VERSION}",
+)
 COMPILE = Path(__file__).with_name("codegen_kernels.py")
 
 
@@ -120,6 +127,7 @@ AMD = {
 }
 
 
+@NEW
 @pytest.mark.parametrize("name", AMD)
 def test_amdgcn(compiled, name):
     assert first_not_found(compiled(*GFX942)[name], AMD[name]) == ""
