@@ -8,6 +8,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <symm/SymmetricTensor.hpp>
 #include <symm/memory_provider.hpp>
@@ -17,6 +18,7 @@
 #include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/contiguous_view.hpp"
 #include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/c10d/kernel_watch.hpp"
 #include "symm_mem/c10d/provider_registry.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "symm_mem/c10d/user_buffer.hpp"
@@ -121,6 +123,24 @@ void bind_symmetric_tensor(py::module_& module) {
            "All ranks' tensors as one, `torch_symm.contiguous_view`. Collective.");
 }
 
+void bind_kernel_watch(py::module_& module) {
+  py::class_<KernelWatch>(module, "KernelWatch",
+                          "Words that end the waits of kernels; see kernel_watch.hpp.")
+      .def(py::init([](const std::string& group_name, at::Tensor words) {
+             return with_torch_errors(
+                 [&] { return std::make_unique<KernelWatch>(group_name, std::move(words)); });
+           }),
+           py::arg("group_name"), py::arg("words"), WithoutLock())
+      .def(
+          "check_usable",
+          [](const KernelWatch& self) { with_torch_errors([&] { self.check_usable(); }); },
+          WithoutLock())
+      .def("problem", &KernelWatch::problem, WithoutLock())
+      .def("rank_report", &KernelWatch::rank_report, py::arg("rank"), WithoutLock())
+      .def("timeout_ms", &KernelWatch::timeout_ms, py::arg("like"), WithoutLock())
+      .def_readonly_static("FIRST_RANK", &KernelWatch::kFirstRank);
+}
+
 void bind_user_buffer(py::module_& module) {
   py::class_<UserBuffer>(
       module, "UserBuffer",
@@ -150,6 +170,7 @@ void bind_symmetric_memory(py::module_& module) {
   bind_providers(module);
   bind_symmetric_tensor(module);
   bind_user_buffer(module);
+  bind_kernel_watch(module);
   module.def("contiguous_view", &contiguous_view, py::arg("tensor"), py::arg("group_name"),
              WithoutLock(),
              "All ranks' copies of a symmetric tensor as one, [world_size, *shape]. Collective.");

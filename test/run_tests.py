@@ -43,6 +43,7 @@ IMPORTED_ONCE = (
 LONG_FILES = {
     *("test_collectives.py", "test_ccl.py", "test_memory_providers.py", "test_models.py"),
     *("test_symmetric_groups.py", "test_all_gather_matmul.py", "test_ranks.py", "test_exit.py"),
+    *("test_race_check.py", "test_kernel_codegen.py"),
 }
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
 GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
@@ -213,6 +214,8 @@ def main() -> int:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if os.environ.get("SYMM_TEST_DEVICE", "cpu") == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # torch._dynamo imports triton
     (arguments.reports / "logs").mkdir(parents=True, exist_ok=True)
     together, alone = plan(arguments)
     jobs, started = together + alone, time.monotonic()

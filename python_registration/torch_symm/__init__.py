@@ -17,6 +17,7 @@ and for memory that all ranks of a group can read and write: `empty`, `zeros`, `
 `InvalidTypeError` are what wrong arguments raise.
 
 `ccl` has collectives that choose their algorithm call by call and say where tensors may stand.
+`triton` is a library for Triton kernels over symmetric memory; it alone imports Triton.
 
 Importing it is cheap: the compiled module is loaded when it is first needed, by the first process
 group or by the first use of a name below.
@@ -96,8 +97,8 @@ def __getattr__(name: str) -> Any:
 
         compiled = load()
         return compiled.ProcessGroupSymm.Options if name == "Options" else getattr(compiled, name)
-    if name == "ccl":
-        return importlib.import_module("torch_symm.ccl")
+    if name in ("ccl", "triton"):
+        return importlib.import_module(f"torch_symm.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

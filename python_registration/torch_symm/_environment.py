@@ -28,8 +28,11 @@ def backend_name(name: str) -> str:
 
 
 CHECKS = {
+    "SYMM_CHECK": flag,
     "SYMM_DEFAULT_BACKEND": flag,
+    "SYMM_RACE_CHECK": flag,
     "SYMM_REPLACE_BACKEND": backend_name,
+    "SYMM_TIMELINE": flag,
 }
 
 

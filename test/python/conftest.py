@@ -10,6 +10,11 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # torch must not initialise CUDA here, only to see whether it is there.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+# On the CPU Triton's kernels run in its interpreter, which must be known when triton is imported,
+# by whatever test does so first.
+if os.environ.get("SYMM_TEST_DEVICE", "cpu") == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import pytest  # noqa: E402
 
 import harness  # noqa: E402

@@ -190,11 +190,14 @@ def test_size_of_python_folders(root):
 
 
 def test_the_core_imports_no_tool():
-    """The core needs torch alone; the tools, and the commands that start them, are over it."""
+    """The core needs torch alone; the tools, the commands that start them, and the library for
+    kernels are over it."""
     package, faults = ROOT / "python_registration/torch_symm", []
-    of_a_tool = re.compile(r"\s*(from|import) (torch_symm\.tools|rich|typer|numpy|matplotlib)\b")
+    over_it = r"torch_symm\.tools|torch_symm\.triton|triton|rich|typer|numpy|matplotlib"
+    of_a_tool = re.compile(rf"\s*(from|import) ({over_it})\b")
     for path in package.rglob("*.py"):
-        if not path.is_relative_to(package / "tools") and path not in COMMANDS:
+        of_the_core = not any(path.is_relative_to(package / name) for name in ("tools", "triton"))
+        if of_the_core and path not in COMMANDS:
             lines = path.read_text().splitlines()
             faults += [f"{path.name}: {line}" for line in lines if of_a_tool.match(line)]
     assert not faults, "\n" + "\n".join(faults)

@@ -1,0 +1,117 @@
+"""Compiles kernels that use each function of torch_symm.triton, and those of the examples, and
+prints the assembly.
+
+    python codegen_kernels.py cuda 90      # PTX
+    python codegen_kernels.py hip gfx942   # AMD's assembly
+    python codegen_kernels.py cuda 90 put_kernel fence_kernel   # of these alone
+
+No GPU is needed. A process of its own, since the tests' ranks have Triton's interpreter.
+"""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import torch_symm.triton as symm
+
+BLOCK = 1024
+
+
+@triton.jit
+def put_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    symm.put_signal(box + index, source + index, flag, 1, 1, ctx)
+
+
+@triton.jit
+def remote_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    """Of several tensors: the scalar pointer is looked up, the block's offsets come after."""
+    index = tl.arange(0, BLOCK)
+    there = symm.remote(box, 1, ctx)
+    tl.store(there + index, tl.load(source + index))
+    symm.signal_add(flag, 1, 1, ctx)
+
+
+@triton.jit
+def wait_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    index = tl.arange(0, BLOCK)
+    symm.wait_until(flag, "ge", 1, ctx, source=1)
+    symm.get(source + index, box + index, 1, ctx)
+
+
+@triton.jit
+def fence_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    symm.store(box, 1.0, 1, ctx)
+    symm.fence()
+    symm.store(box + 1, 2.0, 1, ctx)
+    symm.quiet()
+
+
+@triton.jit
+def barrier_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    symm.barrier(ctx)
+
+
+@triton.jit
+def atomics_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    symm.atomic_add(flag, 1, 1, ctx, SEM="relaxed")
+    tl.store(flag + 1, symm.atomic_exch(flag, 2, 1, ctx, SEM="acquire"))
+    symm.atomic_min(flag, 3, 1, ctx, SEM="release")
+    symm.atomic_max(flag, 4, 1, ctx)
+    symm.atomic_and(flag, 5, 1, ctx, SCOPE="gpu")
+    symm.atomic_or(flag, 6, 1, ctx)
+    tl.store(flag + 2, symm.atomic_cas(flag, 7, 8, 1, ctx))
+    tl.store(box, symm.load(box, symm.my_rank(ctx) % symm.world_size(ctx), ctx))
+
+
+KERNELS = [put_kernel, remote_kernel, wait_kernel, fence_kernel, barrier_kernel, atomics_kernel]
+FOLDER = Path(__file__).resolve().parents[3] / "docs" / "examples" / "kernels"
+EXAMPLES = {
+    "all_reduce_one_shot": "all_reduce_kernel",
+    "all_gather_matmul_ring": "ring_matmul_kernel",
+    "moe_dispatch_combine": "moe_kernel",
+    "flash_decode_combine": "decode_kernel",
+    "halo_exchange": "heat_kernel",
+}
+# By the names of the arguments; the others are float32 tensors.
+NUMBERS = ("count", "turn", "tokens", "steps")
+INTEGERS = ("flag", "arrived", "expert", "origin", "counts", "done", "ready")
+SIZES = {"BLOCK": BLOCK, "ROWS": 16, "INNER": 64, "COLUMNS": 32, "WIDTH": 32, "KEYS": 16}
+
+
+def type_of(argument: str) -> str:
+    if argument in SIZES:
+        return "constexpr"
+    if argument in NUMBERS:
+        return "i32"
+    return "*i64" if argument == "ctx" else "*i32" if argument in INTEGERS else "*fp32"
+
+
+def assembly(kernel, target: GPUTarget) -> str:
+    signature = {name: type_of(name) for name in kernel.arg_names}
+    constants = {name: size for name, size in SIZES.items() if name in signature}
+    pointers = [index for index, kind in enumerate(signature.values()) if kind.startswith("*")]
+    aligned = {(index,): [["tt.divisibility", 16]] for index in pointers}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(source, target=target)
+    return compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
+
+
+def main() -> None:
+    backend, arch, *names = sys.argv[1:]
+    target = GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
+    sys.path.insert(0, str(FOLDER))
+    examples = [getattr(importlib.import_module(file), name) for file, name in EXAMPLES.items()]
+    everything = {kernel.fn.__name__: kernel for kernel in (*KERNELS, *examples)}
+    wanted = names or list(everything)
+    print(json.dumps({name: assembly(everything[name], target) for name in wanted}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""What Triton makes of torch_symm.triton for NVIDIA's and AMD's GPUs: the orders of the memory are
+in the assembly. No GPU is needed, and none is used."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.cpu("the same without a GPU"),
+    pytest.mark.skipif(find_spec("triton") is None, reason="needs triton"),
+]
+
+VERSION = version("triton") if find_spec("triton") else "0"
+# Older ones have other instructions for a load that acquires and a release.
+NEW = pytest.mark.skipif(
+    tuple(int(part) for part in VERSION.split(".")[:2]) < (3, 9),
+    reason=f"AMD's assembly is compared with that of Triton 3.9, this is {VERSION}",
+)
+COMPILE = Path(__file__).with_name("codegen_kernels.py")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Assembly by kernel, of a backend and an architecture."""
+    found = {}
+
+    def of(backend: str, arch: str, *names: str, **settings: str) -> dict[str, str]:
+        key = (backend, arch, names, *settings)
+        if key not in found:
+            cache = {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+            env = {**os.environ, **cache, **settings}
+            env.pop("TRITON_INTERPRET", None)
+            command = [sys.executable, str(COMPILE), backend, arch, *names]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
+            assert result.returncode == 0, result.stderr[-3000:]
+            found[key] = json.loads(result.stdout)
+        return found[key]
+
+    return of
+
+
+def first_not_found(text: str, patterns: list[str]) -> str:
+    """The first of `patterns` that does not come behind those before it, "" where all do."""
+    lines = [line for line in text.splitlines() if not re.match(r"\s*(\.loc|//|;[^;])", line)]
+    position = 0
+    for pattern in patterns:
+        while position < len(lines) and not re.search(pattern, lines[position]):
+            position += 1
+        if position == len(lines):
+            return pattern
+        position += 1
+    return ""
+
+
+STORE, LOAD, MEET = r"st\.global\.v4\.b32", r"ld\.global\.v4\.b32", r"bar\.sync"
+NVIDIA = {
+    # Blocks keep their vectors on the way to a peer; all threads meet before one releases.
+    "put_kernel": [STORE, STORE, MEET, r"(atom|red)\.global\.sys\.release\.exch\.b32"],
+    "remote_kernel": [STORE, STORE, MEET, r"(atom|red)\.global\.sys\.release\.add"],
+    # One thread acquires and tells the others, whose loads come behind.
+    "wait_kernel": [r"ld\.global\.sys\.acquire\.b32", MEET, LOAD, LOAD],
+    "fence_kernel": [
+        *[r"st\.global\.b32", MEET, r"fence\.acq_rel\.sys", MEET],
+        *[r"st\.global\.b32", MEET, r"fence\.acq_rel\.sys", MEET],
+    ],
+    "barrier_kernel": [
+        *[MEET, r"(atom|red)\.global\.sys\.release\.exch\.b64"],
+        *[r"ld\.global\.sys\.acquire\.b64", MEET],
+    ],
+    "atomics_kernel": [
+        r"(atom|red)\.global\.(sys\.relaxed|relaxed\.sys)\.add",
+        r"atom\.global\.(sys\.acquire|acquire\.sys)\.exch",
+        *[MEET, r"(atom|red)\.global\.(sys\.release|release\.sys)\.min"],
+        *[MEET, r"(atom|red)\.global\.(sys\.acq_rel|acq_rel\.sys)\.max"],
+        *[MEET, r"(atom|red)\.global\.(gpu\.acq_rel|acq_rel\.gpu)\.and"],
+        *[MEET, r"(atom|red)\.global\.(sys\.acq_rel|acq_rel\.sys)\.or"],
+        *[MEET, r"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.cas"],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", NVIDIA)
+def test_ptx(compiled, name):
+    text = compiled("cuda", "90")[name]
+    assert first_not_found(text, NVIDIA[name]) == ""
+    assert "ld.global.nc" not in text  # which may return what a peer has overwritten
+
+
+def test_what_ends_a_wait_is_the_same_for_all_threads(compiled):
+    """The clock and the status differ between threads, so one thread's atomic carries them."""
+    text = compiled("cuda", "90")["wait_kernel"]
+    patterns = ["%globaltimer", r"atom\.global\.relaxed\.gpu\.cas\.b64", MEET]
+    assert first_not_found(text, [*patterns, r"ld\.global\.gpu\.relaxed\.b64", MEET]) == ""
+
+
+GFX942 = ("hip", "gfx942")
+VISIBLE = [r"buffer_wbl2 sc0 sc1", r"s_waitcnt vmcnt\(0\)"]
+FRESH = [r"s_waitcnt vmcnt\(0\)", r"buffer_inv sc0 sc1"]
+RELEASE = [*VISIBLE, "s_barrier", *VISIBLE]  # each wave its own stores, then the one that signals
+AMD = {
+    "put_kernel": ["global_store_dwordx4", *RELEASE, r"global_atomic_swap .* sc1"],
+    "remote_kernel": ["buffer_store_dwordx4", *RELEASE, r"global_atomic_add .* sc1"],
+    "wait_kernel": [r"global_atomic_add .* sc1", *FRESH, "s_barrier", "global_load_dwordx4"],
+    "fence_kernel": [
+        *["global_store_dword ", *VISIBLE, "buffer_inv sc0 sc1", "s_barrier"],
+        *["global_store_dword ", *VISIBLE, "buffer_inv sc0 sc1", "s_barrier"],
+    ],
+    "barrier_kernel": [
+        *[*RELEASE, r"global_atomic_swap_x2 .* sc1"],
+        *[r"global_atomic_(add|or)_x2 .* sc1", *FRESH, "s_barrier"],
+    ],
+    "atomics_kernel": [
+        *[r"global_atomic_add .* sc1", r"global_atomic_swap .* sc1", *FRESH],
+        # min, max and or of all ranks: by compare and swap, which buses have.
+        *[*VISIBLE, r"global_atomic_cmpswap .* sc1"],
+        *[*VISIBLE, r"global_atomic_cmpswap .* sc1", *FRESH],
+        *["global_atomic_and ", *VISIBLE, r"global_atomic_cmpswap .* sc1", *FRESH],
+        *[*VISIBLE, r"global_atomic_cmpswap .* sc1", *FRESH],
+    ],
+}
+
+
+@NEW
+@pytest.mark.parametrize("name", AMD)
+def test_amdgcn(compiled, name):
+    assert first_not_found(compiled(*GFX942)[name], AMD[name]) == ""
+
+
+EXAMPLES = ["all_reduce", "ring_matmul", "moe", "decode", "heat"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_compile(compiled, name):
+    """As they are, for both; each signals and waits for all ranks."""
+    ptx, amdgcn = (compiled(*target)[f"{name}_kernel"] for target in (("cuda", "90"), GFX942))
+    assert first_not_found(ptx, [r"sys\.release", r"ld\.global\.sys\.acquire"]) == ""
+    assert first_not_found(amdgcn, [*RELEASE, r"global_atomic_\w+ .* sc1", *FRESH]) == ""
+
+
+CLOCKS = [("cuda", "90", "%globaltimer"), ("hip", "gfx942", "s_memrealtime")]
+
+
+@pytest.mark.parametrize(("backend", "arch", "clock"), CLOCKS)
+def test_with_checks_and_a_timeline(compiled, backend, arch, clock):
+    """Both cost nothing where they are off: the clock is read by waits alone then."""
+    with_them = compiled(backend, arch, "put_kernel", SYMM_TIMELINE="1", SYMM_CHECK="1")
+    without = compiled(backend, arch)
+    assert with_them["put_kernel"].count(clock) >= 4  # before and behind the put, and the signal
+    assert clock not in without["put_kernel"]
+    assert len(with_them["put_kernel"]) > len(without["put_kernel"])
+
+
+def test_older_amd(compiled):
+    """gfx90a has other instructions for the same orders."""
+    text = compiled("hip", "gfx90a", "fence_kernel")["fence_kernel"]
+    patterns = ["buffer_wbl2", r"s_waitcnt vmcnt\(0\)", "buffer_invl2", "buffer_wbinvl1_vol"]
+    assert first_not_found(text, ["global_store_dword ", *patterns, "s_barrier"]) == ""
+
+
+def test_an_order_that_is_not_there_is_found():
+    text = "st.global.v4.b32\n\t.loc bar.sync\nred.global.sys.release.exch.b32"
+    assert first_not_found(text, [STORE, "red"]) == ""
+    assert first_not_found(text, [STORE, MEET, "red"]) == MEET
+    assert first_not_found(text, ["red", STORE]) == STORE
