@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
+_TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(_TESTS / "fault"), str(_TESTS / "python" / "support")]
 
 HOSTS = ["left", "left", "right", "right"]
 WORLD = len(HOSTS)

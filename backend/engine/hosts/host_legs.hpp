@@ -31,7 +31,7 @@ using Messages = std::vector<HostMessage>;
 struct HostLimits {
   // The most that one leader tells another. Below it fewer threads of the engine at work are worth
   // more than all rails: 2 hosts of 2 ranks on 2 cores, 64 KiB, two to three times.
-  std::size_t leader_bytes = std::size_t{512} << 10;
+  std::size_t leader_bytes = std::size_t{1} << 20;
   // One rank's share of a chunk, and a chunk of all pairs of a rank. As long as the engine's
   // threads cost more than the caches: there, an all_reduce of 16 MiB took 112, 70, 48, 42, 42 ms
   // with 128 KiB to 2 MiB.
@@ -72,8 +72,8 @@ class HostLegs {
   // Where this rank leads, the ranks that lead the other hosts.
   const std::vector<int>& leaders() const { return leaders_; }
 
-  // Bytes of one rank's share of a chunk of which every host has one: less from 8 hosts on, so that a
-  // rank keeps about 64 MiB at most for all of them.
+  // Bytes of one rank's share of a chunk of which every host has one: less from 8 hosts on, so that
+  // a rank keeps about 64 MiB at most for all of them.
   std::size_t share_bytes_of_each_host() const;
 
   // A new call: memory that was taken may be taken again. `call` is a hash of what is called; ranks

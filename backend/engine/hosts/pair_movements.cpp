@@ -31,7 +31,7 @@ class PairMovement {
         from_[r] = bytes_at(args.output_parts[r].data, args.output_parts[r].count);
       }
     }
-    chunk_ = std::max(legs.limits().share_bytes / world, kLeastChunk);
+    chunk_ = std::max(4 * legs.limits().share_bytes / world, kLeastChunk);
   }
 
   void run() {

@@ -127,8 +127,8 @@ class RailAllGather {
   std::array<Chunk, 2> in_flight_;
 };
 
-// The root's host sends chunk c in step c. The others await it in that step, having asked for
-// chunk c + 1.
+// The root's host sends chunk c in step c, while the others still gather the one before; they have
+// always asked for the next two.
 class RailBroadcast {
  public:
   RailBroadcast(HostLegs& legs, const CollectiveArgs& args)
@@ -154,11 +154,13 @@ class RailBroadcast {
       return;
     }
     heads.finish();
-    receive(0);
+    for (std::size_t index = 0; index < std::min(chunks_, in_flight_.size()); ++index) {
+      receive(index);
+    }
     for (std::size_t index = 0; index < chunks_; ++index) {
       legs_.finish(in_flight(index).transfer);
-      if (index + 1 < chunks_) receive(index + 1);
       gather(index);
+      if (index + in_flight_.size() < chunks_) receive(index + in_flight_.size());
     }
   }
 
