@@ -6,6 +6,7 @@
 #include "backend/engine/communicator.hpp"
 #include "backend/engine/group/validation.hpp"
 #include "backend/engine/hosts/host_algorithms.hpp"
+#include "symm_mem/process/process_identity.hpp"
 
 namespace symm {
 
@@ -43,13 +44,27 @@ void HostCollectives::run(const CollectiveArgs& args, std::chrono::milliseconds 
     const Error named(error.code(), "group \"", group_, "\": ", collective_name(args.kind),
                       " over hosts (", layout.text(), ") seq ", sequence_, ": ",
                       legs_.names().name(legs_.rank()), " on host ", host, ": ", legs_.leg(), ": ",
-                      error.what());
+                      error.what(), who_is_gone());
     give_up(named.what());
     throw named;
   } catch (...) {
     give_up("a collective over hosts was interrupted");
     throw;
   }
+}
+
+// The other hosts may hear of a death before this one does, and close what they share with the
+// survivors: that is what fails here then, and not the cause.
+std::string HostCollectives::who_is_gone() const {
+  const LocalGroup& group = *communicator_.local_group();
+  std::string text;
+  for (int place = 0; place < group.world_size(); ++place) {
+    if (place == legs_.place()) continue;
+    if (!group.is_gone(place) && !has_begun_to_end(group.mesh().peer(place).process)) continue;
+    const int rank = legs_.here()[static_cast<std::size_t>(place)];
+    text += text_of("; ", legs_.names().name(rank), " of this host has ended or left");
+  }
+  return text;
 }
 
 // The ranks of this host first, so that they say what happened here and not what the link did.

@@ -27,6 +27,8 @@ class HostCollectives {
  private:
   void dispatch(const CollectiveArgs& args);
   void give_up(const std::string& reason);
+  // "; rank 3 of this host has ended or left", or nothing. Local.
+  std::string who_is_gone() const;
 
   const std::string group_;
   Communicator& communicator_;

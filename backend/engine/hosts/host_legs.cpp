@@ -39,10 +39,10 @@ HostLegs::HostLegs(const HostLayout& layout, int rank, RankNames names, Communic
   }
 }
 
-std::size_t HostLegs::share_bytes_of_each_host() const {
-  constexpr std::size_t kWholeShareHosts = 8;
+std::size_t HostLegs::of_each_host(std::size_t bytes) const {
+  constexpr std::size_t kHosts = 8;
   const auto hosts = static_cast<std::size_t>(layout_.host_count());
-  return limits_.share_bytes * kWholeShareHosts / std::max(hosts, kWholeShareHosts);
+  return bytes * kHosts / std::max(hosts, kHosts);
 }
 
 void HostLegs::begin(milliseconds timeout, std::uint32_t call) {

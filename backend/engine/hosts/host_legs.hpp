@@ -72,9 +72,9 @@ class HostLegs {
   // Where this rank leads, the ranks that lead the other hosts.
   const std::vector<int>& leaders() const { return leaders_; }
 
-  // Bytes of one rank's share of a chunk of which every host has one: less from 8 hosts on, so that
-  // a rank keeps about 64 MiB at most for all of them.
-  std::size_t share_bytes_of_each_host() const;
+  // How many of `bytes`, a limit, are for one of the hosts where every host has some: less from 8
+  // hosts on, so that a rank keeps about 64 MiB at most for all of them.
+  std::size_t of_each_host(std::size_t bytes) const;
 
   // A new call: memory that was taken may be taken again. `call` is a hash of what is called; ranks
   // of a host with different ones fail in their next local leg.

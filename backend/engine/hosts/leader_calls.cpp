@@ -323,7 +323,8 @@ void barrier(HostLegs& legs, LeaderExchange& exchange) {
 
 bool goes_by_leaders(const HostLegs& legs, const CollectiveArgs& args) {
   if (args.kind == CollectiveKind::kAllToAll) return false;
-  return most_elements(legs, args) <= legs.limits().leader_bytes / dtype_bytes(args.dtype);
+  const std::size_t most = std::max(kHeadRoom, legs.of_each_host(legs.limits().leader_bytes));
+  return most_elements(legs, args) <= most / dtype_bytes(args.dtype);
 }
 
 void call_by_leaders(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args) {

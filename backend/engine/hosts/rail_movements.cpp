@@ -14,7 +14,7 @@ class RailAllGather {
       : legs_(legs), args_(args), element_(dtype_bytes(args.dtype)) {
     std::size_t longest = 0;
     for (const Part& part : args.output_parts) longest = std::max(longest, part.count);
-    chunk_ = std::min(longest, legs.share_bytes_of_each_host() / element_);
+    chunk_ = std::min(longest, legs.of_each_host(legs.limits().share_bytes) / element_);
     chunks_ = (longest + chunk_ - 1) / chunk_;
     for (int host = 0; host < legs.layout().host_count(); ++host) {
       if (host == legs.host()) continue;

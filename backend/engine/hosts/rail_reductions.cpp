@@ -210,7 +210,7 @@ class RailReduceScatter {
       : legs_(legs), args_(args), element_(dtype_bytes(args.dtype)) {
     std::size_t longest = 0;
     for (const Part& part : args.input_parts) longest = std::max(longest, part.count);
-    chunk_ = std::min(longest, legs.share_bytes_of_each_host() / element_);
+    chunk_ = std::min(longest, legs.of_each_host(legs.limits().share_bytes) / element_);
     chunks_ = (longest + chunk_ - 1) / chunk_;
     const auto hosts = static_cast<std::size_t>(legs.layout().host_count());
     for (Chunk& chunk : in_flight_) {

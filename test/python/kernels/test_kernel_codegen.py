@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.cpu("the same without a GPU"),
     pytest.mark.skipif(find_spec("triton") is None, reason="needs triton"),
 ]

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from harness import run_ranks
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.cpu("the checker is Triton's interpreter's"),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
 ]
