@@ -7,7 +7,6 @@ result is compared with gloo's before anything is timed. `bytes` is the larger s
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -113,6 +112,7 @@ def rank_main(rank, store, arguments):
                 break
     if rank == 0 and arguments.json:
         from machine_facts import machine
+        from record_file import write_records
 
         record = {
             "command": "python test/machine/hosts_speed.py " + " ".join(sys.argv[1:]),
@@ -123,7 +123,7 @@ def rank_main(rank, store, arguments):
             "turns": arguments.turns,
             "rows": rows,
         }
-        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+        write_records(arguments.json, record)
     dist.destroy_process_group()
 
 
