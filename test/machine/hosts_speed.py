@@ -132,7 +132,7 @@ def main():
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print("collective           bytes    symm us    gloo us  ratio")
     with tempfile.TemporaryDirectory() as folder:
