@@ -24,6 +24,7 @@ app = typer.Typer(add_completion=False)
 VARIABLES = {
     "SYMM_ALGO": "algorithm forced for every collective that has it",
     "SYMM_AUDIT": "path of the audit's files, to which a rank adds its number",
+    "SYMM_CHECK": "1: kernels over torch_symm.triton check peers and addresses on GPUs too",
     "SYMM_DEFAULT_BACKEND": "1: programs that name no backend get symm",
     "SYMM_DETERMINISTIC": "0: algorithms may be named whose sums have other bits",
     "SYMM_DISABLE_MULTICAST": "1: no multicast objects on GPUs",
@@ -36,8 +37,10 @@ VARIABLES = {
     "SYMM_NAN_CHECK": "1: inputs with NaN are refused",
     "SYMM_ON_FAILURE": "abort: a group that fails on a GPU ends the process",
     "SYMM_POISON": "0: kernels that give up leave their outputs as they are",
+    "SYMM_RACE_CHECK": "1: Triton's interpreter looks for races between ranks",
     "SYMM_REPLACE_BACKEND": "the backend whose name stands for symm",
     "SYMM_RETURN_WORK": "1: calls on a GPU return a Work also where nothing is to be waited for",
+    "SYMM_TIMELINE": "1: kernels over torch_symm.triton write when puts and waits begin and end",
     "SYMM_TUNING_FILE": "path of a tuning table",
     "SYMM_WIRE": "how small collectives on GPUs travel: ll, line or auto",
 }

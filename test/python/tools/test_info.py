@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from programs import run_module
+from torch_symm import _environment
+from torch_symm.tools.info import VARIABLES
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -27,6 +29,10 @@ def run_info(*options: str, **variables: str) -> subprocess.CompletedProcess[str
 
 def _run(environment: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     return run_module("torch_symm.info", *options, env=environment, timeout=50)
+
+
+def test_every_variable_of_the_python_part_is_told() -> None:
+    assert set(_environment.CHECKS) <= set(VARIABLES)
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
