@@ -13,22 +13,19 @@
 
 namespace symm {
 
-namespace {
-
-// FNV-1a over the ranks' counts: lists that are the same on all ranks must be equal element by
-// element.
 std::uint64_t hash_counts(std::span<const Part> parts) {
   std::uint64_t hash = 14695981039346656037u;
   for (const Part& part : parts) hash = (hash ^ part.count) * 1099511628211u;
   return hash;
 }
 
-// The list of shares that every rank passes alike; empty where the kind has none.
 std::span<const Part> common_list(const CollectiveArgs& args) {
   if (args.kind == CollectiveKind::kAllGather) return args.output_parts;
   if (args.kind == CollectiveKind::kReduceScatter) return args.input_parts;
   return {};
 }
+
+namespace {
 
 // What two calls that do not belong together differ in, as far as describe_call() does not say it:
 // " with chunk_bytes 65536 and 16384", or nothing.

@@ -36,6 +36,12 @@ InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm
 // The bytes of the input that `peer` lets others read in place, by this rank's arguments.
 std::size_t input_bytes(const CollectiveArgs& args, int peer, int world_size);
 
+// The list of shares that every rank passes alike; empty where the kind has none.
+std::span<const Part> common_list(const CollectiveArgs& args);
+
+// Of the ranks' counts: lists that are the same on all ranks must be equal element by element.
+std::uint64_t hash_counts(std::span<const Part> parts);
+
 // The start and the bytes of `parts` where they follow each other in memory; else null.
 InputArray joined_parts(std::span<const Part> parts, std::size_t element_bytes);
 

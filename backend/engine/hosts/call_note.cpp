@@ -4,14 +4,10 @@
 #include <span>
 #include <string>
 
+#include "backend/engine/group/call_record.hpp"
+
 namespace symm {
 namespace {
-
-std::span<const Part> common_list(const CollectiveArgs& args) {
-  if (args.kind == CollectiveKind::kAllGather) return args.output_parts;
-  if (args.kind == CollectiveKind::kReduceScatter) return args.input_parts;
-  return {};
-}
 
 // FNV-1a over whole words.
 struct WordHash {
@@ -24,13 +20,9 @@ CallNote common_note(const CollectiveArgs& args, std::uint64_t sequence) {
   note.sequence = sequence;
   if (args.kind != CollectiveKind::kAllToAll) note.count = args.count;
   if (const auto list = common_list(args); !list.empty()) {
-    WordHash hash;
     note.count = 0;
-    for (const Part& part : list) {
-      note.count += part.count;
-      hash.add(part.count);
-    }
-    note.counts_hash = hash.value;
+    for (const Part& part : list) note.count += part.count;
+    note.counts_hash = hash_counts(list);
   }
   note.kind = static_cast<std::uint32_t>(args.kind);
   note.dtype = static_cast<std::uint32_t>(args.dtype);

@@ -45,6 +45,17 @@ std::size_t HostLegs::of_each_host(std::size_t bytes) const {
   return bytes * kHosts / std::max(hosts, kHosts);
 }
 
+std::vector<Part> HostLegs::rail_parts(const void* base, std::size_t begin, std::size_t count,
+                                       std::size_t element_bytes) const {
+  std::vector<Part> parts(here().size());
+  for (std::size_t place = 0; place < parts.size(); ++place) {
+    const Share share = rail_share(count, static_cast<int>(place));
+    if (share.count == 0) continue;
+    parts[place] = {at_byte(base, (begin + share.begin) * element_bytes), share.count};
+  }
+  return parts;
+}
+
 void HostLegs::begin(milliseconds timeout, std::uint32_t call) {
   deadline_ = Deadline(timeout);
   call_ = call;

@@ -41,6 +41,22 @@ struct HostLimits {
   std::size_t whole_shares = std::size_t{64} << 10;
 };
 
+// Element range `index` of `count` nearly equal ones of `total`.
+struct Share {
+  Share(std::size_t total, int index, int count)
+      : begin(total * static_cast<std::size_t>(index) / static_cast<std::size_t>(count)),
+        count(total * static_cast<std::size_t>(index + 1) / static_cast<std::size_t>(count) -
+              begin) {}
+  Share(std::size_t from, std::size_t elements) : begin(from), count(elements) {}
+  std::size_t begin;
+  std::size_t count;
+};
+
+// The byte `offset` behind `base`, which may be null where nothing is read or written there.
+inline std::byte* at_byte(const void* base, std::size_t offset) {
+  return base == nullptr ? nullptr : static_cast<std::byte*>(const_cast<void*>(base)) + offset;
+}
+
 // A call at a time; not thread safe.
 class HostLegs {
  public:
@@ -55,7 +71,8 @@ class HostLegs {
   int host() const { return host_; }
   int place() const { return place_; }
   bool leads() const { return place_ == 0; }
-  bool on_rail() const { return place_ < layout_.rails; }
+  bool on_rail() const { return on_rail(place_); }
+  bool on_rail(int place) const { return place < layout_.rails; }
   bool is_here(int rank) const { return host_of(rank) == host_; }
   int host_of(int rank) const { return layout_.host_of[static_cast<std::size_t>(rank)]; }
   int place_of(int rank) const { return layout_.local_of[static_cast<std::size_t>(rank)]; }
@@ -75,6 +92,15 @@ class HostLegs {
   // How many of `bytes`, a limit, are for one of the hosts where every host has some: less from 8
   // hosts on, so that a rank keeps about 64 MiB at most for all of them.
   std::size_t of_each_host(std::size_t bytes) const;
+
+  // What the rail of `place` has of `count` elements; nothing where there is no such rail.
+  Share rail_share(std::size_t count, int place) const {
+    return on_rail(place) ? Share(count, place, layout_.rails) : Share(count, 0);
+  }
+  Share own_share(std::size_t count) const { return rail_share(count, place_); }
+  // These shares by place, of the `count` elements behind the first `begin` ones of `base`.
+  std::vector<Part> rail_parts(const void* base, std::size_t begin, std::size_t count,
+                               std::size_t element_bytes) const;
 
   // A new call: memory that was taken may be taken again. `call` is a hash of what is called; ranks
   // of a host with different ones fail in their next local leg.
@@ -119,22 +145,6 @@ class HostLegs {
   std::size_t block_ = 0;  // what is taken of them: all before this one,
   std::size_t used_ = 0;   // and so many bytes of it
 };
-
-// Element range `index` of `count` nearly equal ones of `total`.
-struct Share {
-  Share(std::size_t total, int index, int count)
-      : begin(total * static_cast<std::size_t>(index) / static_cast<std::size_t>(count)),
-        count(total * static_cast<std::size_t>(index + 1) / static_cast<std::size_t>(count) -
-              begin) {}
-  Share(std::size_t from, std::size_t elements) : begin(from), count(elements) {}
-  std::size_t begin;
-  std::size_t count;
-};
-
-// The byte `offset` behind `base`, which may be null where nothing is read or written there.
-inline std::byte* at_byte(const void* base, std::size_t offset) {
-  return base == nullptr ? nullptr : static_cast<std::byte*>(const_cast<void*>(base)) + offset;
-}
 
 // AVG divides where the hosts' values are combined, and PREMUL_SUM has multiplied by then.
 inline ReduceOp op_in_host(ReduceOp op) { return op == ReduceOp::kAvg ? ReduceOp::kSum : op; }

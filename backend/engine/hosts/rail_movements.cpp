@@ -135,9 +135,8 @@ class RailBroadcast {
       : legs_(legs),
         args_(args),
         element_(dtype_bytes(args.dtype)),
-        rails_(legs.layout().rails),
         from_here_(legs.is_here(args.root)) {
-    const auto rails = static_cast<std::size_t>(rails_);
+    const auto rails = static_cast<std::size_t>(legs.layout().rails);
     chunk_ = std::min(args.count, rails * (legs.limits().share_bytes / element_));
     chunks_ = (args.count + chunk_ - 1) / chunk_;
     for (Chunk& chunk : in_flight_) chunk.share = legs.take((chunk_ / rails + 1) * element_);
@@ -175,10 +174,7 @@ class RailBroadcast {
   std::size_t count_of(std::size_t index) const {
     return std::min(chunk_, args_.count - begin_of(index));
   }
-  Share rail_share(std::size_t index, int place) const {
-    return place < rails_ ? Share(count_of(index), place, rails_) : Share(count_of(index), 0);
-  }
-  Share own_share(std::size_t index) const { return rail_share(index, legs_.place()); }
+  Share own_share(std::size_t index) const { return legs_.own_share(count_of(index)); }
 
   void broadcast_here(std::size_t index) {
     const std::size_t offset = begin_of(index) * element_;
@@ -215,16 +211,8 @@ class RailBroadcast {
   }
 
   void gather(std::size_t index) {
-    std::vector<Part> outputs;
-    for (int place = 0; place < static_cast<int>(legs_.here().size()); ++place) {
-      const Share share = rail_share(index, place);
-      if (share.count == 0) {
-        outputs.push_back({});
-      } else {
-        outputs.push_back(
-            {at_byte(args_.output, (begin_of(index) + share.begin) * element_), share.count});
-      }
-    }
+    const std::vector<Part> outputs =
+        legs_.rail_parts(args_.output, begin_of(index), count_of(index), element_);
     CollectiveArgs local = args_;
     local.kind = CollectiveKind::kAllGather;
     local.root = 0;
@@ -238,7 +226,6 @@ class RailBroadcast {
   HostLegs& legs_;
   const CollectiveArgs& args_;
   const std::size_t element_;
-  const int rails_;
   const bool from_here_;
   std::size_t chunk_ = 0;  // elements of a whole chunk
   std::size_t chunks_ = 0;

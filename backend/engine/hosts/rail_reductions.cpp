@@ -18,9 +18,8 @@ class RailReduction {
       : legs_(legs),
         args_(args),
         element_(dtype_bytes(args.dtype)),
-        rails_(legs.layout().rails),
         hosts_(legs.layout().host_count()) {
-    const auto rails = static_cast<std::size_t>(rails_);
+    const auto rails = static_cast<std::size_t>(legs.layout().rails);
     const auto others = static_cast<std::size_t>(hosts_ - 1);
     chunk_ = std::min(args.count, rails * (legs.limits().share_bytes / element_));
     chunks_ = (args.count + chunk_ - 1) / chunk_;
@@ -64,10 +63,7 @@ class RailReduction {
   int root_host() const { return legs_.host_of(args_.root); }
   Chunk& in_flight(std::size_t index) { return in_flight_[index % in_flight_.size()]; }
 
-  Share rail_share(const Chunk& chunk, int place) const {
-    return place < rails_ ? Share(chunk.count, place, rails_) : Share(chunk.count, 0);
-  }
-  Share own_share(const Chunk& chunk) const { return rail_share(chunk, legs_.place()); }
+  Share own_share(const Chunk& chunk) const { return legs_.own_share(chunk.count); }
 
   // Which elements of this rail's share `host` folds.
   Share folded_by(int host, const Chunk& chunk) const {
@@ -76,18 +72,9 @@ class RailReduction {
     return to_all() || host == root_host() ? Share(0, own) : Share(own, 0);
   }
 
-  // The share of each place, in memory whose first byte is that of the chunk.
+  // The share of each place, in memory whose first byte is that of the tensor.
   std::vector<Part> shares_at(const void* base, const Chunk& chunk) const {
-    std::vector<Part> shares;
-    for (int place = 0; place < static_cast<int>(legs_.here().size()); ++place) {
-      const Share share = rail_share(chunk, place);
-      if (share.count == 0) {
-        shares.push_back({});
-      } else {
-        shares.push_back({at_byte(base, (chunk.begin + share.begin) * element_), share.count});
-      }
-    }
-    return shares;
+    return legs_.rail_parts(base, chunk.begin, chunk.count, element_);
   }
 
   HostMessage message(int host, std::byte* base, Share share) const {
@@ -195,7 +182,6 @@ class RailReduction {
   HostLegs& legs_;
   const CollectiveArgs& args_;
   const std::size_t element_;
-  const int rails_;
   const int hosts_;
   std::size_t chunk_ = 0;  // elements of a whole chunk
   std::size_t chunks_ = 0;
