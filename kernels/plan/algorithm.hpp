@@ -16,14 +16,15 @@ enum class Algorithm : std::uint8_t {
   kPipelined,   // data movement and reduce_scatter: chunks through the workspace
   kLL,          // GPU: over a wire, one hop: epoch and data in one store
   kLLTwoShot,   // GPU: all_reduce over a wire: shares to their owner, results to all ranks
+  kBulk,        // GPU: chunks through slots at the peers, by lanes of warps
   kCopyEngine,  // GPU: copy engines between two barriers; needs symmetric registration
   kMultimem,    // GPU: multicast addresses; needs symmetric registration and a multicast object
 };
-inline constexpr int kAlgorithmCount = 9;
+inline constexpr int kAlgorithmCount = 10;
 
 inline constexpr std::array<std::string_view, kAlgorithmCount> kAlgorithmNames = {
     "auto", "one_shot",    "two_shot",    "ring",    "pipelined",
-    "ll",   "ll_two_shot", "copy_engine", "multimem"};
+    "ll",   "ll_two_shot", "bulk", "copy_engine", "multimem"};
 
 constexpr std::string_view algorithm_name(Algorithm algorithm) {
   return kAlgorithmNames[static_cast<std::size_t>(algorithm)];

@@ -49,7 +49,7 @@ constexpr RemoteAccess remote_access(CollectiveKind kind, Algorithm algorithm) {
     return kind == CollectiveKind::kReduceScatter ? RemoteAccess::kNeedsInput
                                                   : RemoteAccess::kWritesOutput;
   }
-  // Tiles are stored straight from the input, and a ring passes sums on.
+  // Tiles and chunks are stored straight from the input, and a ring passes sums on.
   if (algorithm != Algorithm::kOneShot && algorithm != Algorithm::kTwoShot &&
       algorithm != Algorithm::kPipelined) {
     return RemoteAccess::kNone;

@@ -115,15 +115,16 @@ constexpr unsigned set_of(std::initializer_list<Algorithm> algorithms) {
 // By CollectiveKind: the algorithms that have it on the host and on a GPU.
 constexpr unsigned kAlgorithms[kCollectiveKindCount][2] = {
     {set_of({kOneShot, kTwoShot, kRing}),
-     set_of({kLL, kLLTwoShot, kOneShot, kTwoShot, kRing, kMultimem})},  // all_reduce
-    {set_of({kOneShot, kTwoShot}), set_of({kLL, kOneShot, kTwoShot})},  // reduce
+     set_of({kLL, kLLTwoShot, kOneShot, kTwoShot, kRing, kBulk, kMultimem})},  // all_reduce
+    {set_of({kOneShot, kTwoShot}), set_of({kLL, kOneShot, kTwoShot, kBulk})},  // reduce
     {set_of({kOneShot, kPipelined}),
-     set_of({kLL, kPipelined, kCopyEngine, kMultimem})},  // broadcast
+     set_of({kLL, kPipelined, kBulk, kCopyEngine, kMultimem})},  // broadcast
     {set_of({kOneShot, kPipelined}),
-     set_of({kLL, kPipelined, kCopyEngine, kMultimem})},                     // all_gather
-    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined})},             // gather
-    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined})},             // scatter
-    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined, kMultimem})},  // reduce_scatter
+     set_of({kLL, kPipelined, kBulk, kCopyEngine, kMultimem})},              // all_gather
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined, kBulk})},      // gather
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined, kBulk})},      // scatter
+    {set_of({kOneShot, kPipelined}),
+     set_of({kLL, kPipelined, kBulk, kMultimem})},                           // reduce_scatter
     {set_of({kOneShot, kPipelined}), set_of({kPipelined, kCopyEngine})},     // all_to_all
     {set_of({kOneShot}), set_of({kLL, kOneShot})},                           // barrier
 };
@@ -181,7 +182,7 @@ Plan default_plan(Algorithm algorithm, PlanTarget target) {
     return {algorithm, algorithm == Algorithm::kOneShot ? kSmallSlotBytes : 256 * 1024, 0};
   }
   const bool few_blocks = algorithm == Algorithm::kLL || algorithm == Algorithm::kLLTwoShot ||
-                          algorithm == Algorithm::kMultimem;
+                          algorithm == Algorithm::kBulk || algorithm == Algorithm::kMultimem;
   return {algorithm, 64 * 1024, few_blocks ? 16 : kMaxChannels};
 }
 

@@ -42,7 +42,7 @@ void check_request(CollectiveKind kind, const PlanRequest& request, PlanTarget t
   if (const std::size_t asked = request.chunk_bytes; asked != 0) {
     // Where the table decides, it may choose an algorithm without chunks.
     const bool has_slots = request.algorithm != kLL && request.algorithm != kLLTwoShot &&
-                           request.algorithm != kMultimem;
+                           request.algorithm != kBulk && request.algorithm != kMultimem;
     if (!on_host && !(launches_blocks && has_slots)) refuse_as_absent("chunk_bytes");
     const std::size_t least = std::min(kLeastChunkBytes, largest_chunk);  // slots may be smaller
     if (asked < least || asked > largest_chunk || asked % kCacheLine != 0) {

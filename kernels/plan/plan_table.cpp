@@ -53,11 +53,12 @@ namespace {
 constexpr std::uint64_t kKiB = 1024;
 constexpr std::uint64_t kMiB = 1024 * kKiB;
 
-// Up to how many staged bytes wires are faster than pipelines.
+// Up to how many staged bytes wires are faster than lanes.
 struct WireLimits {
   int min_world;
   int max_world;
   int channels;           // blocks of a launch over a wire
+  int bulk_channels;      // and of one by lanes
   std::uint64_t one_hop;  // of all_reduce; beyond it two
   std::uint64_t all_reduce;
   std::uint64_t reduce;
@@ -74,19 +75,18 @@ void add_rows(const WireLimits& limits, std::vector<PlanRow>& rows) {
     rows.push_back(
         {kind, limits.min_world, limits.max_world, most_bytes, algorithm, kChunk, channels});
   };
-  const auto divide = [&](CollectiveKind kind, std::uint64_t limit, Algorithm wire,
-                          Algorithm pipeline) {
+  const auto divide = [&](CollectiveKind kind, std::uint64_t limit, Algorithm wire) {
     add(kind, limit, wire, limits.channels);
-    add(kind, kAll, pipeline, kMaxChannels);
+    add(kind, kAll, kBulk, limits.bulk_channels);
   };
   add(kAllReduce, limits.one_hop, kLL, limits.channels);
-  divide(kAllReduce, limits.all_reduce, kLLTwoShot, kTwoShot);
-  divide(kReduce, limits.reduce, kLL, kTwoShot);
-  divide(kBroadcast, limits.broadcast, kLL, kPipelined);
-  divide(kAllGather, limits.gather, kLL, kPipelined);
-  divide(kGather, limits.gather, kLL, kPipelined);
-  divide(kScatter, limits.scatter, kLL, kPipelined);
-  divide(kReduceScatter, limits.reduce_scatter, kLL, kPipelined);
+  divide(kAllReduce, limits.all_reduce, kLLTwoShot);
+  divide(kReduce, limits.reduce, kLL);
+  divide(kBroadcast, limits.broadcast, kLL);
+  divide(kAllGather, limits.gather, kLL);
+  divide(kGather, limits.gather, kLL);
+  divide(kScatter, limits.scatter, kLL);
+  divide(kReduceScatter, limits.reduce_scatter, kLL);
   add(kAllToAll, kAll, kPipelined, kMaxChannels);
   add(kBarrier, kAll, kLL, 1);
 }
@@ -106,6 +106,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
   static const PlanTable ll = table_of({{.min_world = 2,
                                          .max_world = 2,
                                          .channels = 64,
+                                         .bulk_channels = 32,
                                          .one_hop = 256 * kKiB,
                                          .all_reduce = kMiB,
                                          .reduce = 4 * kMiB,
@@ -116,6 +117,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                         {.min_world = 3,
                                          .max_world = 4,
                                          .channels = 64,
+                                         .bulk_channels = 32,
                                          .one_hop = 128 * kKiB,
                                          .all_reduce = kMiB,
                                          .reduce = kMiB,
@@ -126,6 +128,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                         {.min_world = 5,
                                          .max_world = kAny,
                                          .channels = 32,
+                                         .bulk_channels = 16,
                                          .one_hop = 32 * kKiB,
                                          .all_reduce = 512 * kKiB,
                                          .reduce = 512 * kKiB,
@@ -136,6 +139,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
   static const PlanTable line = table_of({{.min_world = 2,
                                            .max_world = 2,
                                            .channels = 64,
+                                           .bulk_channels = 32,
                                            .one_hop = 128 * kKiB,
                                            .all_reduce = 4 * kMiB,
                                            .reduce = 8 * kMiB,
@@ -146,6 +150,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                           {.min_world = 3,
                                            .max_world = 4,
                                            .channels = 64,
+                                           .bulk_channels = 32,
                                            .one_hop = 128 * kKiB,
                                            .all_reduce = 4 * kMiB,
                                            .reduce = 4 * kMiB,
@@ -156,6 +161,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                           {.min_world = 5,
                                            .max_world = kAny,
                                            .channels = 32,
+                                           .bulk_channels = 16,
                                            .one_hop = 32 * kKiB,
                                            .all_reduce = 2 * kMiB,
                                            .reduce = 2 * kMiB,

@@ -26,14 +26,37 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   layout.table = take(kMaxSegments * world * sizeof(std::byte*));
 
   layout.wire_boxes = take(2 * layout.wire_blocks * world * layout.wire_box_bytes);
-  // A quarter for p2p slots, half for the slots of pipelines; p2p boxes are beside the workspace.
+  // A quarter for p2p slots, an eighth for the slots of pipelines, the rest for those of lanes; p2p
+  // boxes are beside the workspace.
   const std::uint64_t p2p_bytes = quarter / (world * kP2pChannels * kP2pSlots);
   layout.p2p_box_bytes = align_down(min_size(p2p_bytes / 4, kMostP2pBox), 1024);
   layout.p2p_boxes = take(world * kP2pChannels * kP2pSlots * layout.p2p_box_bytes);
   layout.p2p_slot_bytes = align_down(p2p_bytes, kCacheLine);
   layout.p2p_slots = take(world * kP2pChannels * kP2pSlots * layout.p2p_slot_bytes);
-  layout.slot_bytes = align_down(2 * quarter / (kMaxChannels * kSlots), kCacheLine);
+  layout.slot_bytes = align_down(quarter / 2 / (kMaxChannels * kSlots), kCacheLine);
   layout.slots = take(kMaxChannels * kSlots * layout.slot_bytes);
+
+  // Warps of a lane at least (NOTE [Lanes]): in a call of one hop, and of two.
+  const auto lanes_a_block = [](std::uint64_t warps) {
+    return kMostBulkWarps / min_size(warps, kMostBulkWarps);
+  };
+  const std::uint64_t lanes[kBulkHops] = {lanes_a_block(world), lanes_a_block(2 * world - 1)};
+  const std::uint64_t senders = world > 1 ? world - 1 : 1;
+  const auto slot_bytes = [&] {
+    const std::uint64_t slots = layout.bulk_blocks * (lanes[0] + lanes[1]) * senders * kBulkSlots;
+    return align_down(min_size((quarter + quarter / 2) / slots, kMostBulkSlot), kLeastBulkSlot);
+  };
+  // From five ranks on so few that eight fit on one GPU.
+  layout.bulk_blocks = world <= 4 ? kMaxBulkBlocks : kMaxBulkBlocks / 2;
+  while (layout.bulk_blocks > 1 && slot_bytes() < kLeastBulkSlot) layout.bulk_blocks /= 2;
+  layout.bulk_slot_bytes = slot_bytes();
+  for (int hop = 0; hop < kBulkHops; ++hop) {
+    layout.bulk_lanes[hop] = layout.bulk_blocks * lanes[hop];
+  }
+  const std::uint64_t all_lanes = layout.bulk_lanes[0] + layout.bulk_lanes[1];
+  layout.bulk_signals = take(all_lanes * world * sizeof(BulkSignal));
+  layout.bulk_counts = take(all_lanes * world * sizeof(BulkCount));
+  layout.bulk_slots = take(all_lanes * senders * kBulkSlots * layout.bulk_slot_bytes);
   return layout;
 }
 

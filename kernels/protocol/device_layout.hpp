@@ -11,6 +11,7 @@
 //   p2p boxes    tiles of short messages from peers: one box a p2p slot
 //   p2p slots    messages from peers (transfers): kP2pSlots slots a p2p channel
 //   slots        this rank's staged data, read by peers (channels): kSlots slots a channel
+//   bulk slots   chunks from peers: kBulkSlots slots a lane, hop and sender
 //
 // All of it is zero at the start. Counters only grow (NOTE [Steps] in kernels/protocol/signal.hpp)
 // and live in device memory, so that a captured graph replays. Nothing here is ever reset.
@@ -55,6 +56,9 @@ struct alignas(16) PieceHeader {
   std::int64_t tag;
 };
 inline constexpr int kAllToAllTagChannel = 0;
+// Shares of an all_to_all that are larger go by lanes: what a pair of ranks exchanges decides, as
+// nobody else knows how much that is.
+inline constexpr std::uint64_t kMostShareByMessages = 256u << 10;
 constexpr int tag_channel_of(std::int64_t tag) {
   return 1 + static_cast<int>(static_cast<std::uint64_t>(tag) % kMessageTagChannels);
 }
@@ -71,6 +75,39 @@ inline constexpr int kWireKindCount = 2;
 inline constexpr int kMaxWireBlocks = 64;
 // A box holds at least the tiles of two hops of an LL wire, and the factor of PREMUL_SUM.
 inline constexpr std::uint64_t kLeastWireBox = 4096;
+
+// Blocks of a collective by lanes of warps (NOTE [Lanes] in kernels/gpu/wire/lane.cuh), and the
+// warps of a block at most.
+inline constexpr int kMaxBulkBlocks = 32;
+inline constexpr int kBulkThreads = 1024;
+inline constexpr int kMostBulkWarps = kBulkThreads / 32;
+inline constexpr int kBulkHops = 2;
+#ifndef SYMM_BULK_SLOTS
+#define SYMM_BULK_SLOTS 2
+#endif
+inline constexpr std::uint32_t kBulkSlots = SYMM_BULK_SLOTS;  // of a lane, hop and sender; a power of two
+inline constexpr std::uint64_t kLeastBulkSlot = 1024;
+inline constexpr std::uint64_t kMostBulkSlot = 32u << 10;
+
+// What goes with a chunk.
+struct alignas(16) ChunkHeader {
+  std::uint64_t bytes;  // of the whole piece
+  double factor;        // the sender's of PREMUL_SUM
+};
+
+// Of one lane, hop and peer of this rank: what the peer has sent, and what it has taken of what
+// this rank sent. Chunks are counted from the group's start.
+struct BulkSignal {
+  alignas(kCacheLine) std::uint32_t filled;
+  alignas(16) ChunkHeader headers[kBulkSlots];
+  alignas(kCacheLine) std::uint32_t freed;
+};
+
+// The same, as this rank's GPU counts it.
+struct alignas(8) BulkCount {
+  std::uint32_t sent;
+  std::uint32_t received;
+};
 
 // A tile is what 32 threads store at once: bytes of data, and the space that they take in a box.
 struct WireTile {
@@ -147,6 +184,13 @@ struct DeviceLayout {
   std::uint64_t p2p_slot_bytes;
   std::uint64_t slots;  // [kMaxChannels][kSlots] of slot_bytes
   std::uint64_t slot_bytes;
+  // Of the lanes of hop 1, and behind them those of hop 2: a launch of two hops has fewer.
+  std::uint64_t bulk_lanes[kBulkHops];
+  std::uint64_t bulk_signals;  // [lanes][world_size] BulkSignal
+  std::uint64_t bulk_counts;   // [lanes][world_size] BulkCount
+  std::uint64_t bulk_slots;    // [lanes][world_size - 1][kBulkSlots] of bulk_slot_bytes
+  std::uint64_t bulk_slot_bytes;
+  std::uint64_t bulk_blocks;  // at most kMaxBulkBlocks
   std::uint64_t total_bytes;
 
   // `workspace_bytes`: wire boxes, p2p slots and slots together; p2p boxes are beside it; at least

@@ -79,6 +79,8 @@ Kernels kernels_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFloat16:
       return {widen_all<Half>, round_all<Half>};
+    case Dtype::kBFloat16:
+      return {widen_all<BFloat16>, round_all<BFloat16>};
     case Dtype::kFloat8E4M3Fn:
       return {widen_all<Float8E4M3Fn>, round_all<Float8E4M3Fn>};
     case Dtype::kFloat8E5M2:

@@ -13,7 +13,7 @@ struct ConversionCheck {
   std::uint32_t first_wrong = 0;  // an input that is wrong, where there is one
 };
 
-// Every code of `dtype`, a float16 or 8-bit float, on the current GPU: alone and in both places of
+// Every code of `dtype`, a float of 16 or 8 bits, on the current GPU: alone and in both places of
 // a pair. Throws Error.
 ConversionCheck check_widening(Dtype dtype);
 // Every float32.

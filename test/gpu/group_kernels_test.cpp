@@ -83,7 +83,9 @@ class Checker {
   }
   // In place means what c10d means by it: the share of an output list, or the same tensor.
   std::size_t input_offset(std::size_t rank) const {
-    return call_.kind == CollectiveKind::kAllGather ? share_begin(rank) * size_ : 0;
+    const bool in_list =
+        call_.kind == CollectiveKind::kAllGather || call_.kind == CollectiveKind::kGather;
+    return in_list ? share_begin(rank) * size_ : 0;
   }
 
   void make_inputs() {
@@ -218,20 +220,21 @@ std::vector<Plan> every_plan(CollectiveKind kind) {
   switch (kind) {
     case CollectiveKind::kAllReduce:
       return {plan(kLL, 16), plan(kLLTwoShot, 32), plan(kOneShot, 32), plan(kTwoShot, 48),
-              plan(kRing, 32)};
+              plan(kRing, 32), plan(kBulk, 8)};
     case CollectiveKind::kReduce:
-      return {plan(kLL, 16), plan(kOneShot, 8), plan(kTwoShot, 48)};
+      return {plan(kLL, 16), plan(kOneShot, 8), plan(kTwoShot, 48), plan(kBulk, 8)};
     default:
-      return {plan(kLL, 16), plan(kPipelined, 48)};
+      return {plan(kLL, 16), plan(kPipelined, 48), plan(kBulk, 8)};
   }
 }
 
-// Of more than four ranks only those over a wire, and so few blocks that all fit on one GPU.
+// Of more than four ranks no pipelines, and so few blocks that all fit on one GPU.
 std::vector<Plan> plans_of(CollectiveKind kind, int world) {
   std::vector<Plan> plans = every_plan(kind);
   if (world <= 4) return plans;
   std::erase_if(plans, [](const Plan& plan) {
-    return plan.algorithm != Algorithm::kLL && plan.algorithm != Algorithm::kLLTwoShot;
+    return plan.algorithm != Algorithm::kLL && plan.algorithm != Algorithm::kLLTwoShot &&
+           plan.algorithm != Algorithm::kBulk;
   });
   for (Plan& plan : plans) plan.channels = std::min(plan.channels, 128 / world);
   return plans;
@@ -341,7 +344,8 @@ TEST_P(GroupKernelsTest, CountersPassTheWidthsOfWords) {
   constexpr std::uint64_t kUnsigned = (std::uint64_t{1} << 32) - 6;
   constexpr FirstCounts kStarts[] = {{.steps = kSigned},   {.steps = kSigned, .ready = kSigned},
                                      {.steps = kUnsigned}, {.steps = kUnsigned, .ready = kUnsigned},
-                                     {.wire = kSigned},    {.wire = kUnsigned}};
+                                     {.wire = kSigned},    {.wire = kUnsigned},
+                                     {.bulk = (1u << 31) - 6}, {.bulk = 0u - 6}};
   for (const FirstCounts& first : kStarts) {
     DeviceRig rig(world(),
                   {.workspace_bytes = kLeastDeviceWorkspace, .first = first, .wire = wire()});

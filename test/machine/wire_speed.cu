@@ -1,9 +1,10 @@
-// What a collective over a wire costs, free of torch: ranks are threads' work on one GPU, each with
-// a segment, a stream and a graph of many calls. Prints a table and writes JSON, a record a line;
-// every result is compared with what it must be.
+// What a collective over a wire or by lanes costs, free of torch: ranks are threads' work on one GPU,
+// each with a segment, a stream and a graph of many calls. Prints a table and writes JSON, a record a
+// line; every result is compared with what it must be.
 //
-//   wire_speed <file.json> [worlds=2,4,8] [calls=200] [replays=21] [workspace MiB=64]
+//   wire_speed <file.json> [worlds=2,4,8] [calls=200] [replays=21] [workspace MiB=64] [most MiB=4]
 //
+// With more than 4 MiB it measures large messages: lanes with 8, 16 and 32 blocks beside pipelines.
 // All blocks of all ranks must be on the GPU at once, so ranks have fewer blocks the more they are.
 #include <algorithm>
 #include <atomic>
@@ -37,7 +38,7 @@ __global__ void empty_kernel() {}
 
 constexpr Dtype kDtype = Dtype::kBFloat16;
 constexpr std::size_t kElement = 2;
-constexpr std::size_t kMostBytes = 4u << 20;
+constexpr std::size_t kSmallBytes = 4u << 20;
 constexpr int kResidentBlocks = 128;
 
 // Small whole numbers: every sum of eight is exact.
@@ -71,12 +72,13 @@ struct Cell {
   std::size_t bytes;
   const char* name;
   bool transfers = false;  // by p2p channels: all_to_all, else rank 0 sends to rank 1
+  int blocks = 0;          // 0: as many as fit
 };
 
 class Rig {
  public:
-  Rig(int world, std::uint64_t workspace, WireKind wire, bool counts)
-      : world_(world), layout_(DeviceLayout::of(world, workspace)) {
+  Rig(int world, std::uint64_t workspace, std::size_t most, WireKind wire, bool counts)
+      : world_(world), most_(most), layout_(DeviceLayout::of(world, workspace)) {
     for (int rank = 0; rank < world; ++rank) {
       Rank& r = ranks_.emplace_back();
       check(gpuMalloc(&r.segment, layout_.total_bytes), "Malloc");
@@ -88,12 +90,12 @@ class Rig {
       check(gpuEventCreate(&r.begin), "EventCreate");
       check(gpuEventCreate(&r.end), "EventCreate");
       void* data = nullptr;
-      check(gpuMalloc(&data, 2 * kMostBytes), "Malloc");
+      check(gpuMalloc(&data, 2 * most_), "Malloc");
       r.input = static_cast<std::byte*>(data);
-      r.output = r.input + kMostBytes;
-      std::vector<std::uint16_t> values(kMostBytes / kElement);
+      r.output = r.input + most_;
+      std::vector<std::uint16_t> values(most_ / kElement);
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = bfloat16_of(input_value(rank, i));
-      check(gpuMemcpy(r.input, values.data(), kMostBytes, gpuMemcpyHostToDevice), "Memcpy");
+      check(gpuMemcpy(r.input, values.data(), most_, gpuMemcpyHostToDevice), "Memcpy");
     }
     check(gpuStreamCreateNonBlocking(&gate_stream_), "StreamCreate");
     check(gpuEventCreateUntimed(&gate_), "EventCreate");
@@ -132,7 +134,7 @@ class Rig {
   // Median and least microseconds of a call; `error` says what went wrong.
   std::pair<double, double> measure(const Cell& cell, int calls, int replays, std::string* error) {
     for (int rank = 0; rank < world_; ++rank) {
-      check(gpuMemset(at(rank).output, 0xff, kMostBytes), "Memset");
+      check(gpuMemset(at(rank).output, 0xff, most_), "Memset");
       capture(rank, cell, calls);
     }
     check(gpuDeviceSynchronize(), "DeviceSynchronize");
@@ -153,6 +155,23 @@ class Rig {
     if (times.empty()) return {0, 0};
     std::sort(times.begin(), times.end());
     return {times[times.size() / 2], times[0]};
+  }
+
+  // Bytes read and written in a microsecond by a copy on the device.
+  double copy_bandwidth() {
+    std::vector<double> times;
+    Rank& r = at(0);
+    for (int i = 0; i < 12; ++i) {
+      check(gpuEventRecord(r.begin, r.stream), "EventRecord");
+      check(cudaMemcpyAsync(r.output, r.input, most_, cudaMemcpyDeviceToDevice, r.stream), "copy");
+      check(gpuEventRecord(r.end, r.stream), "EventRecord");
+      check(gpuStreamSynchronize(r.stream), "StreamSynchronize");
+      float milliseconds = 0;
+      check(gpuEventElapsedTime(&milliseconds, r.begin, r.end), "EventElapsedTime");
+      times.push_back(milliseconds * 1e3);
+    }
+    std::sort(times.begin(), times.end());
+    return 2.0 * static_cast<double>(most_) / times[times.size() / 2];
   }
 
   // A graph of empty kernels on one stream.
@@ -230,7 +249,7 @@ class Rig {
     }
     Plan plan;
     plan.algorithm = cell.algorithm;
-    plan.channels = std::min(64, kResidentBlocks / world_);
+    plan.channels = cell.blocks != 0 ? cell.blocks : std::min(64, kResidentBlocks / world_);
     plan.chunk_bytes = 64 * 1024;
     const LaunchOptions options{.stream = r.stream, .timeout = std::chrono::seconds(5)};
     std::vector<TransferOp> ops;
@@ -337,11 +356,73 @@ class Rig {
   }
 
   int world_;
+  std::size_t most_;
   DeviceLayout layout_;
   std::vector<Rank> ranks_;
   gpuStream_t gate_stream_ = nullptr;
   gpuEvent_t gate_ = nullptr;
 };
+
+std::vector<Cell> large_cells(std::size_t most, int world) {
+  using enum CollectiveKind;
+  struct Operation {
+    CollectiveKind kind;
+    Algorithm pipeline;
+    const char* name;
+  };
+  std::vector<Cell> cells;
+  for (std::size_t bytes = std::size_t{1} << 20; bytes <= most; bytes *= 4) {
+    for (const Operation& op : {Operation{kAllReduce, Algorithm::kTwoShot, "all_reduce"},
+                                Operation{kReduceScatter, Algorithm::kPipelined, "reduce_scatter"},
+                                Operation{kAllGather, Algorithm::kPipelined, "all_gather"},
+                                Operation{kBroadcast, Algorithm::kPipelined, "broadcast"},
+                                Operation{kReduce, Algorithm::kTwoShot, "reduce"},
+                                Operation{kGather, Algorithm::kPipelined, "gather"},
+                                Operation{kScatter, Algorithm::kPipelined, "scatter"},
+                                Operation{kAllToAll, Algorithm::kPipelined, "all_to_all"}}) {
+      const bool transfers = op.kind == kAllToAll;
+      if (bytes <= std::size_t{4} << 20 && !transfers) {
+        cells.push_back({op.kind, op.kind == kAllReduce ? Algorithm::kLLTwoShot : Algorithm::kLL,
+                         bytes, op.name});
+      }
+      if (world <= 4 || transfers) {
+        cells.push_back({op.kind, op.pipeline, bytes, op.name, transfers, 32});
+      }
+      for (const int blocks : {8, 16, 32}) {
+        if (blocks * world > kResidentBlocks || transfers) continue;
+        cells.push_back({op.kind, Algorithm::kBulk, bytes, op.name, false, blocks});
+      }
+    }
+    cells.push_back({kBroadcast, Algorithm::kPipelined, bytes, "send + recv", true});
+  }
+  return cells;
+}
+
+// Bytes that all ranks read and write at least, slots included: a message that goes to a peer is
+// read, written to a slot, read there and written again.
+double traffic(const Cell& cell, int world) {
+  const double n = world;
+  const double bytes = static_cast<double>(cell.bytes);
+  const double part = bytes / n;
+  switch (cell.kind) {
+    case CollectiveKind::kAllReduce:
+      return n * (2 * bytes + 2 * 2 * (n - 1) * part);
+    case CollectiveKind::kReduce:
+      return world == 2 ? 2 * bytes + 2 * bytes + bytes
+                        : n * (bytes + 2 * (n - 1) * part) + 2 * (n - 1) * part + bytes;
+    case CollectiveKind::kReduceScatter:
+      return n * (bytes + part + 2 * (n - 1) * part);
+    case CollectiveKind::kAllGather:
+      return n * (part + bytes + 2 * (n - 1) * part);
+    case CollectiveKind::kAllToAll:
+      return n * (2 * bytes + 2 * (n - 1) * part);
+    case CollectiveKind::kBroadcast:
+      if (cell.transfers) return 4 * bytes;
+      return bytes + 2 * (n - 1) * bytes + (n - 1) * bytes + bytes;
+    default:  // gather, scatter
+      return 2 * bytes + 2 * (n - 1) * part;
+  }
+}
 
 std::vector<Cell> cells_of(WireKind wire, bool counts) {
   using enum CollectiveKind;
@@ -377,13 +458,15 @@ int main(int count, char** arguments) {
     return std::string(count > i ? arguments[i] : otherwise);
   };
   if (count < 2) {
-    std::fprintf(stderr, "usage: wire_speed <file.json> [worlds] [calls] [replays] [workspace]\n");
+    std::fprintf(stderr, "usage: wire_speed <file.json> [worlds] [calls] [replays] [workspace] [most]\n");
     return 2;
   }
   const int calls = std::atoi(argument(3, "200").c_str());
   const int replays = std::atoi(argument(4, "21").c_str());
   const std::uint64_t workspace = static_cast<std::uint64_t>(std::atoi(argument(5, "64").c_str()))
                                   << 20;
+  const std::size_t most = static_cast<std::size_t>(std::atoi(argument(6, "4").c_str())) << 20;
+  const bool large = most > kSmallBytes;
   std::FILE* json = std::fopen(arguments[1], "w");
   if (json == nullptr) {
     std::fprintf(stderr, "wire_speed: cannot write %s\n", arguments[1]);
@@ -401,31 +484,38 @@ int main(int count, char** arguments) {
     const int world = std::atoi(text.c_str());
     for (const WireKind wire : {WireKind::kLine, WireKind::kLL}) {
       for (const bool counts : {true, false}) {
-        auto rig = std::make_unique<Rig>(world, workspace, wire, counts);
+        if (large && (wire == WireKind::kLL || !counts)) continue;
+        auto rig = std::make_unique<Rig>(world, workspace, most, wire, counts);
+        const double bandwidth = rig->copy_bandwidth();
         if (is_first) {
           const double us = rig->empty_node(calls);
           write("{\"empty_kernel_us\": " + std::to_string(us) + "}");
           std::printf("empty kernel %.2f us\n", us);
         }
-        for (const Cell& cell : cells_of(wire, counts)) {
+        for (const Cell& cell : large ? large_cells(most, world) : cells_of(wire, counts)) {
           std::string error;
           const auto [median, least] = rig->measure(cell, calls, replays, &error);
+          const double floor = traffic(cell, world) / bandwidth;
           char record[512];
           std::snprintf(record, sizeof(record),
                         "{\"world\": %d, \"wire\": \"%s\", \"page_stores\": %s, \"collective\": "
-                        "\"%s\", \"bytes\": %zu, \"us\": %.3f, \"least_us\": %.3f, \"error\": "
+                        "\"%s\", \"algorithm\": \"%s\", \"blocks\": %d, \"bytes\": %zu, "
+                        "\"us\": %.3f, \"least_us\": %.3f, \"floor_us\": %.3f, \"error\": "
                         "\"%s\"}",
                         world, wire == WireKind::kLine ? "line" : "ll", counts ? "true" : "false",
-                        cell.name, cell.bytes, median, least, error.c_str());
+                        cell.name, algorithm_name(cell.algorithm).data(), cell.blocks, cell.bytes,
+                        median, least, floor, error.c_str());
           write(record);
-          std::printf("%d ranks %-4s %-9s %-24s %8zu B %9.2f us (least %.2f) %s\n", world,
-                      wire == WireKind::kLine ? "line" : "ll", counts ? "counts" : "no counts",
-                      cell.name, cell.bytes, median, least, error.c_str());
+          std::printf("%d ranks %-4s %-9s %-24s %-11s %2d %9zu B %9.2f us (least %.2f; %.2f) %s\n",
+                      world, wire == WireKind::kLine ? "line" : "ll",
+                      counts ? "counts" : "no counts", cell.name,
+                      algorithm_name(cell.algorithm).data(), cell.blocks, cell.bytes, median, least,
+                      median / floor, error.c_str());
           std::fflush(stdout);
           if (error.empty()) continue;
           ++failures;
           rig = nullptr;  // a group that has failed is not used again
-          rig = std::make_unique<Rig>(world, workspace, wire, counts);
+          rig = std::make_unique<Rig>(world, workspace, most, wire, counts);
         }
       }
     }

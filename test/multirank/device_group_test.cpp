@@ -55,7 +55,7 @@ TEST_F(DeviceGroupTest, PlansFollowTheGpuTable) {
     ASSERT_EQ(launches.size(), 3u);
     EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kLL);
     EXPECT_EQ(launches[0].timeout, milliseconds(1234));
-    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kTwoShot, 65536, 64}));
+    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kBulk, 65536, 32}));
     EXPECT_EQ(launches[1].timeout, milliseconds(20'000));
     EXPECT_EQ(launches[2].kind, CollectiveKind::kBarrier);
     rank.engine().check();
@@ -360,7 +360,7 @@ TEST_F(DeviceGroupTest, CopyEnginesNeedSymmetricRegistrationAndSize) {
               (std::vector<std::byte*>{early->base(0) + kOffset, early->base(1) + kOffset}));
     EXPECT_FALSE(launches[1].copies);
     EXPECT_FALSE(launches[2].copies);
-    EXPECT_EQ(launches[2].plan.algorithm, Algorithm::kPipelined);
+    EXPECT_EQ(launches[2].plan.algorithm, Algorithm::kBulk);
     EXPECT_TRUE(launches[3].copies);
     EXPECT_EQ(launches[3].location, BufferLocation{4} << kLocationShift);
     EXPECT_EQ(rank.kernels().segments().size(), 3u);
@@ -395,33 +395,47 @@ TEST_F(DeviceGroupTest, AsymmetricUseIsAnErrorOnEveryRank) {
     std::byte* output = rank.number() == 0 ? plain.data() : segment->base(1);
     error_of([&] { gather_into(rank, output, kShare); });
     expect_error(rank.failure(), ErrorCode::kMismatch,
-                 {"device seq 2", "copy_engine", "pipelined"});
+                 {"device seq 2", "copy_engine", "bulk"});
     rank.meet();
   });
 }
 
-TEST_F(DeviceGroupTest, InputsInSegmentsAreReadInPlace) {
+// An all_reduce of which only rank 1's tensor is symmetric: the algorithm is the same on both.
+void reduce_half_symmetric(DeviceRank& rank, std::size_t count) {
+  const auto segment = register_segment(rank, 4 * count + 64, false);
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllReduce;
+  args.dtype = Dtype::kFloat32;
+  args.count = count;
+  std::vector<float> plain(count);
+  args.input = args.output =
+      rank.number() == 1 ? static_cast<void*>(segment->base(1) + 64) : plain.data();
+  rank.launch(args);
+  EXPECT_FALSE(rank.communicator.failure().has_value());
+}
+
+TEST_F(DeviceGroupTest, PipelinesReadInputsInSegmentsInPlace) {
+  run_group(
+      2,
+      [](DeviceRank& rank) {
+        reduce_half_symmetric(rank, 3'000'000);
+        const auto& launch = rank.kernels().launches().at(0);
+        EXPECT_EQ(launch.plan.algorithm, Algorithm::kTwoShot);
+        EXPECT_EQ(launch.location, rank.number() == 1
+                                       ? (BufferLocation{1} << kLocationShift) | 64
+                                       : BufferLocation{0});
+      },
+      Algorithm::kTwoShot);
+}
+
+TEST_F(DeviceGroupTest, TilesAndChunksLeaveFromTheTensorItself) {
   run_group(2, [](DeviceRank& rank) {
-    constexpr std::size_t kCount = 3'000'000;
-    const auto segment = register_segment(rank, 4 * kCount + 64, false);
-    CollectiveArgs args;
-    args.kind = CollectiveKind::kAllReduce;
-    args.dtype = Dtype::kFloat32;
-    args.count = kCount;
-    std::vector<float> plain(kCount);
-    // Only rank 1's tensor is symmetric; the algorithm is the same on both.
-    args.input = args.output =
-        rank.number() == 1 ? static_cast<void*>(segment->base(1) + 64) : plain.data();
-    rank.launch(args);
-    const auto& launch = rank.kernels().launches().at(0);
-    EXPECT_EQ(launch.plan.algorithm, Algorithm::kTwoShot);
-    EXPECT_EQ(launch.location,
-              rank.number() == 1 ? (BufferLocation{1} << kLocationShift) | 64 : BufferLocation{0});
-    // Tiles leave from the tensor itself, wherever it is.
-    args.count = 16;
-    rank.launch(args);
-    EXPECT_EQ(rank.kernels().launches().at(1).location, 0u);
-    EXPECT_FALSE(rank.communicator.failure().has_value());
+    reduce_half_symmetric(rank, 16);
+    reduce_half_symmetric(rank, 3'000'000);
+    const auto& launches = rank.kernels().launches();
+    EXPECT_EQ(launches.at(0).plan.algorithm, Algorithm::kLL);
+    EXPECT_EQ(launches.at(1).plan.algorithm, Algorithm::kBulk);
+    for (const auto& launch : launches) EXPECT_EQ(launch.location, 0u);
   });
 }
 

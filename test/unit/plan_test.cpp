@@ -123,11 +123,11 @@ INSTANTIATE_TEST_SUITE_P(Targets, PlanOfTargetTest,
 TEST(Plan, AlgorithmsOfTheTargets) {
   EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kHost), "one_shot, two_shot, ring");
   EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kGpu),
-            "one_shot, two_shot, ring, ll, ll_two_shot, multimem");
-  EXPECT_EQ(algorithm_list(kReduceScatter, PlanTarget::kGpu), "pipelined, ll, multimem");
-  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu), "pipelined, ll, copy_engine, multimem");
-  EXPECT_EQ(algorithm_list(kBroadcast, PlanTarget::kGpu), "pipelined, ll, copy_engine, multimem");
-  EXPECT_EQ(algorithm_list(kReduce, PlanTarget::kGpu), "one_shot, two_shot, ll");
+            "one_shot, two_shot, ring, ll, ll_two_shot, bulk, multimem");
+  EXPECT_EQ(algorithm_list(kReduceScatter, PlanTarget::kGpu), "pipelined, ll, bulk, multimem");
+  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu), "pipelined, ll, bulk, copy_engine, multimem");
+  EXPECT_EQ(algorithm_list(kBroadcast, PlanTarget::kGpu), "pipelined, ll, bulk, copy_engine, multimem");
+  EXPECT_EQ(algorithm_list(kReduce, PlanTarget::kGpu), "one_shot, two_shot, ll, bulk");
   EXPECT_EQ(algorithm_list(kAllToAll, PlanTarget::kGpu), "pipelined, copy_engine");
   EXPECT_EQ(algorithm_list(kBarrier, PlanTarget::kGpu), "one_shot, ll");
   EXPECT_EQ(parse_algorithm("ll_two_shot", "x"), kLLTwoShot);
@@ -146,11 +146,11 @@ TEST(Plan, LimitsOfTheGpuTable) {
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 2, (256 << 10) + 1), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 4, 128 << 10), kLL);
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 5, (32 << 10) + 1), kLLTwoShot);
-  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 8, (512 << 10) + 1), kTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 8, (512 << 10) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 4 << 20), kLLTwoShot);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (4 << 20) + 1), kTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (4 << 20) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 4 << 20), kLL);
-  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (4 << 20) + 1), kPipelined);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (4 << 20) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllToAll, 4, 1), kPipelined);
   EXPECT_EQ(PlanTable::built_in_gpu(WireKind::kLine).copy_engine_bytes(), std::uint64_t{64} << 20);
 }

@@ -25,7 +25,7 @@ class TransferScheduleTest : public testing::Test {
   }
   const std::vector<TransferParams>& plan(bool collective = false) {
     launches_.clear();
-    schedule_.plan(ops_, collective,
+    schedule_.plan(ops_, collective, true,
                    [this](const TransferParams& params) { launches_.push_back(params); });
     return launches_;
   }

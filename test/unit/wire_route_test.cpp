@@ -93,7 +93,7 @@ class Routes {
     if (call.kind != kGather || is_root) args.output_parts = out;
     routes_[index(rank)].begin(args, {.rank = rank,
                                       .world_size = world_,
-                                      .wire = wire_,
+                                      .tile_bytes = wire_tile(wire_).bytes,
                                       .most_blocks = most_blocks_,
                                       .box_tiles = box_tiles_,
                                       .two_hops = call.two_hops});
@@ -132,14 +132,15 @@ class Routes {
 
   // Calls body(block, tile of the block, offset, bytes) for the tiles of a piece.
   template <class Body>
-  void for_tiles(const WireLaunch& launch, const WirePiece& piece, const Body& body) const {
+  void for_tiles(const WireLaunch& launch, const RoutePiece& piece, const Body& body) const {
     const std::uint32_t size = wire_tile(wire_).bytes;
-    EXPECT_EQ(piece.tiles, (piece.bytes + size - 1) / size);
-    EXPECT_LE(piece.tiles, launch.blocks * launch.tiles_per_block);
-    for (std::uint32_t t = 0; t < piece.tiles; ++t) {
+    const auto bytes = static_cast<std::uint32_t>(piece.bytes);
+    const std::uint32_t tiles = (bytes + size - 1) / size;
+    EXPECT_LE(tiles, launch.blocks * launch.tiles_per_block);
+    for (std::uint32_t t = 0; t < tiles; ++t) {
       const std::uint32_t offset = t * size;
       body(t / launch.tiles_per_block, t % launch.tiles_per_block, offset,
-           std::min(size, piece.bytes - offset));
+           std::min(size, bytes - offset));
     }
   }
   static bool has(std::uint64_t mask, int rank) { return (mask >> rank & 1) != 0; }
@@ -149,7 +150,7 @@ class Routes {
     EXPECT_FALSE(has(launch.sends[hop], rank));
     for (int peer = 0; peer < world_; ++peer) {
       if (!has(launch.sends[hop], peer)) continue;
-      const WirePiece& piece = launch.sends_same ? launch.send[index(rank)]  //
+      const RoutePiece& piece = launch.sends_same ? launch.send[index(rank)]  //
                                                  : launch.send[index(peer)];
       if (hop == 0) {
         for_tiles(launch, piece,
@@ -175,7 +176,7 @@ class Routes {
       results_.resize(index(world_));
       results_[index(rank)].clear();
       if (launch.copies_own) {
-        const WirePiece& own = launch.send[index(rank)];
+        const RoutePiece& own = launch.send[index(rank)];
         std::memcpy(launch.take[index(rank)].data, own.data, own.bytes);
       }
       if (launch.combines || launch.relays) make_results(rank, launch);
@@ -185,7 +186,7 @@ class Routes {
     for (int peer = 0; peer < world_; ++peer) {
       if (!has(launch.hears[hop], peer)) continue;
       stored |= std::uint64_t{1} << peer;
-      const WirePiece& piece = launch.take[index(peer)];
+      const RoutePiece& piece = launch.take[index(peer)];
       const std::uint32_t before = static_cast<std::uint32_t>(hop) * launch.tiles_per_block;
       for_tiles(launch, piece, [&](unsigned block, std::uint32_t t, std::size_t at, std::size_t n) {
         auto& box = tile(rank, peer, block, before + t);
@@ -203,8 +204,8 @@ class Routes {
   }
 
   void make_results(int rank, const WireLaunch& launch) {
-    const WirePiece& own = launch.combines ? launch.send[index(rank)] : launch.take[index(rank)];
-    const WirePiece& result = launch.take[index(rank)];
+    const RoutePiece& own = launch.combines ? launch.send[index(rank)] : launch.take[index(rank)];
+    const RoutePiece& result = launch.take[index(rank)];
     for_tiles(launch, own, [&](unsigned block, std::uint32_t t, std::size_t at, std::size_t n) {
       std::vector<std::byte> data(n);
       if (launch.combines) std::memcpy(data.data(), own.data + at, n);
@@ -330,8 +331,10 @@ TEST(WireRoute, ASmallMessageIsOneBlockOfFewThreads) {
   args.kind = kAllReduce;
   args.dtype = Dtype::kUInt8;
   args.input = args.output = data.data();
-  const WireFacts facts{
-      .world_size = 2, .wire = WireKind::kLine, .most_blocks = 64, .box_tiles = 127};
+  const WireFacts facts{.world_size = 2,
+                        .tile_bytes = wire_tile(WireKind::kLine).bytes,
+                        .most_blocks = 64,
+                        .box_tiles = 127};
   const auto grid = [&](std::size_t count) {
     args.count = count;
     route.begin(args, facts);

@@ -146,6 +146,21 @@ struct ElementRule {
   }
 };
 
+// A sum of a call that neither premultiplies nor divides, without the code for both.
+template <class Rule>
+struct PlainSum : Rule {
+  template <class Facts>
+  __device__ static typename Rule::Accumulate prepare(typename Rule::Accumulate wide, const Facts&,
+                                                      int) {
+    return wide;
+  }
+  template <class Facts>
+  __device__ static typename Rule::Accumulate finish(typename Rule::Accumulate value,
+                                                     const Facts&) {
+    return Rule::finish(value, ReduceFacts{});
+  }
+};
+
 // Whether a rule has kernels of its own: sums and maxima that are common.
 constexpr bool has_own_kernels(Dtype dtype, ReduceOp op) {
   if (!kGpuSharesReduceKernels) return true;

@@ -33,6 +33,39 @@ __device__ inline bool begin_collective(const GroupParams& group) {
   return true;
 }
 
+// For calls whose blocks do not meet: by one thread of each block that ends. The last one to add its
+// part to the sequence completes the call, and says so in `page` where that is not null. `before`:
+// the sequence when the launch began, of which only a launch of one block makes use.
+__device__ inline void count_call(LocalState& local, DevicePage* page, std::uint64_t before) {
+  const std::uint64_t others = gridDim.x - 1;
+  const std::uint64_t part = blockIdx.x == 0 ? kSequenceUnit - others : 1;
+  std::uint64_t sum = part;
+  if (others == 0) {
+    sum += before;
+    store_data(&local.sequence, sum);
+  } else {
+    sum += device_fetch_add(&local.sequence, part);
+  }
+  if (page != nullptr && sum % kSequenceUnit == 0) {
+    store_relaxed(&page->completed, sum / kSequenceUnit);
+  }
+}
+
+// What a wait does now and then, by NOTE [Giving up]. Returns the time of its first look, or 0
+// where the launch must end. By values alone: what a kernel keeps in registers stays there.
+[[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD std::uint64_t look_up(
+    LocalState* local, DevicePage* page, std::uint64_t timeout_ns, int peer,
+    std::uint64_t first_look) {
+  if (load_relaxed(&local->dead) != 0) return 0;
+  const std::uint64_t now = device_clock_ns();
+  if (first_look == 0) first_look = now;
+  const bool aborted = load_relaxed(&global_pointer(page)->abort) != 0;
+  if (!aborted && now - first_look < timeout_ns) return first_look;
+  fail_group(*local, *global_pointer(page), aborted ? DeviceFault::kAborted : DeviceFault::kTimeout,
+             peer, collective_number(*local), false, 0, 0);
+  return 0;
+}
+
 // By one thread of the last block.
 __device__ inline void end_collective(const GroupParams& group, bool ends_call) {
   if (!ends_call) return;

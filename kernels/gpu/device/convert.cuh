@@ -3,6 +3,7 @@
 // instructions saturate are selected afterwards. conversions_test.cpp compares all 2^32 inputs.
 //
 //   float16        NVIDIA: cvt.f32.f16 and cvt.rn.f16.f32
+//   bfloat16       it is the upper half of a float32; rounding from sm_80 on: cvt.rn.bf16.f32
 //   float8_e4m3fn  NVIDIA from sm_89 on: cvt of pairs
 //   float8_e5m2    it is the upper byte of a float16; rounding from sm_89 on: cvt of pairs
 //   others         no instruction: the portable code
@@ -78,6 +79,20 @@ struct Conversion<Half> {
     return {round(wide.low), round(wide.high)};
   }
 };
+
+#if SYMM_CONVERTS_BFLOAT16
+
+template <>
+struct Conversion<BFloat16> : PortableConversion<BFloat16> {
+  using PortableConversion<BFloat16>::round;
+  __device__ static BFloat16 round(float value) {
+    std::uint16_t narrow;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
+    return {value != value ? std::uint16_t{0x7fc0} : narrow};
+  }
+};
+
+#endif
 
 #if SYMM_CONVERTS_FLOAT8
 

@@ -7,7 +7,7 @@
 // their results may come before or after: every element is right or poison. The host's errors come
 // later; a replay of a graph has no others.
 //
-// A block of a wire fills its own part only: in a call in place other blocks may still be sending
+// A block of a wire, or of lanes, fills its own part only: in a call in place other blocks may still be sending
 // what it would write over, to peers whose calls succeed.
 #pragma once
 
@@ -17,16 +17,19 @@
 
 namespace symm {
 
-// By the whole block. `pattern` repeats from `data` on.
+// By `threads` threads together, of which the caller is number `thread`; at least 8. `pattern`
+// repeats from `data` on.
 [[maybe_unused]] static __device__ SYMM_OUTLINED void fill_poison(void* data, std::size_t bytes,
-                                                                  std::uint64_t pattern) {
+                                                                  std::uint64_t pattern,
+                                                                  unsigned thread,
+                                                                  unsigned threads) {
   if (bytes == 0) return;
   auto* const start = static_cast<std::byte*>(data);
   const std::size_t lead = (0 - reinterpret_cast<std::uintptr_t>(start)) & 7;
   const std::size_t head = min_size(lead, bytes);
   const std::size_t tail = head + align_down(bytes - head, 8);
   const auto fill_bytes = [&](std::size_t begin, std::size_t end) {
-    const std::size_t i = begin + threadIdx.x;
+    const std::size_t i = begin + thread;
     if (i < end) store_data(start + i, static_cast<std::byte>(pattern >> (8 * (i % 8)) & 0xff));
   };
   fill_bytes(0, head);
@@ -34,9 +37,13 @@ namespace symm {
   const std::uint64_t word =
       head == 0 ? pattern : pattern >> (8 * head) | pattern << (64 - 8 * head);
   auto* const words = reinterpret_cast<std::uint64_t*>(start + head);
-  for (std::size_t i = threadIdx.x; i < (tail - head) / 8; i += blockDim.x) {
+  for (std::size_t i = thread; i < (tail - head) / 8; i += threads) {
     store_data(words + i, word);
   }
+}
+// By the whole block.
+__device__ inline void fill_poison(void* data, std::size_t bytes, std::uint64_t pattern) {
+  fill_poison(data, bytes, pattern, threadIdx.x, blockDim.x);
 }
 
 // Fills what the call was to write on this rank, where it poisons at all. By the whole block, once

@@ -1,4 +1,5 @@
 // Kernels that move data unchanged, and barriers.
+#include "kernels/gpu/entry/bulk_kernels.cuh"
 #include "kernels/gpu/entry/kernels.cuh"
 #include "kernels/gpu/entry/wire_kernels.cuh"
 
@@ -84,6 +85,7 @@ WireKernels move_wire_kernels() {
 #endif
   return kernels;
 }
+BulkKernels move_bulk_kernels() { return bulk_kernels<NoRules, true>(); }
 WireKernels wire_barrier_kernels() {
   WireKernels kernels;
   const auto enter = [&](WireKind kind, const void* kernel) {

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/gpu/entry/bulk_kernels.cuh"
 #include "kernels/gpu/entry/kernels.cuh"
 #include "kernels/gpu/entry/wire_kernels.cuh"
 
@@ -16,7 +17,7 @@ void enter_rule(ReduceKernelTable& table) {
     constexpr bool kIsCommon = kGpuSharesReduceKernels && has_own_kernels(dtype, op);
     using Rules = std::conditional_t<has_own_kernels(dtype, op), ElementRule<dtype, op>, Shared>;
     table[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)] = {
-        wire_kernels<Rules, kIsCommon>(),
+        wire_kernels<Rules, kIsCommon>(), bulk_kernels<Rules, kIsCommon>(),
         reinterpret_cast<const void*>(&reduce_pipeline_kernel<Rules>)};
   }
 }

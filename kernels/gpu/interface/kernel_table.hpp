@@ -6,6 +6,7 @@
 #include "kernels/core/collective.hpp"
 #include "kernels/core/dtype.hpp"
 #include "kernels/core/reduce_op.hpp"
+#include "kernels/gpu/interface/bulk_params.hpp"
 #include "kernels/gpu/interface/call_params.hpp"
 #include "kernels/gpu/interface/wire_params.hpp"
 
@@ -46,9 +47,15 @@ struct WireKernels {
   const void* of[kWireKindCount][kWireWorldCount] = {};
 };
 
+// bulk_kernel by index of kWireWorlds; null as in WireKernels.
+struct BulkKernels {
+  const void* of[kWireWorldCount] = {};
+};
+
 // The kernels of a compiled rule, or of several; null for other pairs.
 struct ReduceKernels {
   WireKernels wire;
+  BulkKernels bulk;
   const void* pipeline = nullptr;  // reduce_pipeline_kernel
 };
 using ReduceKernelTable = std::array<std::array<ReduceKernels, kReduceOpCount>, kDtypeCount>;
@@ -62,6 +69,7 @@ void reduce_wide_integer(ReduceKernelTable& table);    // int16, int32, int64
 
 // Kernels that move data; move.cu and transfer.cu.
 WireKernels move_wire_kernels();
+BulkKernels move_bulk_kernels();
 // Barriers of the ranks in one block; WireParams with CollectiveParams, whose `location` all ranks
 // must have equal.
 WireKernels wire_barrier_kernels();

@@ -13,6 +13,7 @@
 #include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/interface/wire_params.hpp"
 #include "kernels/gpu/launch/copy_streams.hpp"
+#include "kernels/gpu/launch/launch_params.hpp"
 #include "kernels/gpu/launch/transfer_schedule.hpp"
 #include "kernels/gpu/launch/wire_route.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
@@ -53,11 +54,16 @@ void load_kernels() {
     load(transfer_kernel_address(forms));
   }
   load(move_pipeline_kernel_address());
+  const auto load_bulk = [&](const BulkKernels& kernels) {
+    for (const void* kernel : kernels.of) load(kernel);
+  };
   load_all(move_wire_kernels());
+  load_bulk(move_bulk_kernels());
   load_all(wire_barrier_kernels());
   for (const auto& of_dtype : reduce_table()) {
     for (const ReduceKernels& kernels : of_dtype) {
       load_all(kernels.wire);
+      load_bulk(kernels.bulk);
       load(kernels.pipeline);
     }
   }
@@ -68,10 +74,6 @@ void load_kernels() {
                                    static_cast<ReduceOp>(op)));
     }
   }
-}
-
-std::uint64_t timeout_ns(const LaunchOptions& options) {
-  return static_cast<std::uint64_t>(std::max<std::int64_t>(options.timeout.count(), 0));
 }
 
 class GpuGroupKernels final : public GroupKernels {
@@ -97,14 +99,18 @@ class GpuGroupKernels final : public GroupKernels {
   CollectiveParams params_of(const CollectiveArgs& args, const Plan& plan,
                              BufferLocation location) const;
   void launch_over_wire(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
+  void launch_over_lanes(const CollectiveArgs& args, const Plan& plan,
+                         const LaunchOptions& options);
+  void start_lanes(const WireLaunch& launch, const CollectiveParams& call, int channels,
+                   const LaunchOptions& options);
+  bool take_large_shares(std::span<const TransferOp> ops);
+  template <class Body>
+  void by_world(const void* const (&kernels)[kWireWorldCount], const Body& body) const;
   void launch_barrier(const CollectiveParams& call, const LaunchOptions& options);
   // The kernel of this group's wire and world size, with its parameters.
   template <class... More>
   void start_wire(const WireKernels& kernels, const WireLaunch& launch,
                   const CollectiveParams& call, const LaunchOptions& options, const More&... more);
-  template <int kRanks>
-  WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams& call,
-                                 const LaunchOptions& options) const;
   template <class Params, class... More>
   void start(const void* kernel, unsigned blocks, const Params& params,
              const LaunchOptions& options, const More&... more);
@@ -118,6 +124,9 @@ class GpuGroupKernels final : public GroupKernels {
   WireKind wire_ = WireKind::kLL;
   WireRoute route_;
   WireLaunch barrier_;
+  WireLaunch shares_;  // of an all_to_all
+  CollectiveParams share_call_{};
+  std::vector<TransferOp> short_shares_;
 };
 
 GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_index)
@@ -131,6 +140,8 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
   group_.world_size = config.world_size;
   group_.layout = config.layout;
   barrier_.sends_same = true;
+  shares_.send.resize(static_cast<std::size_t>(config.world_size));
+  shares_.take.resize(static_cast<std::size_t>(config.world_size));
   page_.emplace(config.page, sizeof(DevicePage), "mapping the group's page of host memory");
   group_.page = static_cast<DevicePage*>(page_->device_address());
 }
@@ -170,6 +181,11 @@ void GpuGroupKernels::start_counters(std::byte* segment) {
   write(layout.channel_signals, std::vector<ChannelSignal>(kMaxChannels * world, signal));
   write(layout.wire_done, std::vector<std::uint64_t>(layout.wire_blocks * world, first.wire));
   write(layout.p2p_signals, std::vector<P2pSignal>(world * kP2pChannels, {first.p2p, first.p2p}));
+  BulkSignal bulk{};
+  bulk.filled = bulk.freed = first.bulk;
+  const std::size_t lanes = layout.bulk_lanes[0] + layout.bulk_lanes[1];
+  write(layout.bulk_signals, std::vector<BulkSignal>(lanes * world, bulk));
+  write(layout.bulk_counts, std::vector<BulkCount>(lanes * world, {first.bulk, first.bulk}));
   std::vector<LocalState> local(1);
   std::fill_n(local[0].wire_epoch, kMaxWireBlocks, first.wire);
   std::fill_n(local[0].channel_epoch, kMaxChannels, first.steps);
@@ -234,66 +250,35 @@ void GpuGroupKernels::start(const void* kernel, unsigned blocks, const Params& p
             "launching a kernel");
 }
 
-template <int kRanks>
-WireParams<kRanks> GpuGroupKernels::wire_params(const WireLaunch& launch,
-                                                const CollectiveParams& call,
-                                                const LaunchOptions& options) const {
-  const DeviceLayout& layout = config_.layout;
-  WireParams<kRanks> params{};
-  params.rank = config_.rank;
-  params.world_size = config_.world_size;
-  params.root = call.root;
-  params.divisor = call.divisor;
-  params.sends_same = launch.sends_same;
-  params.combines = launch.combines;
-  params.relays = launch.relays;
-  params.copies_own = launch.copies_own;
-  params.premultiplies = call.premultiplies;
-  params.ends_call = launch.ends_call;
-  params.counts_calls = config_.counts_wire_calls;
-  params.dtype = call.dtype;
-  params.op = call.op;
-  params.poll_period = config_.poll_period;
-  params.tiles_per_block = launch.tiles_per_block;
-  params.box_tiles = layout.wire_box_tiles(wire_);
-  params.factor = std::bit_cast<std::uint64_t>(call.factor);
-  params.poison = call.poison;
-  params.stores = launch.stores;
-  std::copy_n(launch.sends, 2, params.sends);
-  std::copy_n(launch.hears, 2, params.hears);
-  params.timeout_ns = timeout_ns(options);
-  params.local = layout.local;
-  params.done = layout.wire_done;
-  params.boxes = layout.wire_boxes;
-  params.box_bytes = layout.wire_box_bytes;
-  params.box_blocks = layout.wire_blocks;
-  params.page = group_.page;
-  std::copy_n(group_.segments, config_.world_size, params.segments);
-  std::copy(launch.send.begin(), launch.send.end(), params.send);
-  std::copy(launch.take.begin(), launch.take.end(), params.take);
-  return params;
-}
-
 template <class... More>
 void GpuGroupKernels::start_wire(const WireKernels& kernels, const WireLaunch& launch,
                                  const CollectiveParams& call, const LaunchOptions& options,
                                  const More&... more) {
   const auto& of_wire = kernels.of[static_cast<std::size_t>(wire_)];
-  const auto put = [&](const void* kernel, auto params) {
+  const LaunchContext context{config_, group_, wire_, options};
+  by_world(of_wire, [&](const void* kernel, auto ranks) {
+    auto params = wire_params<ranks()>(launch, call, context);
     void* arguments[] = {&params, const_cast<More*>(&more)...};
     check_gpu(gpuLaunchKernel(kernel, dim3(launch.blocks), dim3(launch.threads), arguments, 0,
                               static_cast<gpuStream_t>(options.stream)),
               "launching a kernel");
-  };
+  });
+}
+
+// Calls `body(kernel, ranks)` with the kernel of this world size, if there is one, and the number of
+// ranks that its parameters hold.
+template <class Body>
+void GpuGroupKernels::by_world(const void* const (&kernels)[kWireWorldCount],
+                               const Body& body) const {
   const int world = config_.world_size;
-  if (world == 2 && of_wire[0] != nullptr) {
-    put(of_wire[0], wire_params<2>(launch, call, options));
-  } else if (world == 4 && of_wire[1] != nullptr) {
-    put(of_wire[1], wire_params<4>(launch, call, options));
-  } else if (world == 8 && of_wire[2] != nullptr) {
-    put(of_wire[2], wire_params<8>(launch, call, options));
+  if (world == 2 && kernels[0] != nullptr) {
+    body(kernels[0], std::integral_constant<int, 2>{});
+  } else if (world == 4 && kernels[1] != nullptr) {
+    body(kernels[1], std::integral_constant<int, 4>{});
+  } else if (world == 8 && kernels[2] != nullptr) {
+    body(kernels[2], std::integral_constant<int, 8>{});
   } else {
-    put(of_wire[3], wire_params<kMaxDeviceRanks>(launch, call, options));
+    body(kernels[3], std::integral_constant<int, kMaxDeviceRanks>{});
   }
 }
 
@@ -307,7 +292,7 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
   WireFacts facts;
   facts.rank = config_.rank;
   facts.world_size = config_.world_size;
-  facts.wire = wire_;
+  facts.tile_bytes = wire_tile(wire_).bytes;
   facts.most_blocks = std::clamp(plan.channels, 1, static_cast<int>(layout.wire_blocks));
   facts.box_tiles = layout.wire_box_tiles(wire_);
   facts.two_hops = args.kind == CollectiveKind::kAllReduce
@@ -321,6 +306,39 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
   }
   route_.begin(args, facts);
   while (const WireLaunch* launch = route_.next()) start_wire(kernels, *launch, call, options);
+}
+
+void GpuGroupKernels::launch_over_lanes(const CollectiveArgs& args, const Plan& plan,
+                                        const LaunchOptions& options) {
+  const CollectiveParams call = params_of(args, plan, 0);
+  WireFacts facts;
+  facts.rank = config_.rank;
+  facts.world_size = config_.world_size;
+  facts.tile_bytes = kPieceUnit;
+  facts.whole = true;
+  facts.two_hops = args.kind == CollectiveKind::kAllReduce || config_.world_size > 2;
+  route_.begin(args, facts);
+  start_lanes(*route_.next(), call, plan.channels, options);
+}
+
+void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectiveParams& call,
+                                  int channels, const LaunchOptions& options) {
+  BulkKernels kernels = move_bulk_kernels();
+  if (reduces(call.kind)) {
+    kernels =
+        reduce_table()[static_cast<std::size_t>(call.dtype)][static_cast<std::size_t>(call.op)]
+            .bulk;
+  }
+  const auto most_blocks = static_cast<int>(config_.layout.bulk_blocks);
+  const auto blocks = static_cast<unsigned>(std::clamp(channels, 1, most_blocks));
+  const LaunchContext context{config_, group_, wire_, options};
+  by_world(kernels.of, [&](const void* kernel, auto ranks) {
+    auto params = bulk_params<ranks()>(launch, call, context);
+    void* arguments[] = {&params};
+    check_gpu(gpuLaunchKernel(kernel, dim3(blocks), dim3(kBulkThreads), arguments, 0,
+                              static_cast<gpuStream_t>(options.stream)),
+              "launching a kernel");
+  });
 }
 
 void GpuGroupKernels::launch_barrier(const CollectiveParams& call, const LaunchOptions& options) {
@@ -339,6 +357,10 @@ void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Buffe
     }
     return;
   }
+  if (plan.algorithm == Algorithm::kBulk) {
+    launch_over_lanes(args, plan, options);
+    return;
+  }
   const CollectiveParams call = params_of(args, plan, location);
   const void* kernel = move_pipeline_kernel_address();
   if (reduces(args.kind)) {
@@ -348,15 +370,46 @@ void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Buffe
   start(kernel, static_cast<unsigned>(std::clamp(plan.channels, 1, kMaxChannels)), call, options);
 }
 
+// The shares of an all_to_all that go by lanes to shares_, the others to short_shares_; true where
+// some go by lanes.
+bool GpuGroupKernels::take_large_shares(std::span<const TransferOp> ops) {
+  const auto self = static_cast<std::size_t>(config_.rank);
+  std::fill(shares_.send.begin(), shares_.send.end(), RoutePiece{});
+  std::fill(shares_.take.begin(), shares_.take.end(), RoutePiece{});
+  shares_.sends[0] = shares_.hears[0] = 0;
+  short_shares_.clear();
+  Dtype dtype = Dtype::kUInt8;
+  for (const TransferOp& op : ops) {
+    if (!op.is_send) dtype = op.dtype;
+    if (op.bytes <= kMostShareByMessages) {
+      short_shares_.push_back(op);
+      continue;
+    }
+    const auto peer = static_cast<std::size_t>(op.peer);
+    (op.is_send ? shares_.send : shares_.take)[peer] = {static_cast<std::byte*>(op.data), op.bytes};
+    if (peer == self) continue;
+    (op.is_send ? shares_.sends : shares_.hears)[0] |= 1ull << op.peer;
+  }
+  shares_.copies_own = shares_.send[self].data != shares_.take[self].data;
+  share_call_.kind = CollectiveKind::kAllToAll;
+  share_call_.poison = config_.poisons ? poison_of(dtype) : 0;
+  return short_shares_.size() < ops.size();
+}
+
 void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
                                const LaunchOptions& options) {
   const DeviceGuard guard(device_);
-  schedule_.plan(ops, collective, [&](const TransferParams& params) {
-    const unsigned own_blocks = params.own.bytes > kMostUndividedMessage ? 4 : 1;
-    const unsigned channels = static_cast<unsigned>(params.group_count * params.channels);
-    const unsigned blocks = channels + (params.own.bytes > 0 || channels == 0 ? own_blocks : 0);
-    start(transfer_kernel_address(params.forms), blocks, params, options);
-  });
+  const bool has_large = collective && take_large_shares(ops);
+  if (has_large) ops = short_shares_;
+  if (!has_large || !ops.empty()) {
+    schedule_.plan(ops, collective, !has_large, [&](const TransferParams& params) {
+      const unsigned own_blocks = params.own.bytes > kMostUndividedMessage ? 4 : 1;
+      const unsigned channels = static_cast<unsigned>(params.group_count * params.channels);
+      const unsigned blocks = channels + (params.own.bytes > 0 || channels == 0 ? own_blocks : 0);
+      start(transfer_kernel_address(params.forms), blocks, params, options);
+    });
+  }
+  if (has_large) start_lanes(shares_, share_call_, kMaxBulkBlocks, options);
 }
 
 void GpuGroupKernels::launch_copies(const CollectiveArgs& args, BufferLocation location,

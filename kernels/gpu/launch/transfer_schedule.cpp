@@ -87,18 +87,21 @@ std::size_t TransferSchedule::fill(std::size_t first) {
 }
 
 void TransferSchedule::plan(std::span<const TransferOp> ops, bool collective,
+                            bool ends_call,
                             const std::function<void(const TransferParams&)>& launch) {
   params_.collective = collective;
   list(ops, collective);
   if (!collective && entries_.empty() && own_.empty()) return;
   std::size_t next = 0;
   std::size_t next_own = 0;
-  do {
+  bool is_last = false;
+  while (!is_last) {
     next = fill(next);
     params_.own = next_own < own_.size() ? own_[next_own++] : DeviceCopy{};
-    params_.ends_call = next == entries_.size() && next_own == own_.size();
+    is_last = next == entries_.size() && next_own == own_.size();
+    params_.ends_call = ends_call && is_last;
     launch(params_);
-  } while (!params_.ends_call);
+  }
 }
 
 }  // namespace symm

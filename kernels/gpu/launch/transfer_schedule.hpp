@@ -26,8 +26,8 @@ class TransferSchedule {
   // Calls `launch` for each launch that `ops` need; at least once for a collective. `ops` as for
   // GroupKernels::transfer. A launch carries at most one message of this rank to itself, which
   // waits for no rank, so any launch will do. Reuses its memory: warm calls of no more messages
-  // than before allocate nothing.
-  void plan(std::span<const TransferOp> ops, bool collective,
+  // than before allocate nothing. `ends_call`: the last launch ends the collective.
+  void plan(std::span<const TransferOp> ops, bool collective, bool ends_call,
             const std::function<void(const TransferParams&)>& launch);
 
  private:

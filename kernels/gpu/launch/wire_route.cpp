@@ -29,13 +29,14 @@ void WireRoute::begin(const CollectiveArgs& args, const WireFacts& facts) {
   begin_ = 0;
   largest_ = largest_message();
   const std::uint64_t blocks = most_blocks();
-  const std::uint64_t tile = wire_tile(facts_.wire).bytes;
+  const std::uint64_t tile = facts_.tile_bytes;
   limit_ = blocks * facts_.box_tiles * tile;
   if (facts_.two_hops) {
     const int owners = args.kind == CollectiveKind::kBroadcast ? facts_.world_size - 1  //
                                                                : facts_.world_size;
     limit_ = blocks * (facts_.box_tiles / 2) * tile * static_cast<std::uint64_t>(owners);
   }
+  if (facts_.whole) limit_ = std::max<std::uint64_t>(largest_, 1);
   launch_.ends_call = false;
 }
 
@@ -50,7 +51,7 @@ const WireLaunch* WireRoute::next() {
   if (launch_.ends_call) return nullptr;
   launch_.ends_call = largest_ - begin_ <= limit_;
   set_pieces();
-  set_grid();
+  if (!facts_.whole) set_grid();
   const bool one_hop = !launch_.combines && !launch_.relays;
   launch_.stores = launch_.hears[one_hop ? 0 : 1];
   if (!one_hop || launch_.copies_own) launch_.stores |= 1ull << facts_.rank;
@@ -58,22 +59,21 @@ const WireLaunch* WireRoute::next() {
   return &launch_;
 }
 
-WireRoute::Message WireRoute::cut(const void* data, std::uint64_t count) const {
+RoutePiece WireRoute::cut(const void* data, std::uint64_t count) const {
   const std::uint64_t bytes = count * dtype_bytes(args_.dtype);
   auto* const start = static_cast<std::byte*>(const_cast<void*>(data));
   if (bytes <= begin_) return {start, 0};
   return {start == nullptr ? nullptr : start + begin_, std::min(bytes - begin_, limit_)};
 }
 
-WirePiece WireRoute::piece(const Message& message) const {
-  return {message.data, static_cast<std::uint32_t>(message.bytes),
-          static_cast<std::uint32_t>(divided(message.bytes, wire_tile(facts_.wire).bytes))};
+std::uint64_t WireRoute::tiles_in(std::uint64_t bytes) const {
+  return divided(bytes, facts_.tile_bytes);
 }
 
-WirePiece WireRoute::slice(const Message& message, int number, std::uint64_t bytes) const {
+RoutePiece WireRoute::slice(const RoutePiece& message, int number, std::uint64_t bytes) const {
   const std::uint64_t begin = std::min(bytes * static_cast<std::uint64_t>(number), message.bytes);
-  return piece({message.data == nullptr ? nullptr : message.data + begin,
-                std::min(bytes, message.bytes - begin)});
+  return {message.data == nullptr ? nullptr : message.data + begin,
+          std::min(bytes, message.bytes - begin)};
 }
 
 void WireRoute::set_pieces() {
@@ -83,19 +83,19 @@ void WireRoute::set_pieces() {
   const std::uint64_t peers = everybody & ~(1ull << facts_.rank);
   const bool is_root = facts_.rank == args_.root;
   const std::uint64_t root = 1ull << args_.root & peers;
-  const Message input = cut(args_.input, args_.count);
-  const Message output = cut(args_.output, args_.count);
-  std::fill(launch_.send.begin(), launch_.send.end(), WirePiece{});
-  std::fill(launch_.take.begin(), launch_.take.end(), WirePiece{});
+  const RoutePiece input = cut(args_.input, args_.count);
+  const RoutePiece output = cut(args_.output, args_.count);
+  std::fill(launch_.send.begin(), launch_.send.end(), RoutePiece{});
+  std::fill(launch_.take.begin(), launch_.take.end(), RoutePiece{});
   launch_.sends_same = launch_.combines = launch_.relays = launch_.copies_own = false;
   launch_.sends[0] = launch_.sends[1] = launch_.hears[0] = launch_.hears[1] = 0;
   for (std::size_t r = 0; r < args_.input_parts.size(); ++r) {
-    launch_.send[r] = piece(cut(args_.input_parts[r].data, args_.input_parts[r].count));
+    launch_.send[r] = cut(args_.input_parts[r].data, args_.input_parts[r].count);
   }
   for (std::size_t r = 0; r < args_.output_parts.size(); ++r) {
-    launch_.take[r] = piece(cut(args_.output_parts[r].data, args_.output_parts[r].count));
+    launch_.take[r] = cut(args_.output_parts[r].data, args_.output_parts[r].count);
   }
-  most_tiles_ = piece({nullptr, std::min(largest_ - std::min(begin_, largest_), limit_)}).tiles;
+  most_tiles_ = tiles_in(std::min(largest_ - std::min(begin_, largest_), limit_));
   switch (args_.kind) {
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kReduce: {
@@ -105,26 +105,26 @@ void WireRoute::set_pieces() {
         launch_.sends[0] = launch_.hears[0] = peers;
         launch_.sends[1] = to_all ? peers : root;
         launch_.hears[1] = to_all || is_root ? peers : 0;
-        set_slices(input, to_all || is_root ? output : Message{nullptr, output.bytes});
+        set_slices(input, to_all || is_root ? output : RoutePiece{nullptr, output.bytes});
         return;
       }
       launch_.sends_same = true;
       launch_.combines = to_all || is_root;
       launch_.sends[0] = to_all ? peers : root;
       launch_.hears[0] = launch_.combines ? peers : 0;
-      launch_.send[self] = piece(input);
-      launch_.take[self] = piece(output);
+      launch_.send[self] = input;
+      launch_.take[self] = output;
       return;
     }
     case CollectiveKind::kReduceScatter:
       launch_.combines = true;
       launch_.sends[0] = launch_.hears[0] = peers;
-      launch_.take[self] = piece(output);
+      launch_.take[self] = output;
       return;
     case CollectiveKind::kAllGather:
       launch_.sends_same = true;
       launch_.sends[0] = launch_.hears[0] = peers;
-      launch_.send[self] = piece(input);
+      launch_.send[self] = input;
       break;
     case CollectiveKind::kAllToAll:
       launch_.sends[0] = launch_.hears[0] = peers;
@@ -133,13 +133,13 @@ void WireRoute::set_pieces() {
       launch_.sends_same = true;
       launch_.sends[0] = root;
       launch_.hears[0] = is_root ? peers : 0;
-      launch_.send[self] = piece(input);
-      if (!is_root) std::fill(launch_.take.begin(), launch_.take.end(), WirePiece{});
+      launch_.send[self] = input;
+      if (!is_root) std::fill(launch_.take.begin(), launch_.take.end(), RoutePiece{});
       break;
     case CollectiveKind::kScatter:
       launch_.sends[0] = is_root ? peers : 0;
       launch_.hears[0] = root;
-      launch_.take[is_root ? self : static_cast<std::size_t>(args_.root)] = piece(output);
+      launch_.take[is_root ? self : static_cast<std::size_t>(args_.root)] = output;
       break;
     case CollectiveKind::kBroadcast:
       launch_.sends[0] = is_root ? peers : 0;
@@ -149,8 +149,8 @@ void WireRoute::set_pieces() {
         break;
       }
       launch_.sends_same = true;
-      if (is_root) launch_.send[self] = piece(input);
-      launch_.take[static_cast<std::size_t>(args_.root)] = piece(output);
+      if (is_root) launch_.send[self] = input;
+      launch_.take[static_cast<std::size_t>(args_.root)] = output;
       break;
     case CollectiveKind::kBarrier:
       most_tiles_ = 1;
@@ -162,10 +162,10 @@ void WireRoute::set_pieces() {
 }
 
 // Slice p of the message is that of rank p.
-void WireRoute::set_slices(const Message& input, const Message& output) {
+void WireRoute::set_slices(const RoutePiece& input, const RoutePiece& output) {
   const auto world = static_cast<std::uint64_t>(facts_.world_size);
-  most_tiles_ = static_cast<std::uint32_t>(divided(most_tiles_, world));
-  const std::uint64_t bytes = std::uint64_t{most_tiles_} * wire_tile(facts_.wire).bytes;
+  most_tiles_ = divided(most_tiles_, world);
+  const std::uint64_t bytes = most_tiles_ * facts_.tile_bytes;
   for (int r = 0; r < facts_.world_size; ++r) {
     launch_.send[static_cast<std::size_t>(r)] = slice(input, r, bytes);
     launch_.take[static_cast<std::size_t>(r)] = slice(output, r, bytes);
@@ -173,10 +173,10 @@ void WireRoute::set_slices(const Message& input, const Message& output) {
 }
 
 // All but the root have a slice, which they pass on to each other.
-void WireRoute::set_broadcast_slices(const Message& input, const Message& output) {
+void WireRoute::set_broadcast_slices(const RoutePiece& input, const RoutePiece& output) {
   const std::uint64_t owners = static_cast<std::uint64_t>(facts_.world_size) - 1;
-  most_tiles_ = static_cast<std::uint32_t>(divided(most_tiles_, owners));
-  const std::uint64_t bytes = std::uint64_t{most_tiles_} * wire_tile(facts_.wire).bytes;
+  most_tiles_ = divided(most_tiles_, owners);
+  const std::uint64_t bytes = most_tiles_ * facts_.tile_bytes;
   const bool is_root = facts_.rank == args_.root;
   int number = 0;
   for (int r = 0; r < facts_.world_size; ++r) {
@@ -193,12 +193,12 @@ void WireRoute::set_broadcast_slices(const Message& input, const Message& output
   launch_.hears[1] = launch_.sends[1];
   launch_.relays = !is_root;
   if (!is_root) return;
-  launch_.send[static_cast<std::size_t>(facts_.rank)] = piece(input);
-  launch_.take[static_cast<std::size_t>(facts_.rank)] = piece(output);
+  launch_.send[static_cast<std::size_t>(facts_.rank)] = input;
+  launch_.take[static_cast<std::size_t>(facts_.rank)] = output;
 }
 
 void WireRoute::set_grid() {
-  const std::uint32_t tiles = std::max(most_tiles_, 1u);
+  const std::uint64_t tiles = std::max<std::uint64_t>(most_tiles_, 1);
   const std::uint32_t room = facts_.two_hops ? facts_.box_tiles / 2 : facts_.box_tiles;
   const std::uint64_t blocks =
       std::max(std::min(divided(tiles, kBlockTiles), most_blocks()), divided(tiles, room));

@@ -10,7 +10,13 @@
 
 namespace symm {
 
-// What a launch does, for any world size.
+// A range of memory, as WirePiece or BulkPiece.
+struct RoutePiece {
+  std::byte* data;
+  std::uint64_t bytes;
+};
+
+// What a launch does, for any world size. Blocks, threads and tiles are those of a wire with boxes.
 struct WireLaunch {
   unsigned blocks = 1;
   unsigned threads = kTileThreads;
@@ -23,8 +29,8 @@ struct WireLaunch {
   std::uint64_t sends[2] = {};
   std::uint64_t hears[2] = {};
   std::uint64_t stores = 0;
-  std::vector<WirePiece> send;  // by rank
-  std::vector<WirePiece> take;
+  std::vector<RoutePiece> send;  // by rank
+  std::vector<RoutePiece> take;
 };
 
 // What decides how a call is divided, the same on all ranks. all_to_all must have the same largest
@@ -32,7 +38,8 @@ struct WireLaunch {
 struct WireFacts {
   int rank = 0;
   int world_size = 1;
-  WireKind wire = WireKind::kLL;
+  std::uint32_t tile_bytes = 1;  // by which slices are divided
+  bool whole = false;            // in one launch, of lanes: nothing below has a meaning
   int most_blocks = 1;
   std::uint32_t box_tiles = 1;
   bool two_hops = false;  // all_reduce, reduce, broadcast; of no effect on others
@@ -48,18 +55,14 @@ class WireRoute {
   const WireLaunch* next();
 
  private:
-  struct Message {
-    std::byte* data;
-    std::uint64_t bytes;
-  };
   std::uint64_t most_blocks() const { return static_cast<std::uint64_t>(facts_.most_blocks); }
-  Message cut(const void* data, std::uint64_t count) const;
-  WirePiece piece(const Message& message) const;
-  WirePiece slice(const Message& message, int number, std::uint64_t bytes) const;
+  std::uint64_t tiles_in(std::uint64_t bytes) const;
+  RoutePiece cut(const void* data, std::uint64_t count) const;
+  RoutePiece slice(const RoutePiece& message, int number, std::uint64_t bytes) const;
   std::uint64_t largest_message() const;
   void set_pieces();
-  void set_slices(const Message& input, const Message& output);
-  void set_broadcast_slices(const Message& input, const Message& output);
+  void set_slices(const RoutePiece& input, const RoutePiece& output);
+  void set_broadcast_slices(const RoutePiece& input, const RoutePiece& output);
   void set_grid();
 
   CollectiveArgs args_{};
@@ -67,7 +70,7 @@ class WireRoute {
   std::uint64_t begin_ = 0;  // of the launch in every message
   std::uint64_t limit_ = 0;
   std::uint64_t largest_ = 0;
-  std::uint32_t most_tiles_ = 0;  // of a piece, on any rank
+  std::uint64_t most_tiles_ = 0;  // of a piece, on any rank
   WireLaunch launch_;
 };
 

@@ -118,13 +118,15 @@ inline constexpr bool kGpuSharesReduceKernels = SYMM_GPU_AMD == 0;
 #define SYMM_MULTIMEM 0
 #endif
 
-// The device being compiled for has instructions for float16, and for pairs of 8-bit floats
-// (convert.cuh).
+// The device being compiled for has instructions for float16, for bfloat16, and for pairs of 8-bit
+// floats (convert.cuh).
 #if defined(__CUDA_ARCH__)
 #define SYMM_CONVERTS_HALF 1
+#define SYMM_CONVERTS_BFLOAT16 (__CUDA_ARCH__ >= 800)
 #define SYMM_CONVERTS_FLOAT8 (__CUDA_ARCH__ >= 890)
 #else
 #define SYMM_CONVERTS_HALF 0
+#define SYMM_CONVERTS_BFLOAT16 0
 #define SYMM_CONVERTS_FLOAT8 0
 #endif
 
@@ -271,6 +273,46 @@ __device__ inline bool block_all(bool condition) {
   return all != 0;
 #else
   return __syncthreads_and(condition) != 0;
+#endif
+}
+
+// Threads that execute together: a warp, or a wave.
+#if SYMM_DEVICE_PASS && SYMM_GPU_AMD
+inline constexpr unsigned kWarpThreads = __AMDGCN_WAVEFRONT_SIZE;
+#elif SYMM_GPU_AMD
+inline constexpr unsigned kWarpThreads = 64;
+#else
+inline constexpr unsigned kWarpThreads = 32;
+#endif
+
+// A barrier of the warp's threads, all of which call it: what one did before it, all see after it.
+__device__ inline void warp_barrier() {
+#if SYMM_DEVICE_PASS && SYMM_GPU_AMD
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+#else
+  __syncwarp();
+#endif
+}
+// True in all threads of the warp where `condition` is true in all; a barrier as well.
+__device__ inline bool warp_all(bool condition) {
+#if SYMM_GPU_AMD
+  const bool all = __all(condition) != 0;
+  warp_barrier();
+  return all;
+#else
+  const bool all = __all_sync(0xffff'ffffu, condition) != 0;
+  __syncwarp();
+  return all;
+#endif
+}
+
+// Between two polls of a thread whose warp waits.
+__device__ inline void pause_poll() {
+#if SYMM_DEVICE_PASS && SYMM_GPU_AMD
+  __builtin_amdgcn_s_sleep(1);
+#elif SYMM_DEVICE_PASS
+  __nanosleep(20);
 #endif
 }
 

@@ -26,21 +26,6 @@
 
 namespace symm {
 
-// What a wait does now and then, by NOTE [Giving up]. Returns the time of its first look, or 0
-// where the launch must end. By values alone: what a kernel keeps in registers stays there.
-[[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD std::uint64_t look_up(
-    LocalState* local, DevicePage* page, std::uint64_t timeout_ns, int peer,
-    std::uint64_t first_look) {
-  if (load_relaxed(&local->dead) != 0) return 0;
-  const std::uint64_t now = device_clock_ns();
-  if (first_look == 0) first_look = now;
-  const bool aborted = load_relaxed(&global_pointer(page)->abort) != 0;
-  if (!aborted && now - first_look < timeout_ns) return first_look;
-  fail_group(*local, *global_pointer(page), aborted ? DeviceFault::kAborted : DeviceFault::kTimeout,
-             peer, collective_number(*local), false, 0, 0);
-  return 0;
-}
-
 template <class Tile, int N>
 class WireBlock {
  public:
@@ -89,7 +74,9 @@ class WireBlock {
     }
     if (threadIdx.x != 0) return;
     store_data(&local_.wire_epoch[blockIdx.x], epoch_);
-    if (params_.ends_call) count_call();
+    if (params_.ends_call) {
+      count_call(local_, params_.counts_calls ? global_pointer(params_.page) : nullptr, sequence_);
+    }
   }
 
   __device__ int rank() const { return params_.rank; }
@@ -246,22 +233,6 @@ class WireBlock {
       if (first_look == 0) return false;
     }
     return true;
-  }
-
-  // The last block of the launch to add its part completes the call.
-  __device__ void count_call() {
-    const std::uint64_t others = gridDim.x - 1;
-    const std::uint64_t part = blockIdx.x == 0 ? kSequenceUnit - others : 1;
-    std::uint64_t sum = part;
-    if (others == 0) {
-      sum += sequence_;
-      store_data(&local_.sequence, sum);
-    } else {
-      sum += device_fetch_add(&local_.sequence, part);
-    }
-    if (params_.counts_calls && sum % kSequenceUnit == 0) {
-      store_relaxed(&global_pointer(params_.page)->completed, sum / kSequenceUnit);
-    }
   }
 
   const Params& params_;

@@ -1,0 +1,144 @@
+// The parameters of a launch over a wire or by lanes, for kernels of kRanks ranks at most. Host.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "kernels/core/collective.hpp"
+#include "kernels/gpu/interface/bulk_params.hpp"
+#include "kernels/gpu/interface/call_params.hpp"
+#include "kernels/gpu/interface/group_kernels.hpp"
+#include "kernels/gpu/interface/wire_params.hpp"
+#include "kernels/gpu/launch/wire_route.hpp"
+
+namespace symm {
+
+// By which pieces that go by lanes are divided.
+inline constexpr std::uint32_t kPieceUnit = 512;
+
+struct LaunchContext {
+  const GroupKernelsConfig& config;
+  const GroupParams& group;
+  WireKind wire;
+  const LaunchOptions& options;
+};
+
+inline std::uint64_t timeout_ns(const LaunchOptions& options) {
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(options.timeout.count(), 0));
+}
+
+template <int kRanks>
+WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams& call,
+                               const LaunchContext& context) {
+  const GroupKernelsConfig& config = context.config;
+  const DeviceLayout& layout = config.layout;
+  WireParams<kRanks> params{};
+  params.rank = config.rank;
+  params.world_size = config.world_size;
+  params.root = call.root;
+  params.divisor = call.divisor;
+  params.sends_same = launch.sends_same;
+  params.combines = launch.combines;
+  params.relays = launch.relays;
+  params.copies_own = launch.copies_own;
+  params.premultiplies = call.premultiplies;
+  params.ends_call = launch.ends_call;
+  params.counts_calls = config.counts_wire_calls;
+  params.dtype = call.dtype;
+  params.op = call.op;
+  params.poll_period = config.poll_period;
+  params.tiles_per_block = launch.tiles_per_block;
+  params.box_tiles = layout.wire_box_tiles(context.wire);
+  params.factor = std::bit_cast<std::uint64_t>(call.factor);
+  params.poison = call.poison;
+  params.stores = launch.stores;
+  std::copy_n(launch.sends, 2, params.sends);
+  std::copy_n(launch.hears, 2, params.hears);
+  params.timeout_ns = timeout_ns(context.options);
+  params.local = layout.local;
+  params.done = layout.wire_done;
+  params.boxes = layout.wire_boxes;
+  params.box_bytes = layout.wire_box_bytes;
+  params.box_blocks = layout.wire_blocks;
+  params.page = context.group.page;
+  std::copy_n(context.group.segments, config.world_size, params.segments);
+  const auto piece = [&](const RoutePiece& each) {
+    const std::uint32_t tile = wire_tile(context.wire).bytes;
+    return WirePiece{each.data, static_cast<std::uint32_t>(each.bytes),
+                     static_cast<std::uint32_t>((each.bytes + tile - 1) / tile)};
+  };
+  std::transform(launch.send.begin(), launch.send.end(), params.send, piece);
+  std::transform(launch.take.begin(), launch.take.end(), params.take, piece);
+  return params;
+}
+
+// Roles of a lane (NOTE [Lanes] in kernels/gpu/wire/lane.cuh) on the rank that has most of them.
+constexpr int lane_roles(CollectiveKind kind, int world_size, bool two_hops) {
+  const int peers = world_size - 1;
+  switch (kind) {
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kBroadcast:  // has no more than 1 + peers, but lanes of two hops
+      return two_hops ? 1 + 2 * peers : 1 + peers;
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kAllToAll:
+      return 1 + 2 * peers;
+    default:
+      return 1 + peers;
+  }
+}
+
+template <int kRanks>
+BulkParams<kRanks> bulk_params(const WireLaunch& launch, const CollectiveParams& call,
+                               const LaunchContext& context) {
+  const GroupKernelsConfig& config = context.config;
+  const DeviceLayout& layout = config.layout;
+  const int world = config.world_size;
+  BulkParams<kRanks> params{};
+  params.rank = config.rank;
+  params.world_size = world;
+  params.root = call.root;
+  params.divisor = call.divisor;
+  params.sends_same = launch.sends_same;
+  params.combines = launch.combines;
+  params.relays = launch.relays;
+  params.copies_own = launch.copies_own;
+  params.premultiplies = call.premultiplies;
+  params.counts_calls = config.counts_wire_calls;
+  params.dtype = call.dtype;
+  params.op = call.op;
+  params.roles = lane_roles(call.kind, world, world > 2);
+  params.poll_period = config.poll_period;
+  params.chunk_bytes = static_cast<std::uint32_t>(layout.bulk_slot_bytes);
+  params.slot_bytes = params.chunk_bytes;
+  params.factor = call.factor;
+  params.poison = call.poison;
+  params.second_hop = launch.sends[1];
+  params.timeout_ns = timeout_ns(context.options);
+  params.local = layout.local;
+  params.signals = layout.bulk_signals;
+  params.counts = layout.bulk_counts;
+  params.slots = layout.bulk_slots;
+  params.first_hop_lanes = static_cast<std::uint32_t>(layout.bulk_lanes[0]);
+  // Each rank begins with its neighbour, so that no two send to one at a time.
+  const std::uint64_t placed = launch.hears[launch.combines || launch.relays ? 1 : 0];
+  for (int i = 1; i < world; ++i) {
+    const int to = (config.rank + i) % world;
+    if ((launch.sends[0] >> to & 1) != 0) {
+      params.senders[params.sender_count++] = static_cast<std::uint8_t>(to);
+    }
+    const int from = (config.rank + world - i) % world;
+    if ((placed >> from & 1) != 0) {
+      params.placers[params.placer_count++] = static_cast<std::uint8_t>(from);
+    }
+  }
+  params.page = context.group.page;
+  std::copy_n(context.group.segments, world, params.segments);
+  const auto piece = [](const RoutePiece& each) { return BulkPiece{each.data, each.bytes}; };
+  std::transform(launch.send.begin(), launch.send.end(), params.send, piece);
+  std::transform(launch.take.begin(), launch.take.end(), params.take, piece);
+  return params;
+}
+
+}  // namespace symm

@@ -1,0 +1,453 @@
+// A collective by lanes (NOTE [Lanes] in lane.cuh; NOTE [Routes] in wire_params.hpp), by one block.
+//
+// In place is safe: what is stored to an output comes from slots, or from the same place of the
+// rank's own piece; where a peer's result replaces what this rank sent it, it follows from that.
+// Where a block gives up, it poisons its parts of the outputs once all of its senders have ended.
+#pragma once
+
+#include "kernels/gpu/device/block_reduce.cuh"
+#include "kernels/gpu/device/poison.cuh"
+#include "kernels/gpu/wire/lane.cuh"
+#include "kernels/gpu/wire/route.cuh"
+
+namespace symm {
+
+#ifndef SYMM_COPY_BATCH
+#define SYMM_COPY_BATCH 4
+#endif
+inline constexpr std::uint32_t kCopyBatch = SYMM_COPY_BATCH;  // units that a thread has under way
+
+// By a warp: the units from number `first` on, one by one. Out of line, as odd addresses and ends
+// must not cost the common case registers.
+[[maybe_unused]] static __device__ SYMM_OUTLINED void warp_copy_odd(std::byte* to,
+                                                                    const std::byte* from,
+                                                                    std::uint32_t first,
+                                                                    std::uint32_t bytes) {
+  for (std::uint32_t at = first + warp_thread(); at * kUnitBytes < bytes; at += kWarpThreads) {
+    const std::uint32_t left = bytes - at * static_cast<std::uint32_t>(kUnitBytes);
+    store_odd_unit(to + at * kUnitBytes, load_odd_unit(from + at * kUnitBytes, left), left);
+  }
+}
+
+// By a warp, from a piece to a slot or the other way round. Out of line, as are the combinations
+// below: what surrounds them takes registers that their loads need.
+[[maybe_unused]] static __device__ SYMM_OUTLINED void warp_copy(std::byte* to,
+                                                                const std::byte* from,
+                                                                std::uint32_t bytes) {
+  const bool aligned = is_aligned(to, kUnitBytes) && is_aligned(from, kUnitBytes);
+  const std::uint32_t whole = aligned ? bytes / kUnitBytes : 0;
+  auto* const units_to = reinterpret_cast<Unit*>(to);
+  const auto* const units_from = reinterpret_cast<const Unit*>(from);
+  for (std::uint32_t at = warp_thread(); at < whole; at += kCopyBatch * kWarpThreads) {
+    Unit units[kCopyBatch];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kCopyBatch; ++i) {
+      if (at + i * kWarpThreads < whole) units[i] = load_data(units_from + at + i * kWarpThreads);
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kCopyBatch; ++i) {
+      if (at + i * kWarpThreads < whole) store_data(units_to + at + i * kWarpThreads, units[i]);
+    }
+  }
+  if (whole * kUnitBytes < bytes) warp_copy_odd(to, from, whole, bytes);
+}
+
+// Where the result of a chunk goes, by rank: null for nowhere. Slots take whole units.
+template <int N>
+__device__ __forceinline__ void store_all(std::byte* const* to, int world, std::uint32_t at,
+                                          const Unit& unit) {
+#pragma unroll
+  for (int r = 0; r < (N == 0 ? world : N); ++r) {
+    std::byte* const each = load_shared(&to[r]);
+    if (each != nullptr) store_data(reinterpret_cast<Unit*>(each) + at, unit);
+  }
+}
+// `left` bytes of the unit, or all, to this rank's output.
+__device__ inline void store_odd(std::byte* const* to, int world, int rank, std::uint32_t at,
+                                 const Unit& unit, std::uint32_t left) {
+  for (int r = 0; r < world; ++r) {
+    std::byte* const each = load_shared(&to[r]);
+    if (each == nullptr) continue;
+    if (r == rank) {
+      store_odd_unit(each + at * kUnitBytes, unit, left);
+    } else {
+      store_data(reinterpret_cast<Unit*>(each) + at, unit);
+    }
+  }
+}
+
+// Units of one thread that are combined together, and the ranks whose units are in registers at
+// once: as many as leave room for the sums.
+template <int N>
+inline constexpr std::uint32_t kUnitsAtOnce = N == 2 ? 3 : 1;
+template <int N>
+inline constexpr int kRanksAtOnce = N == 0 ? 4 : N;
+
+// Units `at`, and the next of this thread, up to `end`.
+template <int N, class Rule>
+__device__ __forceinline__ void combine_units(const std::byte* const* from, std::byte* const* to,
+                                              int world, std::uint32_t at, std::uint32_t end,
+                                              const typename Rule::Facts& facts) {
+  constexpr std::uint32_t kUnits = kUnitsAtOnce<N>;
+  constexpr int kRanks = kRanksAtOnce<N>;
+  UnitSum<Rule> sums[N == 0 ? kUnits : 1];  // where N is known, one after the other
+  for (int base = 0; base < world; base += kRanks) {
+    Unit units[kUnits][kRanks];
+#pragma unroll
+    for (int k = 0; k < kRanks; ++k) {
+      if (base + k >= world) continue;
+      const auto* source = reinterpret_cast<const Unit*>(load_shared(&from[base + k])) + at;
+#pragma unroll
+      for (std::uint32_t i = 0; i < kUnits; ++i) {
+        if (at + i * kWarpThreads < end) units[i][k] = load_data(source + i * kWarpThreads);
+      }
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kUnits; ++i) {
+      UnitSum<Rule>& sum = sums[N == 0 ? i : 0];
+#pragma unroll
+      for (int k = 0; k < kRanks; ++k) {
+        if (base + k < world) sum.add(units[i][k], facts, base + k);
+      }
+      const bool is_last = base + kRanks >= world;
+      if (is_last && at + i * kWarpThreads < end) {
+        store_all<N>(to, world, at + i * kWarpThreads, sum.finish(facts));
+      }
+    }
+  }
+}
+
+// Combines the chunks at `from` in rank order. By a warp.
+template <int N, class Rule>
+static __device__ SYMM_OUTLINED void combine_chunk(const std::byte* const* from,
+                                                   std::byte* const* to, int any_world, int rank,
+                                                   std::uint32_t bytes,
+                                                   typename Rule::Facts facts) {
+  const int world = N == 0 ? any_world : N;
+  const bool aligned = is_aligned(load_shared(&from[rank]), kUnitBytes) &&
+                       is_aligned(load_shared(&to[rank]), kUnitBytes);
+  const std::uint32_t whole = aligned ? bytes / kUnitBytes : 0;
+  const auto combine_whole = [&](auto rule) {
+    for (std::uint32_t at = warp_thread(); at < whole; at += kUnitsAtOnce<N> * kWarpThreads) {
+      combine_units<N, decltype(rule)>(from, to, world, at, whole, facts);
+    }
+  };
+  if (facts.premultiplies || facts.divisor != 0) {
+    combine_whole(Rule{});
+  } else {
+    combine_whole(PlainSum<Rule>{});
+  }
+  for (std::uint32_t at = whole + warp_thread(); at * kUnitBytes < bytes; at += kWarpThreads) {
+    const std::uint32_t left = bytes - at * static_cast<std::uint32_t>(kUnitBytes);
+    UnitSum<Rule> sum;
+    for (int r = 0; r < world; ++r) {
+      const std::byte* source = load_shared(&from[r]) + at * kUnitBytes;
+      sum.add(r == rank ? load_odd_unit(source, left)
+                        : load_data(reinterpret_cast<const Unit*>(source)),
+              facts, r);
+    }
+    store_odd(to, world, rank, at, sum.finish(facts), left);
+  }
+}
+
+// One chunk to all of `to`. By a warp.
+template <int N>
+static __device__ SYMM_OUTLINED void forward_chunk(const std::byte* from, std::byte* const* to,
+                                                   int any_world, int rank, std::uint32_t bytes) {
+  const int world = N == 0 ? any_world : N;
+  const auto* const units_from = reinterpret_cast<const Unit*>(from);
+  const std::uint32_t whole =
+      is_aligned(load_shared(&to[rank]), kUnitBytes) ? bytes / kUnitBytes : 0;
+  for (std::uint32_t at = warp_thread(); at < whole; at += kCopyBatch * kWarpThreads) {
+    Unit units[kCopyBatch];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kCopyBatch; ++i) {
+      if (at + i * kWarpThreads < whole) units[i] = load_data(units_from + at + i * kWarpThreads);
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kCopyBatch; ++i) {
+      if (at + i * kWarpThreads < whole) store_all<N>(to, world, at + i * kWarpThreads, units[i]);
+    }
+  }
+  for (std::uint32_t at = whole + warp_thread(); at * kUnitBytes < bytes; at += kWarpThreads) {
+    store_odd(to, world, rank, at, load_data(units_from + at),
+              bytes - at * static_cast<std::uint32_t>(kUnitBytes));
+  }
+}
+
+// What the middles of a block's lanes work on, by lane and rank. A lane has at least as many warps
+// as ranks, or is alone in its block.
+struct BulkShared {
+  static constexpr unsigned kPlaces = kMaxDeviceRanks;
+  static_assert(kPlaces >= kBulkWarps);
+  const std::byte* from[kPlaces];  // 16-byte aligned, but for this rank's own
+  std::byte* to[kPlaces];          // null for none
+  double factors[kPlaces];
+};
+
+template <int N, class Rules>
+class Bulk {
+ public:
+  using Params = typename Lane<N>::Params;
+
+  __device__ Bulk(const Params& params, BulkShared& shared)
+      : params_(params),
+        lane_(params),
+        places_(lane_.exists() ? lane_.number_in_block() * static_cast<unsigned>(world_size()) : 0),
+        from_(shared.from + places_),
+        to_(shared.to + places_),
+        factors_(shared.factors + places_) {}
+
+  // By the whole block.
+  __device__ __forceinline__ void run() {
+    const std::uint64_t sequence = load_relaxed(&lane_.local().sequence);
+    const bool alive = load_relaxed(&lane_.local().dead) == 0;
+    if (alive && params_.counts_calls && blockIdx.x == 0 && threadIdx.x == 0) {
+      store_relaxed(&global_pointer(params_.page)->entered, sequence / kSequenceUnit + 1);
+    }
+    if (!block_all(alive && (!lane_.exists() || play()))) {
+      if (lane_.exists()) poison();
+      return;
+    }
+    if (threadIdx.x == 0) {
+      count_call(lane_.local(), params_.counts_calls ? global_pointer(params_.page) : nullptr,
+                 sequence);
+    }
+  }
+
+ private:
+  using Cut = typename Lane<N>::Cut;
+  static constexpr bool kCombines = !std::is_same_v<Rules, NoRules>;
+
+  __device__ int rank() const { return lane_.rank(); }
+  __device__ int world_size() const { return lane_.world_size(); }
+  __device__ bool two_hops() const { return params_.combines || params_.relays; }
+  __device__ int last_hop() const { return two_hops() ? 1 : 0; }
+  __device__ const BulkPiece& own_send() const { return params_.send[rank()]; }
+  __device__ const BulkPiece& own_take() const { return params_.take[rank()]; }
+  __device__ bool sends_on(int peer) const {
+    return peer != rank() && (params_.second_hop >> peer & 1) != 0;
+  }
+  // The peers of this warp are those from `begin` on in the list of its role.
+  __device__ int warps_for(int peers) const {
+    return (peers + lane_.peers_of_warp() - 1) / lane_.peers_of_warp();
+  }
+
+  __device__ __forceinline__ bool play() {
+    const int senders = warps_for(params_.sender_count);
+    if (lane_.role() < senders) return send(lane_.role() * lane_.peers_of_warp());
+    if (lane_.role() == senders) return middle();
+    const int begin = (lane_.role() - senders - 1) * lane_.peers_of_warp();
+    return begin >= params_.placer_count || place(begin);
+  }
+
+  // Steps of all the warp's peers, one step of each at a time. step_of(peer, data, cut, step, number)
+  // does one and returns whether to go on; base_of(peer): where the chunks of the peer have come to.
+  template <class Piece, class Base, class Step>
+  __device__ __forceinline__ bool each_step(const std::uint8_t* peers, int begin, int count,
+                                            const Piece& piece_of, const Base& base_of,
+                                            const Step& step_of) {
+    if constexpr (Lane<N>::kOnePeer) {
+      const int peer = peers[begin];
+      const BulkPiece piece = piece_of(peer);
+      const Cut cut = lane_.cut(piece.bytes);
+      std::uint32_t& base = base_of(peer);
+      const std::uint32_t first = load_data(&base);
+      for (reached_ = 0; reached_ < cut.steps; ++reached_) {
+        if (!step_of(peer, piece.data, cut, reached_, first + reached_)) return false;
+      }
+      warp_barrier();  // all have read it
+      if (warp_thread() == 0) store_data(&base, first + cut.steps);
+      return true;
+    } else {
+      const int end = begin + lane_.peers_of_warp() < count ? begin + lane_.peers_of_warp() : count;
+      for (bool more = true; more; ++reached_) {
+        more = false;
+        for (int i = begin; i < end; ++i) {
+          const int peer = peers[i];
+          const BulkPiece piece = piece_of(peer);
+          const Cut cut = lane_.cut(piece.bytes);
+          if (reached_ >= cut.steps) continue;
+          more = true;
+          std::uint32_t& base = base_of(peer);
+          const std::uint32_t number = load_data(&base);
+          if (!step_of(peer, piece.data, cut, reached_, number)) return false;
+          warp_barrier();
+          if (warp_thread() == 0) store_data(&base, number + 1);
+          warp_barrier();
+        }
+      }
+      return true;
+    }
+  }
+
+  __device__ __forceinline__ bool send(int begin) {
+    return each_step(
+        params_.senders, begin, params_.sender_count,
+        [&](int peer) { return params_.sends_same ? own_send() : params_.send[peer]; },
+        [&](int peer) -> std::uint32_t& { return lane_.count(0, peer).sent; },
+        [&](int peer, std::byte* data, const Cut& cut, std::uint32_t step, std::uint32_t number) {
+          if (!warp_all(warp_thread() != 0 || lane_.await_slot(0, peer, number))) return false;
+          const std::uint64_t offset = lane_.offset_of(cut, step);
+          warp_copy(lane_.slot(peer, 0, rank(), number), data + offset, cut.bytes_of(offset));
+          warp_barrier();
+          if (warp_thread() == 0) lane_.post_chunk(0, peer, number, cut.bytes);
+          return true;
+        });
+  }
+
+  __device__ __forceinline__ bool place(int begin) {
+    return each_step(
+        params_.placers, begin, params_.placer_count,
+        [&](int peer) { return params_.take[peer]; },
+        [&](int peer) -> std::uint32_t& { return lane_.count(last_hop(), peer).received; },
+        [&](int peer, std::byte* data, const Cut& cut, std::uint32_t step, std::uint32_t number) {
+          if (!warp_all(warp_thread() != 0 || take(last_hop(), peer, cut, step, number, nullptr))) {
+            return false;
+          }
+          const std::uint64_t offset = lane_.offset_of(cut, step);
+          warp_copy(data + offset, lane_.slot(rank(), last_hop(), peer, number),
+                    cut.bytes_of(offset));
+          warp_barrier();
+          if (warp_thread() == 0) lane_.free_slot(last_hop(), peer, number);
+          return true;
+        });
+  }
+
+  // Waits for a chunk of a piece; by one thread.
+  __device__ bool take(int hop, int peer, const Cut& cut, std::uint32_t step,
+                       std::uint32_t number, double* factor) const {
+    if (!lane_.await_chunk(hop, peer, number)) return false;
+    if (step != 0 && factor == nullptr) return true;
+    double theirs;
+    if (!lane_.check_header(hop, peer, number, cut.bytes, &theirs)) return false;
+    if (factor != nullptr) *factor = theirs;
+    return true;
+  }
+
+  __device__ __forceinline__ bool middle() {
+    if constexpr (kCombines) {
+      if (params_.combines) {
+        return pass_on(own_send().bytes, [&](int) { return true; },
+                       [&](std::uint32_t bytes) { combine(bytes); });
+      }
+    }
+    if (params_.relays) {
+      return pass_on(own_take().bytes, [&](int peer) { return peer == params_.root; },
+                     [&](std::uint32_t bytes) {
+                       forward_chunk<N>(load_shared(&from_[params_.root]), to_, world_size(),
+                                        rank(), bytes);
+                     });
+    }
+    if (!params_.copies_own) return true;
+    const Cut cut = lane_.cut(own_send().bytes);
+    for (reached_ = 0; reached_ < cut.steps; ++reached_) {
+      const std::uint64_t offset = lane_.offset_of(cut, reached_);
+      warp_copy(own_take().data + offset, own_send().data + offset, cut.bytes_of(offset));
+    }
+    return true;
+  }
+
+  // Takes the chunks of a piece of `piece_bytes` from the ranks that hears(peer) names, lets
+  // `body(bytes)` store what becomes of them to `to_`, and posts it to the ranks of hop 2. The
+  // threads share the peers.
+  template <class Hears, class Body>
+  __device__ __forceinline__ bool pass_on(std::uint64_t piece_bytes, const Hears& hears,
+                                          const Body& body) {
+    const Cut cut = lane_.cut(piece_bytes);
+    // Of this thread's first peer, which most groups have no more of.
+    BulkCount first{};
+    if (static_cast<int>(warp_thread()) < world_size()) first = counts(warp_thread());
+    const auto before = [&](int peer) {
+      return peer < static_cast<int>(kWarpThreads) ? first : counts(static_cast<unsigned>(peer));
+    };
+    const auto is_peer = [&](int peer) { return peer != rank(); };
+    for (reached_ = 0; reached_ < cut.steps; ++reached_) {
+      const std::uint64_t offset = lane_.offset_of(cut, reached_);
+      bool ok = true;
+      for (int peer = static_cast<int>(warp_thread()); peer < world_size();
+           peer += static_cast<int>(kWarpThreads)) {
+        if (!is_peer(peer)) {
+          from_[peer] = own_send().data == nullptr ? nullptr : own_send().data + offset;
+          to_[peer] = own_take().data == nullptr ? nullptr : own_take().data + offset;
+          factors_[peer] = params_.factor;
+          continue;
+        }
+        to_[peer] = nullptr;
+        if (hears(peer)) {
+          const std::uint32_t number = before(peer).received + reached_;
+          double* const factor = params_.premultiplies ? &factors_[peer] : nullptr;
+          ok = ok && take(0, peer, cut, reached_, number, factor);
+          from_[peer] = lane_.slot(rank(), 0, peer, number);
+        }
+        if (sends_on(peer)) {
+          const std::uint32_t number = before(peer).sent + reached_;
+          ok = ok && lane_.await_slot(1, peer, number);
+          to_[peer] = lane_.slot(peer, 1, rank(), number);
+        }
+      }
+      if (!warp_all(ok)) return false;
+      body(cut.bytes_of(offset));
+      warp_barrier();
+      for (int peer = static_cast<int>(warp_thread()); peer < world_size();
+           peer += static_cast<int>(kWarpThreads)) {
+        if (!is_peer(peer)) continue;
+        if (sends_on(peer)) lane_.post_chunk(1, peer, before(peer).sent + reached_, piece_bytes);
+        if (hears(peer)) lane_.free_slot(0, peer, before(peer).received + reached_);
+      }
+    }
+    for (int peer = static_cast<int>(warp_thread()); peer < world_size();
+         peer += static_cast<int>(kWarpThreads)) {
+      if (!is_peer(peer)) continue;
+      const BulkCount count = before(peer);
+      if (hears(peer)) store_data(&lane_.count(0, peer).received, count.received + cut.steps);
+      if (sends_on(peer)) store_data(&lane_.count(1, peer).sent, count.sent + cut.steps);
+    }
+    return true;
+  }
+  // What this rank has received of a peer in hop 1, and sent it in hop 2.
+  __device__ BulkCount counts(unsigned peer) const {
+    return {load_data(&lane_.count(1, static_cast<int>(peer)).sent),
+            load_data(&lane_.count(0, static_cast<int>(peer)).received)};
+  }
+
+  // The chunks of from_ to to_. This rank's own may stand at any address.
+  __device__ __forceinline__ void combine(std::uint32_t bytes) const {
+    const auto facts = Rules::facts_of(factors_, params_, params_);
+    Rules::visit(facts, [&](auto rule) {
+      combine_chunk<N, decltype(rule)>(from_, to_, world_size(), rank(), bytes, facts);
+    });
+  }
+
+  // NOTE [Poison] in poison.cuh: of this warp's outputs, what it has not come to. By the whole
+  // block, whose senders have ended.
+  __device__ __forceinline__ void poison() const {
+    if (params_.poison == 0) return;
+    const int senders = warps_for(params_.sender_count);
+    const int begin = (lane_.role() - senders - 1) * lane_.peers_of_warp();
+    if (lane_.role() == senders && (two_hops() || params_.copies_own)) poison(own_take());
+    if (begin < 0) return;
+    for (int i = begin; i < begin + lane_.peers_of_warp() && i < params_.placer_count; ++i) {
+      poison(params_.take[params_.placers[i]]);
+    }
+  }
+  __device__ void poison(const BulkPiece& piece) const {
+    if (piece.data == nullptr) return;
+    const Cut cut = lane_.cut(piece.bytes);
+    for (std::uint32_t step = reached_; step < cut.steps; ++step) {
+      const std::uint64_t offset = lane_.offset_of(cut, step);
+      fill_poison(piece.data + offset, cut.bytes_of(offset), params_.poison,
+                  warp_thread(), kWarpThreads);
+    }
+  }
+
+  const Params& params_;
+  const Lane<N> lane_;
+  const unsigned places_;
+  const std::byte** const from_;
+  std::byte** const to_;
+  double* const factors_;
+  std::uint32_t reached_ = 0;  // steps of this warp's role that it has begun
+};
+
+}  // namespace symm

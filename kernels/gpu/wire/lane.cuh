@@ -1,0 +1,193 @@
+// A lane: chunks of a collective through slots, by the warps of one block.
+//
+// NOTE [Lanes]
+// Large messages cross in chunks. The sender stores a chunk into a slot in the receiver's memory,
+// and then its number, behind a fence; the receiver takes it and gives the slot back. One lane does
+// that for every n-th chunk of all pieces of a call, and each of its warps has one role:
+//
+//   sender   of hop 1, for a peer: waits for a free slot there, copies a chunk into it
+//   middle   combines the chunks of all ranks in rank order, or relays the root's; stores the result
+//            to its output and into the slots of hop 2. Or copies this rank's own piece
+//   placer   of the last hop, for a peer: copies its chunk to the output, gives the slot back
+//
+// A warp waits, copies, fences and posts for itself, so that the fence and the waits of one are
+// beside the copies of the thirty others of its multiprocessor: a chunk is a chain of dependent
+// steps, and many chains at once hide it. (MSCCL++ divides a kernel into roles by blocks, NCCL has
+// one more warp for the fence; a chain a warp needs no barrier in the block at all.)
+//
+// The lanes of a block meet those of the same block on every other rank and no other, so blocks need
+// not be on their GPUs all at once. Where a lane has more peers than warps, a warp serves several in
+// turn, step by step.
+//
+// Progress: order the events of a lane by step, and in a step sends before combining before placing.
+// Each wait is for an event before it (a slot is freed by an event kBulkSlots steps earlier), and
+// each warp does its own in that order, so some event can always happen.
+//
+// NOTE [Chunk numbers]
+// For each lane, hop and pair of ranks the chunks are counted from the group's start, modulo 2^32:
+// by the receiver's `filled`, the sender's `freed`, and both ends' BulkCount. A call adds what the
+// sizes of its pieces say (a piece between two ranks may have any size), and at least one where the pair communicates at all, so that the sizes at
+// both ends are compared (ChunkHeader).
+#pragma once
+
+#include "kernels/gpu/device/call_end.cuh"
+#include "kernels/gpu/interface/bulk_params.hpp"
+
+namespace symm {
+
+inline constexpr unsigned kBulkWarps = kBulkThreads / kWarpThreads;
+inline constexpr std::uint32_t kChunkUnit = 512;  // that chunks are a multiple of
+inline constexpr std::uint32_t kLeastChunk = 1024;
+// So many chunks should a lane have of a piece: with one there would be nothing beside a chunk.
+inline constexpr std::uint32_t kChunksOfLane = 2;
+
+__device__ inline unsigned warp_thread() { return threadIdx.x % kWarpThreads; }
+
+template <int N>
+class Lane {
+ public:
+  using Params = BulkParams<kWireRanks<N>>;
+  // Whether a warp has one peer, in every call.
+  static constexpr bool kOnePeer = N != 0 && 2 * N - 1 <= static_cast<int>(kBulkWarps);
+
+  __device__ explicit Lane(const Params& params)
+      : params_(params),
+        local_(*reinterpret_cast<LocalState*>(segment(params.rank) + params.local)) {
+    int warps = params.roles;
+    if constexpr (!kOnePeer) {
+      while (warps > static_cast<int>(kBulkWarps)) {
+        ++peers_of_warp_;
+        warps = 1 + 2 * ((world_size() - 2 + peers_of_warp_) / peers_of_warp_);
+      }
+    }
+    const unsigned warp = threadIdx.x / kWarpThreads;
+    const auto roles = static_cast<unsigned>(warps);
+    const unsigned lanes_of_block = kBulkWarps / roles;
+    number_in_block_ = warp / roles;
+    role_ = static_cast<int>(warp % roles);
+    exists_ = number_in_block_ < lanes_of_block;
+    lanes_ = gridDim.x * lanes_of_block;
+    lane_ = blockIdx.x * lanes_of_block + number_in_block_;
+  }
+
+  __device__ int rank() const { return params_.rank; }
+  __device__ int world_size() const { return N == 0 ? params_.world_size : N; }
+  __device__ bool exists() const { return exists_; }
+  __device__ unsigned number_in_block() const { return number_in_block_; }
+  // Of this warp, from 0.
+  __device__ int role() const { return role_; }
+  __device__ int peers_of_warp() const { return kOnePeer ? 1 : peers_of_warp_; }
+  __device__ LocalState& local() const { return local_; }
+
+  // How a piece is cut: what its size alone says, so that both its ends cut it alike.
+  struct Cut {
+    std::uint64_t bytes;  // of the piece
+    std::uint32_t chunk;  // bytes of a chunk
+    std::uint32_t steps;  // chunks of this lane
+
+    // Of the chunk that begins at `offset`.
+    __device__ std::uint32_t bytes_of(std::uint64_t offset) const {
+      return offset < bytes ? static_cast<std::uint32_t>(min_size(bytes - offset, chunk)) : 0;
+    }
+  };
+  __device__ Cut cut(std::uint64_t bytes) const {
+    const auto units = static_cast<std::uint32_t>((bytes + kChunkUnit - 1) / kChunkUnit);
+    const std::uint32_t most = params_.chunk_bytes / kChunkUnit;
+    const std::uint32_t fair = units / (kChunksOfLane * lanes_) + 1;
+    const std::uint32_t least = kLeastChunk / kChunkUnit;
+    const std::uint32_t of_chunk = fair > most ? most : fair < least ? least : fair;
+    const std::uint32_t chunks = units == 0 ? 1 : (units - 1) / of_chunk + 1;
+    return {bytes, of_chunk * kChunkUnit,
+            chunks > lane_ ? (chunks - lane_ - 1) / lanes_ + 1 : 0};
+  }
+  // Where the lane's chunk `step` of a piece begins.
+  __device__ std::uint64_t offset_of(const Cut& cut, std::uint32_t step) const {
+    return (static_cast<std::uint64_t>(step) * lanes_ + lane_) * cut.chunk;
+  }
+
+  // Of `owner`: what `peer` says of a hop.
+  __device__ BulkSignal& signal(int owner, int hop, int peer) const {
+    return reinterpret_cast<BulkSignal*>(segment(owner) + params_.signals)[place(hop, peer)];
+  }
+  __device__ BulkCount& count(int hop, int peer) const {
+    return reinterpret_cast<BulkCount*>(segment(rank()) + params_.counts)[place(hop, peer)];
+  }
+  // Of `owner`, for chunk `number` of `sender`.
+  __device__ std::byte* slot(int owner, int hop, int sender, std::uint32_t number) const {
+    const auto senders = static_cast<unsigned>(world_size() - 1);
+    const std::uint64_t of_sender =
+        static_cast<std::uint64_t>(lane_of(hop)) * senders +
+        static_cast<unsigned>(sender > owner ? sender - 1 : sender);
+    return segment(owner) + params_.slots +
+           (of_sender * kBulkSlots + number % kBulkSlots) * params_.slot_bytes;
+  }
+
+  // Waits of one thread; false where the launch must end.
+  __device__ bool await_chunk(int hop, int sender, std::uint32_t number) const {
+    return await(&signal(rank(), hop, sender).filled, number + 1, sender);
+  }
+  __device__ bool await_slot(int hop, int receiver, std::uint32_t number) const {
+    return await(&signal(rank(), hop, receiver).freed, number + 1 - kBulkSlots, receiver);
+  }
+
+  // By one thread, behind a barrier of the warp that has stored the chunk, or loaded it.
+  __device__ void post_chunk(int hop, int receiver, std::uint32_t number,
+                             std::uint64_t piece_bytes) const {
+    BulkSignal& theirs = signal(receiver, hop, rank());
+    store_relaxed_pair(
+        reinterpret_cast<std::uint64_t*>(&theirs.headers[number % kBulkSlots]), piece_bytes,
+        __builtin_bit_cast(std::uint64_t, params_.factor));
+    store_release(&theirs.filled, number + 1);
+  }
+  __device__ void free_slot(int hop, int sender, std::uint32_t number) const {
+    store_release(&signal(sender, hop, rank()).freed, number + 1);
+  }
+
+  // The header of a chunk that has come. False where its piece has another size than here.
+  __device__ bool check_header(int hop, int sender, std::uint32_t number, std::uint64_t mine,
+                               double* factor) const {
+    std::uint64_t theirs = 0;
+    std::uint64_t bits = 0;
+    load_relaxed_pair(reinterpret_cast<const std::uint64_t*>(
+                          &signal(rank(), hop, sender).headers[number % kBulkSlots]),
+                      &theirs, &bits);
+    *factor = __builtin_bit_cast(double, bits);
+    if (theirs == mine) return true;
+    fail_group(local_, *global_pointer(params_.page), DeviceFault::kCountMismatch, sender,
+               collective_number(local_), false, theirs, mine);
+    return false;
+  }
+
+ private:
+  __device__ std::byte* segment(int rank) const { return global_pointer(params_.segments[rank]); }
+  __device__ std::uint32_t lane_of(int hop) const {
+    return hop == 0 ? lane_ : params_.first_hop_lanes + lane_;
+  }
+  __device__ std::uint32_t place(int hop, int peer) const {
+    return lane_of(hop) * static_cast<unsigned>(world_size()) + static_cast<unsigned>(peer);
+  }
+
+  __device__ bool await(const std::uint32_t* counter, std::uint32_t target, int peer) const {
+    std::uint64_t first_look = 0;
+    for (std::uint32_t polls = 1; !counter_reached(counter, target); ++polls) {
+      if ((polls & (params_.poll_period - 1)) != 0) {
+        pause_poll();
+        continue;
+      }
+      first_look = look_up(&local_, params_.page, params_.timeout_ns, peer, first_look);
+      if (first_look == 0) return false;
+    }
+    return true;
+  }
+
+  const Params& params_;
+  LocalState& local_;
+  int peers_of_warp_ = 1;
+  int role_;
+  bool exists_;
+  unsigned number_in_block_;
+  std::uint32_t lane_;
+  std::uint32_t lanes_;
+};
+
+}  // namespace symm
