@@ -39,7 +39,10 @@ class Cut:
 
 # The CPU's: smaller products lose more than the hand-over to the group's thread hides (measured,
 # docs/fused.md). A GPU's are estimates from the speed of NVLink, and wait for a measurement.
-CUTS = {"cpu": Cut(rows=512, nbytes=1 << 20, most=4), "cuda": Cut(rows=256, nbytes=1 << 20, most=8)}
+CUTS = {
+    "cpu": Cut(rows=1024, nbytes=2 << 20, most=4),
+    "cuda": Cut(rows=256, nbytes=1 << 20, most=8),
+}
 
 
 def count(given: int | None, rows: int, nbytes: int, device: str, world_size: int) -> int:
