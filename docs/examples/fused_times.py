@@ -4,8 +4,8 @@
 
 For each shape, milliseconds of the slowest rank, the median of rounds in which every way has its
 turn: the matmul alone; the collective and the matmul in one piece, one after the other; the call as
-it cuts itself. `cut` is into how many pieces that was, and `wrong` says how many elements differ
-from one after the other by more than the dtype rounds.
+it cuts itself; the call in four pieces. `cut` is into how many pieces the call cut itself, and
+`wrong` says how many elements differ from one after the other by more than the dtype rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = [(64, 512, 512), (512, 4096, 1024), (2048, 1024, 256), (4096, 256, 256)
 
 
 def ways(m: int, k: int, n: int, dtype: torch.dtype, device: str) -> dict[str, tuple]:
-    """By form: (the matmul alone, the call with a number of pieces, rows and bytes that are cut)"""
+    """By form: (the matmul alone, the call in so many pieces, what is cut: kind, rows, bytes)"""
     size, options = dist.get_world_size(), {"dtype": dtype, "device": device}
     a, b = torch.randn(m // size, k, **options), torch.randn(k, n, **options)
     left, right = torch.randn(m, k // size, **options), torch.randn(k // size, n, **options)
@@ -37,17 +37,17 @@ def ways(m: int, k: int, n: int, dtype: torch.dtype, device: str) -> dict[str, t
         "all_gather_matmul": (
             lambda: whole @ b,
             lambda count: ops.all_gather_matmul(a, [b], 0, pieces=count)[0],
-            (m // size, a.nbytes),
+            ("gather", m // size, a.nbytes),
         ),
         "matmul_reduce_scatter": (
             lambda: left @ right,
             lambda count: ops.matmul_reduce_scatter(left, right, pieces=count),
-            (m // size, m // size * n * dtype.itemsize),
+            ("reduce", m // size, m // size * n * dtype.itemsize),
         ),
         "matmul_all_reduce": (
             lambda: left @ right,
             lambda count: ops.matmul_all_reduce(left, right, pieces=count),
-            (m, m * n * dtype.itemsize // size),
+            ("reduce", m, m * n * dtype.itemsize // size),
         ),
     }
 
@@ -79,11 +79,12 @@ def measure(arguments: argparse.Namespace) -> list[dict]:
             expected, got = call(1), call(None)
             allowed = 2 * k * torch.finfo(dtype).eps
             wrong = int(((got - expected).abs() > allowed * expected.abs().max()).sum())
-            functions = [matmul, lambda call=call: call(1), lambda call=call: call(None)]
-            alone, after, fused = medians(functions, arguments.rounds, arguments.device)
+            calls = [lambda call=call, pieces=number: call(pieces) for number in (1, None, 4)]
+            times = medians([matmul, *calls], arguments.rounds, arguments.device)
+            alone, after, fused, in_four = times
             rows.append(
                 {"form": form, "m": m, "k": k, "n": n, "cut": count, "matmul": alone}
-                | {"one_after_the_other": after, "fused": fused, "wrong": wrong}
+                | {"one_after_the_other": after, "fused": fused, "in_four": in_four, "wrong": wrong}
             )
             if dist.get_rank() == 0:
                 print(rows[-1], flush=True)

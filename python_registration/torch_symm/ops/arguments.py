@@ -57,13 +57,11 @@ class Caller:
         self.require(fits, argument, expected, dim)
         return dim % tensor_dims
 
-    def op(self, op: str) -> str:
+    def op(self, op: str) -> None:
         self.require(op in OPS, "op", "'sum' or 'avg'", repr(op))
-        return op
 
-    def pieces(self, pieces: int | None) -> int | None:
+    def pieces(self, pieces: int | None) -> None:
         self.require(pieces is None or pieces >= 1, "pieces", "None or at least 1", pieces)
-        return pieces
 
     def dense(self, argument: str, tensor: Tensor) -> None:
         strided = tensor.layout == torch.strided and not tensor.is_quantized

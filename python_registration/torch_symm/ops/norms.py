@@ -30,7 +30,7 @@ def all_reduce_rms_norm(
     given, sums, results = (t.reshape(-1, width) if width else t for t in (x, total, normed))
     added = residual.reshape(given.shape) if residual is not None else None
     share = given.nbytes // call.world_size
-    count = cut.count(pieces, len(given), share, x.device.type, call.world_size)
+    count = cut.count(pieces, "reduce", len(given), share, x.device.type, call.world_size)
     parts = [slice(*bounds) for bounds in cut.ranges(len(given), count)]
     given = given.contiguous()
     works = [

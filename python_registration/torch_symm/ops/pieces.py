@@ -37,15 +37,19 @@ class Cut:
     most: int
 
 
-# The CPU's: smaller products lose more than the hand-over to the group's thread hides (measured,
-# docs/fused.md). A GPU's are estimates from the speed of NVLink, and wait for a measurement.
+# By device, for gathers and for reductions. On the CPU smaller products lose more than the
+# hand-over to the group's thread hides, and a reduction is arithmetic for the same cores: there it
+# is cut only where a caller says so (measured, docs/fused.md). A GPU's are estimates.
+_ON_GPU = Cut(rows=256, nbytes=1 << 20, most=8)
 CUTS = {
-    "cpu": Cut(rows=1024, nbytes=2 << 20, most=4),
-    "cuda": Cut(rows=256, nbytes=1 << 20, most=8),
+    "cpu": {"gather": Cut(rows=1024, nbytes=2 << 20, most=4), "reduce": Cut(1, 1, most=1)},
+    "cuda": {"gather": _ON_GPU, "reduce": _ON_GPU},
 }
 
 
-def count(given: int | None, rows: int, nbytes: int, device: str, world_size: int) -> int:
+def count(
+    given: int | None, kind: str, rows: int, nbytes: int, device: str, world_size: int
+) -> int:
     """How many pieces `rows` rows become of which a rank sends `nbytes` to each peer.
 
     `given` is what the caller asked for; no piece is empty in any case.
@@ -54,7 +58,7 @@ def count(given: int | None, rows: int, nbytes: int, device: str, world_size: in
         return 1
     if given is not None:
         return min(given, rows)
-    cut = CUTS[device]
+    cut = CUTS[device][kind]
     return max(1, min(cut.most, rows // cut.rows, nbytes // cut.nbytes))
 
 

@@ -18,9 +18,10 @@ from torch_symm.ops.arguments import Caller, Rows, has_no_data
 from torch_symm.ops.scaling import Scales
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Gather:
-    """An all_gather_matmul. With `scales` its operands are scaled."""
+    """An all_gather_matmul, which is checked when it is made. With `scales` its operands are
+    scaled."""
 
     call: Caller
     a_shard: Tensor
@@ -32,11 +33,10 @@ class Gather:
     def __post_init__(self) -> None:
         call, a_shard = self.call, self.a_shard
         call.factors("a_shard", a_shard, self.bs, "bs", one_dtype=self.scales is None)
-        dim = call.dimension("gather_dim", self.dim, a_shard.dim())
-        object.__setattr__(self, "dim", dim)
+        self.dim = call.dimension("gather_dim", self.dim, a_shard.dim())
         if self.scales is not None:
             expected = "one of rows, as a row of several ranks has no one scale"
-            call.require(not self.sums_over, "gather_dim", expected, dim)
+            call.require(not self.sums_over, "gather_dim", expected, self.dim)
         width = a_shard.shape[-1] * (call.world_size if self.sums_over else 1)
         for number, b in enumerate(self.bs):
             call.inner("the gathered a_shard", width, f"bs[{number}]", b)
@@ -75,7 +75,7 @@ class Gather:
             wholes[0].new_empty(world_size, count, b.shape[1], dtype=dtype) for b in self.bs
         ]
         multiply = cut.matmul(self.bs) if scales is None else scales.multiply(self.bs)
-        pieces = cut.count(self.pieces, count, shards[0].nbytes, device, world_size)
+        pieces = cut.count(self.pieces, "gather", count, shards[0].nbytes, device, world_size)
         cut.gather_and_multiply(self.call.group, shards, wholes, products, multiply, pieces)
         a, *results = (rows.tensor(t.flatten(0, 1), self.size) for t in (wholes[0], *products))
         return a, results
@@ -99,9 +99,10 @@ class Gather:
         return a, [product.movedim(0, self.dim) for product in products]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Scatter:
-    """A matmul_reduce_scatter. With `scales` its operands are scaled."""
+    """A matmul_reduce_scatter, which is checked when it is made. With `scales` its operands are
+    scaled."""
 
     call: Caller
     a: Tensor
@@ -116,7 +117,7 @@ class Scatter:
         call.factors("a", a, [b], one_dtype=self.scales is None)
         call.inner("a", a.shape[-1], "b", b)
         call.op(self.op)
-        object.__setattr__(self, "dim", call.dimension("scatter_dim", self.dim, a.dim()))
+        self.dim = call.dimension("scatter_dim", self.dim, a.dim())
         size, expected = (
             self.shape[self.dim],
             f"a size that the world size {call.world_size} divides",
@@ -159,7 +160,7 @@ class Scatter:
         partial = functools.partial(
             self._columns if self.by_columns else self._rows, lefts, multiply
         )
-        pieces = cut.count(self.pieces, count, output.nbytes, device, world_size)
+        pieces = cut.count(self.pieces, "reduce", count, output.nbytes, device, world_size)
         cut.multiply_and_scatter(self.call.group, output, partial, self.op, pieces)
         return rows.tensor(output, shape[front])
 
@@ -258,6 +259,6 @@ def matmul_all_reduce(
         torch.mm(left[rows], b, out=product[rows])
 
     share = product.nbytes // call.world_size
-    number = cut.count(pieces, len(left), share, a.device.type, call.world_size)
+    number = cut.count(pieces, "reduce", len(left), share, a.device.type, call.world_size)
     cut.multiply_and_reduce(call.group, product, multiply, op, number)
     return output

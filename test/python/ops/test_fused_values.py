@@ -156,33 +156,68 @@ def test_of_nothing():
 
 
 def large(rank):
-    """Of sizes that are cut without being asked, with values whose sums round: the bits are those
-    of matmul and collective on the same pieces."""
+    """Values whose sums round: the bits are those of matmul and collective on the same pieces; and
+    a gather that is cut without being asked."""
     from torch_symm import ops
     from torch_symm.ops import pieces
 
-    size, problems = dist.get_world_size(), []
-    rows, k, n = 2048, 96, 640
-    generator = torch.Generator().manual_seed(rank)
-    a = torch.randn(rows * size, k, generator=generator).to(DEVICE)
-    b = torch.randn(k, n, generator=torch.Generator().manual_seed(77)).to(DEVICE)
-    nbytes = rows * n * a.element_size()
-    count = pieces.count(None, rows, nbytes, a.device.type, size)
-    of_all = pieces.count(None, rows * size, nbytes, a.device.type, size)
-    if min(count, of_all) < 2:
-        return [f"{count} and {of_all} pieces"]
-    by_piece = torch.cat([a[slice(*r)] @ b for r in pieces.ranges(rows * size, of_all)])
+    size, problems, count = dist.get_world_size(), [], 3
+    rows, k, n = 2048, 640, 96
+    a, b = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+        for shape, seed in (((rows * size, k), rank), ((k, n), 77))
+    )
+    by_piece = torch.cat([a[slice(*r)] @ b for r in pieces.ranges(rows * size, count)])
     dist.all_reduce(by_piece)
-    problems += same("all_reduce", ops.matmul_all_reduce(a, b), by_piece.cpu())
+    problems += same("all_reduce", ops.matmul_all_reduce(a, b, pieces=count), by_piece.cpu())
     shares = a.view(size, rows, k)
     partial = torch.empty(size, rows, n, device=DEVICE)
     for start, end in pieces.ranges(rows, count):
         for share, into in zip(shares, partial, strict=True):
             into[start:end] = share[start:end] @ b
     dist.all_reduce(partial)
-    got = ops.matmul_reduce_scatter(a, b)
-    return problems + same("reduce_scatter", got, partial[rank].cpu())
+    got = ops.matmul_reduce_scatter(a, b, pieces=count)
+    problems += same("reduce_scatter", got, partial[rank].cpu())
+    shard = a[:rows]
+    cut = pieces.count(None, "gather", rows, shard.nbytes, shard.device.type, size)
+    if cut < 2:
+        problems.append(f"{cut} pieces")
+    whole = torch.empty(size * rows, k, device=DEVICE)
+    dist.all_gather_into_tensor(whole, shard)
+    (product,) = ops.all_gather_matmul(shard, [b], 0)
+    for r, (got, left) in enumerate(zip(product.chunk(size), whole.chunk(size), strict=True)):
+        ranges = [(0, rows)] if r == rank else pieces.ranges(rows, cut)
+        expected = torch.cat([left[slice(*bounds)] @ b for bounds in ranges])
+        problems += same(f"all_gather, rows of {r}", got, expected.cpu())
+    return problems
 
 
-def test_calls_that_are_cut_by_the_rule():
+def test_bits_are_those_of_the_pieces():
     check(large, 2)
+
+
+def through_pytorch(rank):
+    """PyTorch's fused operators: over symm they are calls of the group, over gloo of its memory."""
+    own, problems = torch.ops.symm_mem, []
+    for backend in ("symm", "gloo"):
+        group = dist.new_group(backend=backend)
+        name, size = group.group_name, group.size()
+        number = group._get_backend(torch.device("cpu"))._get_sequence_number_for_group
+        every = [small((4, 2 * size, 3), r, 1) for r in range(size)]
+        b, before = small((3, 5), 9, 2), number()
+        _, (got,) = own.fused_all_gather_matmul(every[rank], [b], 1, name, return_A=False)
+        problems += same(f"gather {backend}", got, torch.cat(every, 1) @ b)
+        got = own.fused_matmul_reduce_scatter(every[rank], b, "avg", 1, name)
+        expected = model.reduced([one @ b for one in every], "AVG").chunk(size, 1)[rank]
+        problems += same(f"scatter {backend}", got, expected)
+        calls = number() - before
+        if calls != (2 if backend == "symm" else 0):
+            problems.append(f"{backend}: {calls} calls of the group")
+        if not got.is_contiguous():
+            problems.append(f"{backend}: strides {got.stride()}")
+    return problems
+
+
+@pytest.mark.cpu("on a GPU these are PyTorch's own code")
+def test_operators_of_pytorch():
+    check(through_pytorch, 3, fresh=True)
