@@ -221,3 +221,19 @@ def through_pytorch(rank):
 @pytest.mark.cpu("on a GPU these are PyTorch's own code")
 def test_operators_of_pytorch():
     check(through_pytorch, 3, fresh=True)
+
+
+def without_import(rank):
+    """A group of symm is enough for torch.ops.symm."""
+    import sys
+
+    name, size = dist.group.WORLD.group_name, dist.get_world_size()
+    if "torch_symm.ops.library" not in sys.modules:
+        return ["the operators are not registered"]
+    a, b = (small(shape, 2, 0).to(DEVICE) for shape in ((2, 3), (3, 4)))
+    got = torch.ops.symm.matmul_all_reduce(a, b, "sum", name)
+    return same("sum", got, product(a.cpu(), b.cpu()) * size)
+
+
+def test_operators_without_an_import():
+    check(without_import, 2, fresh=True)
