@@ -23,26 +23,29 @@ def all_reduce_rms_norm(
     call = Caller.of("all_reduce_rms_norm", group_name, x, "x")
     _check(call, x, weight, residual)
     call.pieces(pieces)
-    total, normed = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    total = torch.empty_like(x, memory_format=torch.contiguous_format)
     if has_no_data(x):
-        return normed, total
-    width = x.shape[-1]
-    given, sums, results = (t.reshape(-1, width) if width else t for t in (x, total, normed))
-    added = residual.reshape(given.shape) if residual is not None else None
-    share = given.nbytes // call.world_size
-    count = cut.count(pieces, "reduce", len(given), share, x.device.type, call.world_size)
-    parts = [slice(*bounds) for bounds in cut.ranges(len(given), count)]
-    given = given.contiguous()
-    works = [
-        ccl.all_reduce(sums[rows], given[rows], group=call.group, async_op=count > 1)
-        for rows in parts
-    ]
-    for rows, work in zip(parts, works, strict=True):
-        if work is not None:
-            work.wait()
+        return torch.empty_like(total), total
+    x, shape = x.contiguous(), x.shape[-1:]
+    rows, share = total.numel() // max(shape[0], 1), total.nbytes // call.world_size
+    count = cut.count(pieces, "reduce", rows, share, x.device.type, call.world_size)
+    if count == 1:
+        ccl.all_reduce(total, x, group=call.group)
+        if residual is not None:
+            total.add_(residual)
+        return torch.rms_norm(total, shape, weight, eps), total
+    normed = torch.empty_like(total)
+    # As matrices.
+    given, added, sums, results = (
+        None if t is None else t.reshape(rows, -1) for t in (x, residual, total, normed)
+    )
+    parts = [slice(*bounds) for bounds in cut.ranges(rows, count)]
+    works = [ccl.all_reduce(sums[p], given[p], group=call.group, async_op=True) for p in parts]
+    for part, work in zip(parts, works, strict=True):
+        work.wait()
         if added is not None:
-            sums[rows].add_(added[rows])
-        results[rows] = torch.rms_norm(sums[rows], [width], weight, eps)
+            sums[part].add_(added[part])
+        results[part] = torch.rms_norm(sums[part], shape, weight, eps)
     return normed, total
 
 
