@@ -29,12 +29,13 @@ def small(shape, rank: int, salt: int, dtype=torch.float32) -> torch.Tensor:
     return values.to(dtype).view(shape)
 
 
-def placed(tensor: torch.Tensor, kind: str) -> torch.Tensor:
-    """On the device under test, in memory of a `kind`."""
+def placed(tensor: torch.Tensor, kind: str, group) -> torch.Tensor:
+    """On the device under test, in memory of a `kind`. Collective over `group`."""
     import torch_symm
 
     if kind == "symmetric":
-        return torch_symm.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE).copy_(tensor)
+        memory = torch_symm.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
+        return torch_symm.as_symmetric(memory.copy_(tensor), group)
     if kind == "turned":  # the same values behind other strides
         return tensor.to(DEVICE).transpose(0, -1).contiguous().transpose(0, -1)
     return tensor.to(DEVICE)

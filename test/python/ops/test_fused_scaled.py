@@ -48,7 +48,7 @@ def scaled(rank, lists, by_row):
                 bs = [right(32, n, n, by_row) for n in (16, 48)]
                 scales = [scale.to(DEVICE) for _, scale, _ in bs]
                 given = [b for *_, b in bs]
-                a = placed(mine, kind)
+                a = placed(mine, kind, group)
                 whole, products = ops.all_gather_scaled_matmul(
                     a, given, a_scale, scales, dim, group, return_a=True, pieces=pieces
                 )

@@ -40,7 +40,8 @@ def gathers(rank, lists, dtype):
             bs = [small((whole.shape[-1], n), 9, salt + n, dtype) for n in (columns, 3)]
             kind, pieces = KINDS[salt % 3], PIECES[salt % 5]
             what = f"{ranks} {shape} along {dim}, {kind}, {pieces} pieces"
-            mine, right = placed(small(shape, rank, salt, dtype), kind), [b.to(DEVICE) for b in bs]
+            mine = placed(small(shape, rank, salt, dtype), kind, group)
+            right = [b.to(DEVICE) for b in bs]
             a, products = ops.all_gather_matmul(
                 mine, right, dim, group, return_a=True, pieces=pieces
             )
@@ -75,7 +76,7 @@ def reductions(rank, lists, dtype):
                     [product(a, b) for a in every], "SUM" if op == "sum" else "AVG"
                 )
                 kind, pieces = KINDS[number % 3], PIECES[number % 5]
-                mine = placed(every[ranks.index(rank)], kind)
+                mine = placed(every[ranks.index(rank)], kind, group)
                 what = f"{ranks} {op} {shape} along {dim}, {kind}, {pieces} pieces"
                 got = ops.matmul_all_reduce(mine, b.to(DEVICE), op, group, pieces=pieces)
                 problems += same(f"all_reduce {what}", got, total)
@@ -107,7 +108,7 @@ def norms(rank, lists, dtype):
                 every = [t[: torch.Size(shape).numel()].view(shape) for t in every]
                 weight = model.make_input(dtype, shape[-1], 7, number).to(DEVICE)
                 residual = model.make_input(dtype, every[0].numel(), 8, number).view(shape)
-                mine = placed(every[ranks.index(rank)], KINDS[number % 3])
+                mine = placed(every[ranks.index(rank)], KINDS[number % 3], group)
                 total = model.reduced(every, "SUM").to(DEVICE)
                 what = f"{ranks} {shape}, {pieces} pieces"
                 got = ops.all_reduce_rms_norm(mine, weight, 1e-5, group, pieces=pieces)
