@@ -17,6 +17,7 @@ and for memory that all ranks of a group can read and write: `empty`, `zeros`, `
 `InvalidTypeError` are what wrong arguments raise.
 
 `ccl` has collectives that choose their algorithm call by call and say where tensors may stand.
+`ops` joins matmuls with their collectives, also as ``torch.ops.symm``.
 `triton` is a library for Triton kernels over symmetric memory; it alone imports Triton.
 
 Importing it is cheap: the compiled module is loaded when it is first needed, by the first process
@@ -29,7 +30,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_symm import ccl
+    from torch_symm import ccl, ops
     from torch_symm._build_info import VERSION as __version__
     from torch_symm._C import ProcessGroupSymm, memory_provider, providers
     from torch_symm.errors import InvalidArgumentError, InvalidTypeError
@@ -81,6 +82,7 @@ __all__ = [
     "mem_pool",
     "memory_provider",
     "ones",
+    "ops",
     "providers",
     "zeros",
     "__version__",
@@ -97,7 +99,7 @@ def __getattr__(name: str) -> Any:
 
         compiled = load()
         return compiled.ProcessGroupSymm.Options if name == "Options" else getattr(compiled, name)
-    if name in ("ccl", "triton"):
+    if name in ("ccl", "ops", "triton"):
         return importlib.import_module(f"torch_symm.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

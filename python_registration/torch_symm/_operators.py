@@ -1,7 +1,8 @@
 """CPU kernels of the ``torch.ops.symm_mem`` operators that PyTorch itself writes in Python.
 
-They have PyTorch's schemas and give what its CUDA kernels give, without the overlap of computing
-and copying that makes those kernels fast: the data goes through a workspace in symmetric memory,
+They have PyTorch's schemas and give what its CUDA kernels give. Over a group of symm the fused ones
+are those of torch_symm.ops, which overlap computing and copying; the others, and those over groups
+of other backends, take one after the other: the data goes through a workspace in symmetric memory,
 one a group. A tensor that is symmetric already takes that way too, because only its own rank knows
 that it is, and no rank may choose another way than its peers.
 
@@ -22,6 +23,10 @@ from typing import Any
 import torch
 import torch.distributed._symmetric_memory as symm_mem
 from torch.distributed import distributed_c10d as c10d
+
+from torch_symm.ccl import workspace
+from torch_symm.ops.arguments import Caller
+from torch_symm.ops.products import Gather, Scatter
 
 # The memory of a group lives as long as the group; a later group of the same name has its own.
 _workspaces: weakref.WeakKeyDictionary[c10d.ProcessGroup, torch.Tensor] = (
@@ -55,6 +60,13 @@ def _workspace(group_name: str, size: int) -> Any:
 
 def _world_size(group_name: str) -> int:
     return c10d._resolve_process_group(group_name).size()
+
+
+def _in_pieces(operator: str, group_name: str) -> Caller | None:
+    """For groups of symm on one host, whose calls torch_symm.ops cuts into pieces."""
+    group = c10d._resolve_process_group(group_name)
+    backend = workspace.symm_backend(group, torch.device("cpu"))
+    return None if backend is None or backend._hosts() else Caller(operator, group)
 
 
 def _gather(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
@@ -114,14 +126,20 @@ def _check_matrices(operator: str, a: torch.Tensor, bs: Sequence[torch.Tensor]) 
             raise ValueError(f"{operator}: B must be a matrix, got shape {tuple(b.shape)}")
 
 
-def _split(operator: str, tensor: torch.Tensor, dim: int, group_name: str) -> torch.Tensor:
-    """[world_size, *share]: what goes to each rank when `tensor` is scattered along `dim`."""
+def _check_divides(operator: str, shape: Sequence[int], dim: int, group_name: str) -> int:
+    """Returns the world size."""
     world_size = _world_size(group_name)
-    if tensor.dim() == 0 or tensor.shape[dim] % world_size != 0:
+    if len(shape) == 0 or shape[dim] % world_size != 0:
         raise ValueError(
             f"{operator}: the size along dimension {dim} must be a multiple of the world size "
-            f"{world_size}, got shape {tuple(tensor.shape)}"
+            f"{world_size}, got shape {tuple(shape)}"
         )
+    return world_size
+
+
+def _split(operator: str, tensor: torch.Tensor, dim: int, group_name: str) -> torch.Tensor:
+    """[world_size, *share]: what goes to each rank when `tensor` is scattered along `dim`."""
+    world_size = _check_divides(operator, tensor.shape, dim, group_name)
     size = tensor.shape[dim] // world_size
     return tensor.unflatten(dim, (world_size, size)).movedim(dim, 0)
 
@@ -173,6 +191,9 @@ def fused_all_gather_matmul(
     operator = "fused_all_gather_matmul"
     _check_matrices(operator, A, Bs)
     _check_dimension(operator, "gather_dim", gather_dim, A.dim())
+    if gather_dim < A.dim() - 1 and (call := _in_pieces(operator, group_name)):
+        whole, products = Gather(call, A, Bs, gather_dim, None).carry_out(return_A)
+        return whole if return_A else None, products
     if gather_dim == A.dim() - 1:
         whole = _gather(A, group_name).movedim(0, -2).flatten(-2)
         return whole if return_A else None, [whole @ b for b in Bs]
@@ -253,6 +274,9 @@ def fused_matmul_reduce_scatter(
     _check_matrices(operator, A, [B])
     _check_dimension(operator, "scatter_dim", scatter_dim, A.dim())
     _check_reduce_op(operator, reduce_op)
+    _check_divides(operator, (*A.shape[:-1], B.shape[1]), scatter_dim, group_name)
+    if A.dtype.is_floating_point and (call := _in_pieces(operator, group_name)):
+        return Scatter(call, A, B, reduce_op, scatter_dim, None).carry_out().contiguous()
     partial = _split(operator, A @ B, scatter_dim, group_name)
     return _reduce_scatter(partial, reduce_op, group_name)
 

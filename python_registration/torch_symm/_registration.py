@@ -137,7 +137,7 @@ def _options(options_type: type, given: Any | None, timeout: datetime.timedelta)
 @functools.cache
 def load() -> ModuleType:
     """Loads the compiled module, once it is certain that it fits the running torch, and registers
-    the kernels of ``torch.ops.symm_mem``."""
+    the kernels of ``torch.ops.symm_mem`` and the operators ``torch.ops.symm``."""
     import torch  # noqa: F401  (its libraries must be in the process first)
 
     _check_torch_version()
@@ -145,6 +145,7 @@ def load() -> ModuleType:
     # Before _operators, which imports it: its import comes back here (_import_hook.py).
     importlib.import_module("torch.distributed._symmetric_memory")
     importlib.import_module("torch_symm._operators").register()
+    importlib.import_module("torch_symm.ops.library").register()
     return module
 
 

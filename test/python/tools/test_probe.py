@@ -20,6 +20,7 @@ from torch_symm.tools.bench.config import ConfigError
 from torch_symm.tools.bench.pattern import poison
 from torch_symm.tools.probe.config import ProbeConfig, is_symm
 from torch_symm.tools.probe.examine import wrong_value
+from torch_symm.tools.probe.fused import FUSED
 from torch_symm.tools.probe.launch import ProbeJob
 from torch_symm.tools.probe.operations import OPERATIONS
 from torch_symm.tools.probe.report import ProbeReport
@@ -86,11 +87,13 @@ def test_a_run_goes_on_past_deaths_and_hangs() -> None:
     )
 
 
-def test_cold_calls_are_examined_on_symm_alone() -> None:
+def test_cold_calls_and_fused_forms_are_examined_on_symm_alone() -> None:
     names = {backend: set() for backend in ("cpu:gloo,cuda:symm", "nccl")}
     for backend, name in ProbeConfig(backends=tuple(names)).cases:
         names[backend].add(name)
-    assert names["cpu:gloo,cuda:symm"] - names["nccl"] == set(OPERATIONS) - set(WARM)
+    cold = set(OPERATIONS) - set(WARM)
+    assert names["cpu:gloo,cuda:symm"] - names["nccl"] == cold | set(FUSED)
+    assert names["cpu:gloo,cuda:symm"] == set(OPERATIONS)
     assert is_symm("symm")
     assert not is_symm("nccl")
 

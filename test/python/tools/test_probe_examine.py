@@ -18,6 +18,7 @@ import torch.multiprocessing as mp
 
 from torch_symm.tools.probe.config import ProbeConfig
 from torch_symm.tools.probe.examine import Surroundings, examine
+from torch_symm.tools.probe.fused import FUSED
 from torch_symm.tools.probe.operations import OPERATIONS, AllReduce
 from torch_symm.tools.probe.verdict import Result, Verdict, worst
 from torch_symm.tools.ranks.graph import CaptureError
@@ -32,7 +33,7 @@ NOT_IN_EVERY_GLOO = ("all_reduce_avg", "all_to_all_list")
 RUN_BY_GLOO = [
     name
     for name, operation in OPERATIONS.items()
-    if not operation.cold and name not in NOT_IN_EVERY_GLOO
+    if not operation.of_symm and name not in NOT_IN_EVERY_GLOO
 ]
 
 
@@ -155,12 +156,17 @@ def surroundings(rank: int, path: str, recorder: Callable) -> Surroundings:
 
 
 def examining_rank(
-    rank: int, path: str, recorder: Callable, names: list[str], results: mp.SimpleQueue
+    rank: int,
+    path: str,
+    recorder: Callable,
+    names: list[str],
+    results: mp.SimpleQueue,
+    backend: str = "gloo",
 ) -> None:
     """Examine each of ``names`` at every size; rank 0 keeps the results in ``results``."""
     torch.set_num_threads(1)
     around = surroundings(rank, path, recorder)
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend=backend)
     for name in names:
         for size in SIZES:
             result = worst("gloo", name, examine(around, OPERATIONS[name], size, group))
@@ -202,6 +208,27 @@ def test_a_graph_without_work_is_wrong_for_every_operation(tmp_path: Path) -> No
         what = "left the barrier" if result.operation == "barrier" else "output element"
         assert result.reason.startswith("replay 1, "), result
         assert what in result.reason, result
+
+
+def over_symm(
+    rank: int, path: str, recorder: Callable, names: list[str], results: mp.SimpleQueue
+) -> None:
+    examining_rank(rank, path, recorder, names, results, "symm")
+
+
+@pytest.mark.parametrize(
+    ("recorder", "verdict"),
+    [
+        (Replayed, Verdict.CAPTURES),
+        (DoesNothing, Verdict.WRONG_AT_REPLAY),
+        (WrongFromThirdReplay, Verdict.WRONG_AT_REPLAY),
+    ],
+)
+def test_fused_forms(tmp_path: Path, recorder: Callable, verdict: Verdict) -> None:
+    results = examined(tmp_path, over_symm, recorder, list(FUSED))
+    assert len(results) == len(FUSED) * len(SIZES)
+    for result in results:
+        assert result.verdict is verdict, result
 
 
 def test_a_stale_result_is_wrong_for_every_operation(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ verdict but a good one, and after a death or a hang, the next operation gets fre
 
     config      what one run examines, validated
     operations  the operations: those of the bench, and further forms of them
+    fused       those of torch_symm.ops, for groups of symm
     verdict     what can come of an examination, and which rank's result counts
     examine     the examination of one operation on one rank
     worker      what every rank executes

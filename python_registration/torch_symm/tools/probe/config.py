@@ -52,7 +52,7 @@ class ProbeConfig:
             (backend, name)
             for backend in self.backends
             for name in names
-            if not OPERATIONS[name].cold or is_symm(backend)
+            if not OPERATIONS[name].of_symm or is_symm(backend)
         )
 
 

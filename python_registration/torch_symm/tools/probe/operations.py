@@ -1,4 +1,4 @@
-"""The operations that are examined: those of the bench, and further forms of them.
+"""The operations that are examined: those of the bench, further forms of them, and the fused ones.
 
 The root of rooted operations is the last rank, so that a root that is silently rank 0 shows.
 """
@@ -27,6 +27,7 @@ from torch_symm.tools.bench.collectives import (
     all_gather_tensor,
 )
 from torch_symm.tools.bench.pattern import OPS, Pattern
+from torch_symm.tools.probe.fused import FUSED, Fused
 
 
 class AllGatherList(AllGather):
@@ -136,6 +137,11 @@ class Operation:
     op: str = "sum"
     cold: bool = False
 
+    @property
+    def of_symm(self) -> bool:
+        """Tell whether it is for groups of symm alone."""
+        return self.cold or issubclass(self.kind, Fused)
+
     def make(
         self, rank: int, world_size: int, dtype: torch.dtype, device: torch.device, size: int
     ) -> Collective:
@@ -167,6 +173,7 @@ OPERATIONS: dict[str, Operation] = {
     "all_reduce_coalesced": Operation(CoalescedAllReduce),
     "all_reduce_async": Operation(AsyncAllReduce),
     "several_in_one_graph": Operation(Several),
+    **{name: Operation(kind) for name, kind in FUSED.items()},
     "cold_all_reduce": Operation(AllReduce, cold=True),
     "cold_batch_isend_irecv": Operation(SendRecv, cold=True),
 }

@@ -1,0 +1,144 @@
+"""Into how many pieces a call is cut, and the two ways in which pieces travel.
+
+NOTE [Pieces]
+A piece is a range of rows. Its collective runs on the group's thread (CPU) or on the group's stream
+(a GPU) while the caller's thread or stream computes the next piece, so every call of a collective
+is one of the group, in its order, and what is promised of those holds here: sums in the order of
+ranks, errors that name a rank, capture into graphs. Ranks must cut alike. So the number comes from
+shapes, dtype, device and the size of the group, which are the same on all of them, and from nothing
+that one rank alone knows. One piece is one after the other: the collective and the product whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_symm import ccl
+
+OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
+
+# Computes the rows of a product: from the left operands' rows (the matrix, and its scales where it
+# has any) into the same rows of each output.
+Multiply = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """When a device's calls are cut: into pieces of no fewer rows and bytes, `most` of them."""
+
+    rows: int
+    nbytes: int
+    most: int
+
+
+# By device, for gathers and for reductions. On the CPU smaller products lose more than the
+# hand-over to the group's thread hides, and a reduction is arithmetic for the same cores: there it
+# is cut only where a caller says so (measured, docs/fused.md). A GPU's are estimates.
+_ON_GPU = Cut(rows=256, nbytes=1 << 20, most=8)
+CUTS = {
+    "cpu": {"gather": Cut(rows=1024, nbytes=2 << 20, most=4), "reduce": Cut(1, 1, most=1)},
+    "cuda": {"gather": _ON_GPU, "reduce": _ON_GPU},
+}
+
+
+def count(
+    given: int | None, kind: str, rows: int, nbytes: int, device: str, world_size: int
+) -> int:
+    """How many pieces `rows` rows become of which a rank sends `nbytes` to each peer.
+
+    `given` is what the caller asked for; no piece is empty in any case.
+    """
+    if world_size == 1 or rows == 0 or nbytes == 0:
+        return 1
+    if given is not None:
+        return min(given, rows)
+    cut = CUTS[device][kind]
+    return max(1, min(cut.most, rows // cut.rows, nbytes // cut.nbytes))
+
+
+def ranges(rows: int, pieces: int) -> Iterator[tuple[int, int]]:
+    """(first row, one past the last) of each piece; their sizes differ by one row at most."""
+    for piece in range(pieces):
+        yield rows * piece // pieces, rows * (piece + 1) // pieces
+
+
+def gather_and_multiply(
+    group: Any,
+    shards: Sequence[Tensor],
+    wholes: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    multiply: Multiply,
+    pieces: int,
+) -> None:
+    """Fills `wholes` with all ranks' shards, and `outputs` with the products of their rows.
+
+    `shards` are [rows, ...], `wholes` and `outputs` [world_size, rows, ...]. This rank's rows are
+    multiplied while the first piece of the others' is on its way, and each piece while the next is.
+    """
+    if pieces == 1:
+        for whole, shard in zip(wholes, shards, strict=True):
+            ccl.all_gather(whole, shard, group)
+        return multiply([w.flatten(0, 1) for w in wholes], [o.flatten(0, 1) for o in outputs])
+    rank, size = group.rank(), group.size()
+    travelling = [
+        (rows, [_all_gather(group, *pair, rows) for pair in zip(wholes, shards, strict=True)])
+        for rows in (slice(*bounds) for bounds in ranges(shards[0].shape[0], pieces))
+    ]
+    multiply(shards, [output[rank] for output in outputs])
+    for rows, works in travelling:
+        for work in works:
+            work.wait()
+        for peer in ((rank + step) % size for step in range(1, size)):
+            multiply([w[peer, rows] for w in wholes], [o[peer, rows] for o in outputs])
+
+
+def _all_gather(group: Any, whole: Tensor, shard: Tensor, rows: slice) -> dist.Work:
+    return dist.all_gather(list(whole[:, rows].unbind()), shard[rows], group, async_op=True)
+
+
+def multiply_and_scatter(
+    group: Any, output: Tensor, partial: Callable[[slice], Tensor], op: str, pieces: int
+) -> None:
+    """Fills `output` [rows, n] with this rank's share of the ranks' combined products.
+
+    `partial(rows)` is this rank's contribution to those rows of everybody's share, [world_size,
+    rows, n] by rank: computed while the piece before it is being combined.
+    """
+    works = [
+        ccl.reduce_scatter(output[rows], partial(rows), OPS[op], group, async_op=pieces > 1)
+        for rows in (slice(*bounds) for bounds in ranges(len(output), pieces))
+    ]
+    _wait(works)
+
+
+def multiply_and_reduce(
+    group: Any, output: Tensor, multiply: Callable[[slice], None], op: str, pieces: int
+) -> None:
+    """Combines the rows of `output` [rows, n] that `multiply(rows)` computes, piece by piece."""
+    works = []
+    for bounds in ranges(len(output), pieces):
+        rows = slice(*bounds)
+        multiply(rows)
+        part = output[rows]
+        works.append(ccl.all_reduce(part, part, OPS[op], group, async_op=pieces > 1))
+    _wait(works)
+
+
+def _wait(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def matmul(bs: Sequence[Tensor]) -> Multiply:
+    def multiply(lefts: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        for b, output in zip(bs, outputs, strict=True):
+            torch.mm(lefts[0], b, out=output)
+
+    return multiply
