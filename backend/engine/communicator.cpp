@@ -106,6 +106,7 @@ void Communicator::probe_memory(const std::vector<Agreement>& proposals) {
   };
   if (chosen(kNever) != proposals.end()) return;
   std::vector<MemoryProbe> offers;
+  offers.reserve(proposals.size());
   for (const Agreement& one : proposals) offers.push_back(one.memory_probe);
   const auto insists = chosen(kAlways);
   const auto refusal =
