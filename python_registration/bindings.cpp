@@ -245,6 +245,9 @@ std::string environment_value(const std::string& name) {
     }
     if (name == "SYMM_ISA") return std::string(symm::isa_name(symm::selected_isa()));
     if (name == "SYMM_MEMORY_PROVIDER") return symm::memory_provider();
+    if (name == "SYMM_SINGLE_COPY") {
+      return symm::single_copy_name(symm::single_copy_in_environment());
+    }
     if (name == "SYMM_WIRE") return symm::wire_choice_name(symm::wire_in_environment());
     if (name == "SYMM_TUNING_FILE") {
       static_cast<void>(symm::tables_in_environment());  // throws where the file is wrong

@@ -1,5 +1,6 @@
 #include "backend/engine/communicator.hpp"
 
+#include <algorithm>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -15,8 +16,10 @@
 #include "kernels/cpu/streaming.hpp"
 #include "kernels/plan/plan.hpp"
 #include "symm_mem/device/device_library.hpp"
+#include "symm_mem/group/peer_memory.hpp"
 #include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/interrupt.hpp"
+#include "symm_mem/process/system_error.hpp"
 
 namespace symm {
 namespace {
@@ -49,6 +52,7 @@ Communicator::Communicator(KeyValueStore& store, CommunicatorConfig config)
     std::iota(config_.global_ranks.begin(), config_.global_ranks.end(), 0);
   }
   agreement_ = std::make_unique<Agreement>(Agreement::proposed_by(config_));
+  if (agreement_->single_copy == SingleCopy::kAlways) permit_reads_by_peers();
   selected_isa();  // a wrong SYMM_ISA is an error of set-up
   group_ =
       LocalGroup::connect(store, {.group_name = config_.group_name,
@@ -60,18 +64,20 @@ Communicator::Communicator(KeyValueStore& store, CommunicatorConfig config)
                                   .busy_threads = config_.busy_threads,
                                   .region_bytes = GroupMemory::region_bytes(config_.world_size),
                                   .later_bytes = agreement_->workspace_bytes});
+  peer_memory_ = std::make_unique<PeerMemory>(*group_);
   if (world_size() > 1) {
     adopt_agreement();
     memory_ = std::make_unique<GroupMemory>(
         *group_, agreement_->workspace_bytes,
         GroupMemory::Patience{config_.timeout, [this] { return !trace_->keep_waiting(rank()); }});
   }
-  trace_ = std::make_unique<HostTrace>(*group_, memory_.get());
+  trace_ = std::make_unique<HostTrace>(*group_, memory_.get(), *peer_memory_);
   if (memory_) {
     executor_ = std::make_unique<HostExecutor>(memory_->view(), group_->policy(), *trace_);
   }
   comparison_ = std::make_unique<MessageComparison>(*group_, memory_.get());
-  mailboxes_ = std::make_unique<MailboxEngine>(config_, memory_.get(), *group_, *comparison_);
+  mailboxes_ =
+      std::make_unique<MailboxEngine>(config_, memory_.get(), *group_, *comparison_, *peer_memory_);
 }
 
 // Every rank has all proposals, so all decide the same.
@@ -89,6 +95,29 @@ void Communicator::adopt_agreement() {
     check_same(*group_, "deterministic", &Agreement::deterministic, proposals);
   }
   *agreement_ = proposals.front();
+  probe_memory(proposals);
+}
+
+// Collective, or on no rank: all ranks have all proposals.
+void Communicator::probe_memory(const std::vector<Agreement>& proposals) {
+  using enum SingleCopy;
+  const auto chosen = [&](SingleCopy choice) {
+    return std::ranges::find(proposals, choice, &Agreement::single_copy);
+  };
+  if (chosen(kNever) != proposals.end()) return;
+  std::vector<MemoryProbe> offers;
+  offers.reserve(proposals.size());
+  for (const Agreement& one : proposals) offers.push_back(one.memory_probe);
+  const auto insists = chosen(kAlways);
+  const auto refusal =
+      peer_memory_->probe(*group_, offers, insists != proposals.end(), config_.timeout);
+  if (!refusal || insists == proposals.end()) return;
+  throw Error(ErrorCode::kUnsupported, group_->prefix(), "SYMM_SINGLE_COPY=1 on ",
+              group_->rank_name(static_cast<int>(insists - proposals.begin())), ": ",
+              group_->rank_name(refusal->reader), " cannot read the memory of ",
+              group_->rank_name(refusal->owner), ": ",
+              refusal->error == 0 ? "another process has its pid there"
+                                  : describe_system_error(refusal->error));
 }
 
 template <class Body>
@@ -148,6 +177,7 @@ void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
        .kernels = kernels,
        .factor = args.factor,
        .in_place = record.segment != 0,
+       .reads_processes = peer_memory_->is_used(),
        .streams = output_bytes(args) >= kStreamingBytes && !reduces_in_place(args, rank())});
   run_call(record, args, timeout,
            [&] { return run_collective(*executor_, args, plan, *memory_) && executor_->end(); });
@@ -251,7 +281,8 @@ Communicator::~Communicator() {
   if (!mailboxes_->on_background_thread()) return;
   device_group_.reset();
   std::thread([group = std::move(group_), memory = std::move(memory_),
-               comparison = std::move(comparison_), mailboxes = std::move(mailboxes_)]() mutable {
+               peer_memory = std::move(peer_memory_), comparison = std::move(comparison_),
+               mailboxes = std::move(mailboxes_)]() mutable {
     mailboxes.reset();
   }).detach();
 }

@@ -40,6 +40,7 @@ class HostExecutor;
 class HostTrace;
 class MailboxEngine;
 class MessageComparison;
+class PeerMemory;
 
 class Communicator {
  public:
@@ -126,6 +127,7 @@ class Communicator {
 
  private:
   void adopt_agreement();
+  void probe_memory(const std::vector<Agreement>& proposals);
   // With device_mutex_ held. Throws kInvalidArgument where the group uses another device.
   void use_device(DeviceId device);
   void make_device_group(GpuRuntime& runtime);
@@ -138,6 +140,7 @@ class Communicator {
   std::unique_ptr<Agreement> agreement_;
   std::shared_ptr<LocalGroup> group_;
   std::unique_ptr<GroupMemory> memory_;  // null in a group of one
+  std::unique_ptr<PeerMemory> peer_memory_;
   std::unique_ptr<HostTrace> trace_;
   std::unique_ptr<HostExecutor> executor_;  // as memory_
   std::unique_ptr<MessageComparison> comparison_;

@@ -8,6 +8,10 @@
 // round i each rank stages the i-th piece of every share in one slot and reads its pieces from all
 // others.
 // Steps: 1 + ceil(largest share / (chunk / world_size)).
+//
+// Where ranks read each other's processes, a second row of step 0 has the address of each share,
+// and one step follows in which each rank reads its shares there; where a share cannot be read so,
+// all rounds are as above.
 #pragma once
 
 #include "kernels/algorithms/executor.hpp"
@@ -16,8 +20,18 @@ namespace symm {
 
 namespace all_to_all_header {
 
-SYMM_INLINE constexpr std::size_t bytes(int world_size) {
-  return align_up(static_cast<std::size_t>(world_size) * sizeof(std::uint64_t), kCacheLine);
+// Of `rows` rows of a word a rank.
+SYMM_INLINE constexpr std::size_t bytes(int world_size, int rows) {
+  return align_up(static_cast<std::size_t>(rows * world_size) * sizeof(std::uint64_t), kCacheLine);
+}
+
+template <Executor X>
+SYMM_INLINE int rows(X& x) {
+  if constexpr (requires { x.reads_processes(); }) {
+    return x.reads_processes() ? 2 : 1;
+  } else {
+    return 1;
+  }
 }
 
 SYMM_INLINE std::uint64_t row_total(const std::uint64_t* counts, int begin, int end) {
@@ -29,7 +43,7 @@ SYMM_INLINE std::uint64_t row_total(const std::uint64_t* counts, int begin, int 
 // True where a rank's data follows its counts in the small slot of step 0.
 SYMM_INLINE bool is_inline(const std::uint64_t* counts, int world_size, std::size_t element_bytes,
                            std::size_t capacity) {
-  return row_total(counts, 0, world_size) * element_bytes <= capacity - bytes(world_size);
+  return row_total(counts, 0, world_size) * element_bytes <= capacity;
 }
 
 }  // namespace all_to_all_header
@@ -38,6 +52,8 @@ SYMM_INLINE bool is_inline(const std::uint64_t* counts, int world_size, std::siz
 struct AllToAllState {
   std::size_t largest = 0;       // bytes of the largest share that is still to be moved
   bool arrived[kMaxRanks] = {};  // by sender: its data was in step 0
+  bool readable = false;         // every share that is still to be moved, in its owner's process
+  std::uint64_t addresses[kMaxRanks] = {};  // by sender: of its share for this rank, there
 };
 
 // Step 0: publishes this rank's counts, with the data where it fits, and reads those of all ranks.
@@ -52,8 +68,17 @@ SYMM_HOST_DEVICE bool all_to_all_exchange_counts(X& x, const Part* inputs, const
   if (slot == nullptr) return false;
   auto* row = reinterpret_cast<std::uint64_t*>(slot);
   for (int r = 0; r < world; ++r) row[r] = r == me ? 0 : inputs[r].count;
-  if (header::is_inline(row, world, size, x.chunk_bytes())) {
-    std::byte* data = slot + header::bytes(world);
+  const int rows = header::rows(x);
+  const std::size_t header_bytes = header::bytes(world, rows);
+  const std::size_t capacity = x.chunk_bytes() - header_bytes;
+  if constexpr (requires { x.address_for_peers(slot, size); }) {
+    for (int r = 0; r < world && rows == 2; ++r) {
+      row[world + r] = x.address_for_peers(inputs[r].data, row[r] * size);
+    }
+  }
+  state->readable = rows == 2;
+  if (header::is_inline(row, world, size, capacity)) {
+    std::byte* data = slot + header_bytes;
     for (int r = 0; r < world; ++r) {
       x.copy(data, as_bytes(inputs[r].data), row[r] * size);
       data += row[r] * size;
@@ -69,14 +94,16 @@ SYMM_HOST_DEVICE bool all_to_all_exchange_counts(X& x, const Part* inputs, const
     if (peer != me && counts[me] != outputs[peer].count) {
       return x.count_mismatch(peer, counts[me], outputs[peer].count);
     }
-    state->arrived[peer] = header::is_inline(counts, world, size, x.chunk_bytes());
+    state->arrived[peer] = header::is_inline(counts, world, size, capacity);
     if (!state->arrived[peer]) {
       for (int r = 0; r < world; ++r) {
         if (counts[r] * size > state->largest) state->largest = counts[r] * size;
+        if (rows == 2 && counts[r] > 0 && counts[world + r] == 0) state->readable = false;
       }
+      if (rows == 2) state->addresses[peer] = counts[world + me];
     } else if (peer != me) {
       x.copy(as_bytes(outputs[peer].data),
-             theirs + header::bytes(world) + header::row_total(counts, 0, me) * size,
+             theirs + header_bytes + header::row_total(counts, 0, me) * size,
              outputs[peer].count * size);
     }
   }
@@ -84,7 +111,24 @@ SYMM_HOST_DEVICE bool all_to_all_exchange_counts(X& x, const Part* inputs, const
   return true;
 }
 
-// The rounds that follow where state.largest > 0: on every rank, or on none.
+// The step that follows where state.largest > 0 and state.readable: on every rank, or on none.
+template <Executor X>
+bool all_to_all_read(X& x, const Part* outputs, const AllToAllState& state) {
+  const int world = x.world_size();
+  x.keep_input();
+  for (int k = 1; k < world; ++k) {
+    const int peer = nth_peer(x.rank(), k, world);
+    const std::size_t bytes = outputs[peer].count * x.element_bytes();
+    if (state.arrived[peer] || bytes == 0) continue;
+    if (!x.read_process(as_bytes(outputs[peer].data), peer, state.addresses[peer], bytes)) {
+      return false;
+    }
+  }
+  x.read_done(1);
+  return true;
+}
+
+// The rounds that follow instead of it.
 template <Executor X>
 SYMM_HOST_DEVICE bool all_to_all_rounds(X& x, const Part* inputs, const Part* outputs,
                                         const AllToAllState& state) {

@@ -40,6 +40,9 @@ bool run_all_to_all(HostExecutor& x, const CollectiveArgs& args, const Plan& pla
     return false;
   }
   if (state.largest == 0) return true;
+  if (state.readable && state.largest <= kMostReadShare) {
+    return all_to_all_read(x, args.output_parts.data(), state);
+  }
   if (uses_workspace(plan.algorithm)) {
     const SlotProvider::Slots workspace = slots.workspace();
     x.use_slots(workspace.bases, workspace.slot_bytes, plan.chunk_bytes);

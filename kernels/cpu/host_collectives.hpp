@@ -8,6 +8,10 @@ namespace symm {
 
 struct Plan;
 
+// Where ranks read each other's processes, an all_to_all whose largest share has more bytes is
+// staged (docs/benchmarks.md, "One copy by process_vm_readv").
+inline constexpr std::size_t kMostReadShare = std::size_t{4} << 20;
+
 // Provides the slots of a call. `workspace` is requested only by calls that need it, on every rank
 // of the group in the same call (a plan follows from shared facts), so making it may be collective.
 class SlotProvider {

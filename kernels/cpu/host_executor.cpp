@@ -26,6 +26,7 @@ void HostExecutor::begin(const Call& call) {
   owners_ = 0;
   std::fill_n(checked_, view_.world_size, false);
   std::fill_n(input_bases_, view_.world_size, nullptr);
+  std::fill_n(in_process_, view_.world_size, false);
   factors_[view_.rank] = call.factor;
 }
 
@@ -87,7 +88,8 @@ bool HostExecutor::stage(std::uint32_t step, std::size_t slot_offset, const std:
 bool HostExecutor::reads_hold() {
   if (owners_ == 0 || torn_) return !torn_;
   for (int peer = 0; peer < view_.world_size && !torn_; ++peer) {
-    torn_ = input_bases_[peer] != nullptr && !observer_.check_owner(peer);
+    if (input_bases_[peer] == nullptr && !in_process_[peer]) continue;
+    torn_ = !observer_.check_owner(peer, in_process_[peer]);
   }
   return !torn_;
 }
@@ -113,6 +115,15 @@ bool HostExecutor::await_all(std::uint32_t step) {
     if (!await(nth_peer(view_.rank, i, view_.world_size), step)) return false;
   }
   return true;
+}
+
+bool HostExecutor::read_process(std::byte* destination, int peer, std::uint64_t address,
+                                std::size_t bytes) {
+  if (bytes == 0) return true;
+  if (!in_process_[peer]) ++owners_;
+  in_process_[peer] = true;
+  if (!observer_.read_process(destination, peer, address, bytes)) torn_ = true;
+  return !torn_;
 }
 
 void HostExecutor::read_done(std::uint32_t step) {

@@ -26,9 +26,16 @@ class CallObserver : public WaitSupervisor {
   // they differ, keeps the reason and returns false. *base: start of the peer's input where it is
   // read in place, else null.
   virtual bool check_peer(int peer, const std::byte** base, double* factor) = 0;
-  // Data of `peer` was read in place: true where the peer was still in its call then, so that what
-  // was read is what it published. Else keeps the reason and returns false.
-  virtual bool check_owner(int peer) = 0;
+  // Data of `peer` was read in place, or (`in_process`) in its process: true where the peer was
+  // still in its call then, so that what was read is what it published. Else keeps the reason and
+  // returns false.
+  virtual bool check_owner(int peer, bool in_process) = 0;
+  // The address under which peers can read this rank's `data` in its process; 0 where they cannot.
+  virtual std::uint64_t address_for_peers(const void* data, std::size_t bytes) = 0;
+  // Copies from the memory of the peer's process. False where that cannot be read; keeps the
+  // reason.
+  virtual bool read_process(std::byte* destination, int peer, std::uint64_t address,
+                            std::size_t bytes) = 0;
   // The peer sends `theirs` elements where `mine` are expected.
   virtual void report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) = 0;
 };
@@ -58,8 +65,9 @@ class HostExecutor {
     std::size_t element_bytes = 1;
     const ReduceKernels* kernels = nullptr;
     double factor = 1.0;
-    bool in_place = false;
-    bool streams = false;  // outputs are written past the caches (NOTE [Streaming stores])
+    bool in_place = false;         // peers may read this rank's input itself
+    bool reads_processes = false;  // the same on every rank: all can read each other's processes
+    bool streams = false;          // outputs are written past the caches (NOTE [Streaming stores])
   };
   void begin(const Call& call);
 
@@ -89,6 +97,14 @@ class HostExecutor {
     const std::byte* base = input_bases_[peer];
     return base != nullptr ? base + input_offset : slot(peer, step) + slot_offset;
   }
+  bool reads_processes() const { return call_.reads_processes; }
+  std::uint64_t address_for_peers(const void* data, std::size_t bytes) {
+    return bytes == 0 ? 0 : observer_.address_for_peers(data, bytes);
+  }
+  // Copies from the memory of the peer's process; false where that cannot be read any more.
+  bool read_process(std::byte* destination, int peer, std::uint64_t address, std::size_t bytes);
+  // Peers may read this rank's input itself: end() waits for them.
+  void keep_input() { call_.in_place = true; }
   void list_source(int rank, const std::byte* source) { sources_[rank] = source; }
   const void* const* sources() const { return sources_; }
   std::byte* slot(int owner, std::uint32_t step) const { return view_.slot(owner, epoch_ + step); }
@@ -121,9 +137,10 @@ class HostExecutor {
   std::uint64_t slowest_ = 0;     // every peer's done is known to have reached this
   std::uint32_t steps_ = 0;       // steps of this call so far
   bool torn_ = false;             // an owner raised while its memory was read
-  int owners_ = 0;                // peers whose input this call reads in place
+  int owners_ = 0;                // peers whose input this call reads in place, or in their process
   bool checked_[kMaxRanks] = {};  // peers whose record equals this rank's in this call
   const std::byte* input_bases_[kMaxRanks] = {};
+  bool in_process_[kMaxRanks] = {};  // peers in whose process this call has read
   double factors_[kMaxRanks] = {};
   const void* sources_[kMaxRanks] = {};
 };

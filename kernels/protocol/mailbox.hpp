@@ -16,6 +16,10 @@
 // order of their CTS, through the data ring. No message is buffered before its recv exists, so a
 // send of any size needs no memory, and a message without a recv blocks no other. After each change
 // a rank rings the other's doorbell.
+// Where the group's ranks can read each other's processes, the envelope of a message of up to
+// kMostRead bytes has the address of the sender's buffer. The receiver copies from there, and its
+// CTS says that it has: the send is done, and nothing is streamed. A receiver that could not read
+// there sends a plain CTS.
 #pragma once
 
 #include <cstddef>
@@ -28,12 +32,18 @@ namespace symm {
 inline constexpr std::size_t kEnvelopeBytes = 512;
 inline constexpr std::size_t kInlineBytes = kEnvelopeBytes - 32;
 
+// Larger messages stream (docs/benchmarks.md, "One copy by process_vm_readv").
+inline constexpr std::uint64_t kMostRead = std::uint64_t{4} << 20;
+
 struct Envelope {
   std::uint64_t id;  // counts the messages of this pair from 1
   std::int64_t tag;
   std::uint64_t bytes;
   std::uint64_t dtype;
-  std::byte data[kInlineBytes];
+  union {
+    std::byte data[kInlineBytes];
+    std::uint64_t address;  // of a message that is not here; 0: it may not be read there
+  };
 };
 static_assert(sizeof(Envelope) == kEnvelopeBytes);
 
@@ -42,6 +52,7 @@ struct ClearToSend {
   std::uint64_t id;
   std::uint64_t capacity;  // bytes of the recv; other than the message's: refused
   std::uint64_t dtype;     // of the recv; the same
+  std::uint64_t has_read;  // 1: the receiver has read the message where the sender has it
 };
 inline constexpr std::uint64_t kClearToSends = 16;
 

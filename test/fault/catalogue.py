@@ -47,6 +47,7 @@ def each(text: str, trial: Callable[[int], Trial], whole: int, short: int, limit
 
 
 KILLED = "kill -9 in a collective", process_faults.killed_in_a_collective
+READ = "kill -9 while peers read its memory", process_faults.killed_while_peers_read
 AFTER_A_KILL = "fresh processes after it", process_faults.fresh_processes_after_a_kill
 STOPPED = "SIGSTOP beyond the time-out", process_faults.stopped_beyond_the_timeout
 CONTINUED = "SIGSTOP for T/2, SIGCONT", process_faults.stopped_for_half_the_timeout
@@ -72,6 +73,7 @@ SAME_BITS = "same bits every way", repeat_faults.same_bits
 
 ON_CPU = {
     "F1": each(*KILLED, 1000, 11, 0.1),
+    "F1-read": each(*READ, 200, 4, 0.1),
     "F3": each(*AFTER_A_KILL, 100, 1),
     "F4": each(*STOPPED, 50, 2, 2.0),
     "F5": each(*CONTINUED, 50, 2),

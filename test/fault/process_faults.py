@@ -1,8 +1,10 @@
 """Injections on processes: killed, stopped, ended in other ways, aborted, forked."""
 
 import json
+import os
 import signal
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -45,6 +47,19 @@ def killed_in_a_collective(index: int) -> Trial:
         killed = time.monotonic()
         ranks.signal(victim, signal.SIGKILL)
         reports = ranks.finish(HANG)
+    return judge(reports, victim, word, killed, limit=1.0)
+
+
+def killed_while_peers_read(index: int) -> Trial:
+    """The peers of the victim copy from its process (SYMM_SINGLE_COPY=1) when it ends."""
+    word = ["all_to_all", "send|recv"][index % 2]
+    victim, delay = index // 2 % WORLD_SIZE, (index * 37 % 23) * 0.0003
+    with mock.patch.dict(os.environ, SYMM_SINGLE_COPY="1"):
+        with looping_ranks(WORLD_SIZE, word, 1_000_000, victim=victim) as (ranks, _):
+            time.sleep(delay)
+            killed = time.monotonic()
+            ranks.signal(victim, signal.SIGKILL)
+            reports = ranks.finish(HANG)
     return judge(reports, victim, word, killed, limit=1.0)
 
 

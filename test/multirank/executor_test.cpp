@@ -24,7 +24,18 @@ class AgreeingObserver : public CallObserver {
   // One rank that has found wrong data ends the waits of the others.
   bool keep_waiting(int) override { return !testing::Test::HasFailure(); }
   bool check_peer(int, const std::byte**, double*) override { return true; }
-  bool check_owner(int) override { return true; }
+  bool check_owner(int, bool) override { return true; }
+  // Ranks are threads of one process.
+  std::uint64_t address_for_peers(const void* data, std::size_t) override {
+    return reinterpret_cast<std::uintptr_t>(data);
+  }
+  bool read_process(std::byte* destination, int, std::uint64_t address,
+                    std::size_t bytes) override {
+    ++reads;
+    std::memcpy(destination, reinterpret_cast<const void*>(address), bytes);
+    return true;
+  }
+  int reads = 0;
   void report_count_mismatch(int, std::uint64_t, std::uint64_t) override {
     ADD_FAILURE() << "count mismatch";
   }
@@ -39,7 +50,7 @@ class InPlaceObserver : public AgreeingObserver {
     *base = input_;
     return true;
   }
-  bool check_owner(int peer) override {
+  bool check_owner(int peer, bool) override {
     EXPECT_EQ(peer, 0);
     ++looks;
     if (before_look) before_look();
@@ -107,6 +118,7 @@ TEST_P(ExecutorTest, GivesEveryRankTheRightData) {
                .kernels = &reduce_kernels(Dtype::kFloat32, ReduceOp::kSum, Isa::kBaseline),
                .factor = 1.0,
                .in_place = false,
+               .reads_processes = repeat == 1,
                .streams = repeat == 1});
           ASSERT_TRUE(run_collective(executor, args, {algorithm, 16 * 1024}, memory));
           ASSERT_TRUE(executor.end());
@@ -114,6 +126,7 @@ TEST_P(ExecutorTest, GivesEveryRankTheRightData) {
         one.check(kind, count, round % world);
       }
     }
+    EXPECT_EQ(observer.reads > 0, kind == CollectiveKind::kAllToAll);
   };
   test::run_ranks(world, body);
 }

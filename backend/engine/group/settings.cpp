@@ -64,6 +64,21 @@ WireChoice wire_in_environment() {
   refuse("SYMM_WIRE: expected ll, line or auto, got '" + std::string(value) + "'");
 }
 
+const char* single_copy_name(SingleCopy choice) {
+  constexpr const char* kNames[kSingleCopyCount] = {"0", "auto", "1"};
+  return kNames[static_cast<std::size_t>(choice)];
+}
+
+SingleCopy single_copy_in_environment() {
+  const char* const value = std::getenv("SYMM_SINGLE_COPY");
+  if (value == nullptr) return SingleCopy::kAuto;
+  for (int i = 0; i < kSingleCopyCount; ++i) {
+    const auto choice = static_cast<SingleCopy>(i);
+    if (std::string(single_copy_name(choice)) == value) return choice;
+  }
+  refuse("SYMM_SINGLE_COPY: expected 0, 1 or auto, got '" + std::string(value) + "'");
+}
+
 PlanTables tables_in_environment() {
   const char* const path = std::getenv("SYMM_TUNING_FILE");
   if (path == nullptr) return {};
@@ -114,6 +129,8 @@ Agreement Agreement::proposed_by(const CommunicatorConfig& config) {
           .device_workspace_bytes = config.device_workspace_bytes,
           .deterministic = config.deterministic && deterministic,
           .wire = wire_in_environment(),
+          .single_copy = single_copy_in_environment(),
+          .memory_probe = own_memory_probe(),
           .tables = tables_in_environment()};
 }
 
@@ -124,6 +141,9 @@ std::vector<std::uint8_t> Agreement::encode() const {
   writer.integer(device_workspace_bytes);
   writer.integer(static_cast<std::uint32_t>(deterministic));
   writer.integer(static_cast<std::uint32_t>(wire));
+  writer.integer(static_cast<std::uint32_t>(single_copy));
+  writer.integer(memory_probe.address);
+  writer.integer(memory_probe.word);
   const std::string text = tables == PlanTables{} ? "" : tables.to_json();
   if (text.size() > kMaxTableText) {
     refuse("tuning tables: expected at most " + std::to_string(kMaxTableText) +
@@ -140,9 +160,12 @@ Agreement Agreement::decode(std::span<const std::uint8_t> bytes) {
   const auto device_workspace_bytes = reader.integer<std::uint64_t>();
   const auto deterministic = reader.integer<std::uint32_t>();
   const auto wire = reader.integer<std::uint32_t>();
+  const auto single_copy = reader.integer<std::uint32_t>();
+  const auto probe_address = reader.integer<std::uint64_t>();
+  const auto probe_word = reader.integer<std::uint64_t>();
   const std::string text = reader.text(kMaxTableText);
   if (!reader.finished() || algorithm >= kAlgorithmCount || deterministic > 1 ||
-      wire >= kWireChoiceCount) {
+      wire >= kWireChoiceCount || single_copy >= kSingleCopyCount) {
     throw Error(ErrorCode::kSecurity, "its settings in the Store cannot be read");
   }
   return {.algorithm = static_cast<Algorithm>(algorithm),
@@ -150,6 +173,8 @@ Agreement Agreement::decode(std::span<const std::uint8_t> bytes) {
           .device_workspace_bytes = device_workspace_bytes,
           .deterministic = deterministic != 0,
           .wire = static_cast<WireChoice>(wire),
+          .single_copy = static_cast<SingleCopy>(single_copy),
+          .memory_probe = {probe_address, probe_word},
           .tables = text.empty() ? PlanTables{}
                                  : PlanTables::from_json(text, "the tuning tables of rank 0")};
 }

@@ -10,6 +10,7 @@
 #include "backend/engine/group/communicator_config.hpp"
 #include "kernels/plan/plan.hpp"
 #include "kernels/protocol/device_layout.hpp"
+#include "symm_mem/process/process_memory.hpp"
 
 namespace symm {
 
@@ -38,6 +39,17 @@ inline constexpr int kWireChoiceCount = 3;
 const char* wire_choice_name(WireChoice choice);
 WireChoice wire_in_environment();
 
+// SYMM_SINGLE_COPY: whether ranks read ordinary memory of each other's processes (NOTE [Reading a
+// peer's process] in peer_memory.hpp). kAuto where it is unset. Throws likewise.
+enum class SingleCopy : std::uint8_t {
+  kNever,   // on one rank: on none
+  kAuto,    // where the ranks outnumber the cores and every rank can read every other
+  kAlways,  // on one rank: on all; refused where one cannot
+};
+inline constexpr int kSingleCopyCount = 3;
+const char* single_copy_name(SingleCopy choice);
+SingleCopy single_copy_in_environment();
+
 // A size that a program chooses, in bytes.
 struct SizeRange {
   std::size_t least;
@@ -58,6 +70,8 @@ struct Agreement {
   std::uint64_t device_workspace_bytes = 0;
   bool deterministic = true;  // false where the option or the environment waives it
   WireChoice wire = WireChoice::kLL;
+  SingleCopy single_copy = SingleCopy::kAuto;  // each rank's own
+  MemoryProbe memory_probe;                    // likewise
   PlanTables tables;
 
   // Reads the environment. SYMM_HANDLE_TYPE and SYMM_DISABLE_MULTICAST are checked with it, and

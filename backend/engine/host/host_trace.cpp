@@ -7,11 +7,16 @@
 #include "backend/engine/group/call_record.hpp"
 #include "kernels/core/atomics.hpp"
 #include "symm_mem/process/interrupt.hpp"
+#include "symm_mem/process/process_memory.hpp"
+#include "symm_mem/process/system_error.hpp"
 
 namespace symm {
 
-HostTrace::HostTrace(LocalGroup& group, GroupMemory* memory)
-    : group_(group), memory_(memory), verified_(static_cast<std::size_t>(group.world_size())) {}
+HostTrace::HostTrace(LocalGroup& group, GroupMemory* memory, const PeerMemory& peer_memory)
+    : group_(group),
+      memory_(memory),
+      peer_memory_(peer_memory),
+      verified_(static_cast<std::size_t>(group.world_size())) {}
 
 void HostTrace::enter(const CallRecord& record, const CollectiveArgs& args,
                       std::chrono::milliseconds timeout) {
@@ -79,7 +84,25 @@ const std::byte* HostTrace::locate_input(int peer, const CallRecord& theirs) {
 
 // An owner does not complete its call before this rank is done with it, so one that is gone has
 // raised, and check_peers() says why.
-bool HostTrace::check_owner(int peer) { return group_.stands(peer) || check_peers(); }
+bool HostTrace::check_owner(int peer, bool in_process) {
+  return (in_process ? peer_memory_.holds(peer) : group_.stands(peer)) || check_peers();
+}
+
+std::uint64_t HostTrace::address_for_peers(const void* data, std::size_t bytes) {
+  return is_readable_by_peers(data, bytes) ? reinterpret_cast<std::uintptr_t>(data) : 0;
+}
+
+bool HostTrace::read_process(std::byte* destination, int peer, std::uint64_t address,
+                             std::size_t bytes) {
+  const int error = peer_memory_.read(peer, address, destination, bytes);
+  if (error == 0) return true;
+  if (peer_memory_.holds(peer) || check_peers()) {
+    fail(ErrorCode::kSystem,
+         text_of("reading ", bytes, " bytes of the memory of ", group_.rank_name(peer),
+                 " failed: ", describe_system_error(error)));
+  }
+  return false;
+}
 
 void HostTrace::report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) {
   fail(ErrorCode::kMismatch, group_.rank_name(peer) + " sends " + std::to_string(theirs) +

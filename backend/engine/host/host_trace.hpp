@@ -16,6 +16,7 @@
 #include "backend/engine/group/group_memory.hpp"
 #include "kernels/cpu/host_executor.hpp"
 #include "symm_mem/group/local_group.hpp"
+#include "symm_mem/group/peer_memory.hpp"
 
 namespace symm {
 
@@ -23,7 +24,7 @@ class HostTrace final : public CallObserver {
  public:
   // References must outlive the trace. `memory` is null in a group of one, which counts its calls
   // and records none.
-  HostTrace(LocalGroup& group, GroupMemory* memory);
+  HostTrace(LocalGroup& group, GroupMemory* memory, const PeerMemory& peer_memory);
 
   // Number of the last call that was entered, from 1. Any thread.
   std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
@@ -38,7 +39,10 @@ class HostTrace final : public CallObserver {
   // What the executor asks while the call runs. keep_waiting() also looks at everybody.
   bool keep_waiting(int peer) override;
   bool check_peer(int peer, const std::byte** base, double* factor) override;
-  bool check_owner(int peer) override;
+  bool check_owner(int peer, bool in_process) override;
+  std::uint64_t address_for_peers(const void* data, std::size_t bytes) override;
+  bool read_process(std::byte* destination, int peer, std::uint64_t address,
+                    std::size_t bytes) override;
   void report_count_mismatch(int peer, std::uint64_t theirs, std::uint64_t mine) override;
 
   // Compares what all have entered by now, up to the last call, with this rank's records. False,
@@ -77,6 +81,7 @@ class HostTrace final : public CallObserver {
 
   LocalGroup& group_;
   GroupMemory* const memory_;
+  const PeerMemory& peer_memory_;
   std::atomic<std::uint64_t> sequence_{0};
   const CollectiveArgs* args_ = nullptr;  // of the last call, while it runs
   Clock::time_point start_;               // of the last call

@@ -44,11 +44,13 @@ void copy_to_self(Transfer& send, Transfer& recv) {
 }  // namespace
 
 MailboxEngine::MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory,
-                             LocalGroup& group, MessageComparison& comparison)
+                             LocalGroup& group, MessageComparison& comparison,
+                             const PeerMemory& peer_memory)
     : config_(config),
       memory_(memory),
       group_(group),
       comparison_(comparison),
+      peer_memory_(peer_memory),
       policy_(wait_policy(config.world_size)) {
   policy_.pauses /= 10;  // a round here looks at every peer, which takes as long as ten pauses
   if (memory == nullptr) return;
@@ -305,6 +307,7 @@ void MailboxEngine::fail_all(const Error& error) {
     traffic.posted.clear();
     traffic.outgoing.clear();
     traffic.incoming.clear();
+    traffic.reading.clear();
   }
   while (!in_flight_.empty()) {
     const TransferPtr item = in_flight_.back();

@@ -16,6 +16,7 @@
 #include "backend/engine/host/point_to_point.hpp"
 #include "kernels/cpu/wait.hpp"
 #include "symm_mem/group/local_group.hpp"
+#include "symm_mem/group/peer_memory.hpp"
 
 namespace symm {
 
@@ -25,7 +26,7 @@ class MailboxEngine {
 
   // `memory` is null in a group of one. All references must outlive the engine.
   MailboxEngine(const CommunicatorConfig& config, GroupMemory* memory, LocalGroup& group,
-                MessageComparison& comparison);
+                MessageComparison& comparison, const PeerMemory& peer_memory);
   ~MailboxEngine();
 
   // Starts a message whose peer is another rank. timeout <= 0 means the group's default, counted
@@ -60,7 +61,14 @@ class MailboxEngine {
     std::uint64_t id;
     std::int64_t tag;
     MessageEnd sender;
+    std::uint64_t address;        // where the sender lets it be read; 0: nowhere
     std::vector<std::byte> data;  // what travelled inside the envelope
+  };
+
+  // A recv whose message is read in the sender's process.
+  struct Reading {
+    TransferPtr recv;
+    std::uint64_t address;
   };
 
   // This rank's traffic with one peer.
@@ -83,6 +91,7 @@ class MailboxEngine {
     std::deque<ClearToSend> unposted_cts;  // clear-to-sends that found no free place
     std::deque<TransferPtr>
         incoming;  // recvs whose data is to come, in the order of clear-to-sends
+    std::deque<Reading> reading;
 
     bool rang = false;  // something was changed: the peer's doorbell must ring
   };
@@ -95,16 +104,17 @@ class MailboxEngine {
   void progress();
   void progress_peer(PeerTraffic& traffic);
   void post_envelopes(PeerTraffic& traffic);
+  bool may_be_read(const Transfer& send) const;
   void take_envelopes(PeerTraffic& traffic);
   void post_cts(PeerTraffic& traffic);
   void take_cts(PeerTraffic& traffic);
   void stream_out(PeerTraffic& traffic);
   void stream_in(PeerTraffic& traffic);
-  bool match_arrival(PeerTraffic& traffic, std::uint64_t id, std::int64_t tag,
-                     const MessageEnd& sender, const std::byte* data);
+  void read_in(PeerTraffic& traffic);
+  bool match_arrival(PeerTraffic& traffic, const Arrival& arrival, const std::byte* data);
   bool match_recv(const TransferPtr& recv);
-  void deliver(PeerTraffic& traffic, std::uint64_t id, const MessageEnd& sender,
-               const std::byte* data, const TransferPtr& recv);
+  void deliver(PeerTraffic& traffic, const Arrival& arrival, const std::byte* data,
+               const TransferPtr& recv);
   void finish(const TransferPtr& item, std::optional<Error> error);
 
   // With mutex_ held.
@@ -121,6 +131,7 @@ class MailboxEngine {
   GroupMemory* memory_;
   LocalGroup& group_;
   MessageComparison& comparison_;
+  const PeerMemory& peer_memory_;
   WaitPolicy policy_;
   SignalLine* doorbell_ = nullptr;
 

@@ -13,6 +13,16 @@ namespace {
 // Data is handed over in parts of this size, so that both sides copy at the same time.
 constexpr std::size_t kPiece = 64 * 1024;
 
+// Likewise where the sender's buffer is read. The call costs as much as copying a few KiB.
+constexpr std::size_t kReadPiece = 1024 * 1024;
+
+ClearToSend clear_to_send(const Transfer& recv) {
+  return {.id = recv.id,
+          .capacity = recv.bytes,
+          .dtype = static_cast<std::uint64_t>(recv.dtype),
+          .has_read = 0};
+}
+
 void plain_copy(void* destination, const void* source, std::size_t bytes) {
   std::memcpy(destination, source, bytes);
 }
@@ -49,11 +59,17 @@ void MailboxEngine::progress_peer(PeerTraffic& traffic) {
   post_envelopes(traffic);
   take_envelopes(traffic);
   post_cts(traffic);
+  read_in(traffic);
   stream_in(traffic);
   if (!traffic.rang) return;
   traffic.rang = false;
   moved_ = true;
   ring_bell(memory_->control(traffic.peer).doorbell);
+}
+
+bool MailboxEngine::may_be_read(const Transfer& send) const {
+  return peer_memory_.is_used() && send.bytes <= kMostRead &&
+         is_readable_by_peers(send.data, send.bytes);
 }
 
 void MailboxEngine::post_envelopes(PeerTraffic& traffic) {
@@ -71,7 +87,11 @@ void MailboxEngine::post_envelopes(PeerTraffic& traffic) {
     envelope.bytes = item->bytes;
     envelope.dtype = static_cast<std::uint64_t>(item->dtype);
     const bool fits = item->bytes <= kInlineBytes;
-    if (fits && item->bytes > 0) std::memcpy(envelope.data, item->data, item->bytes);
+    if (!fits) {
+      envelope.address = may_be_read(*item) ? reinterpret_cast<std::uintptr_t>(item->data) : 0;
+    } else if (item->bytes > 0) {
+      std::memcpy(envelope.data, item->data, item->bytes);
+    }
     store_release(&traffic.outbox->posted, posted + 1);
     traffic.rang = true;
     if (fits) {
@@ -89,14 +109,16 @@ void MailboxEngine::take_envelopes(PeerTraffic& traffic) {
   while (taken != load_acquire(&traffic.peer_outbox->posted)) {
     const Envelope& envelope = layout.envelope(mailboxes, traffic.peer, config_.rank, taken);
     const bool fits = envelope.bytes <= kInlineBytes;
-    const MessageEnd sender{traffic.peer, envelope.bytes, static_cast<Dtype>(envelope.dtype)};
-    if (!match_arrival(traffic, envelope.id, envelope.tag, sender, envelope.data)) {
-      traffic.arrivals.push_back(
-          {.id = envelope.id,
-           .tag = envelope.tag,
-           .sender = sender,
-           .data = fits ? std::vector<std::byte>(envelope.data, envelope.data + envelope.bytes)
-                        : std::vector<std::byte>()});
+    Arrival arrival{
+        .id = envelope.id,
+        .tag = envelope.tag,
+        .sender = {traffic.peer, envelope.bytes, static_cast<Dtype>(envelope.dtype)},
+        .address = fits ? 0 : envelope.address,
+        .data = {},
+    };
+    if (!match_arrival(traffic, arrival, envelope.data)) {
+      if (fits) arrival.data.assign(envelope.data, envelope.data + envelope.bytes);
+      traffic.arrivals.push_back(std::move(arrival));
     }
     store_release(&traffic.inbox->taken, ++taken);
     traffic.rang = true;
@@ -104,14 +126,14 @@ void MailboxEngine::take_envelopes(PeerTraffic& traffic) {
 }
 
 // The first recv that asks for such a message takes it.
-bool MailboxEngine::match_arrival(PeerTraffic& traffic, std::uint64_t id, std::int64_t tag,
-                                  const MessageEnd& sender, const std::byte* data) {
+bool MailboxEngine::match_arrival(PeerTraffic& traffic, const Arrival& arrival,
+                                  const std::byte* data) {
   for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
     const int wanted = (*it)->peer();
-    if ((wanted != kAnySource && wanted != traffic.peer) || (*it)->tag != tag) continue;
+    if ((wanted != kAnySource && wanted != traffic.peer) || (*it)->tag != arrival.tag) continue;
     const TransferPtr recv = *it;
     recvs_.erase(it);
-    deliver(traffic, id, sender, data, recv);
+    deliver(traffic, arrival, data, recv);
     return true;
   }
   return false;
@@ -126,22 +148,26 @@ bool MailboxEngine::match_recv(const TransferPtr& recv) {
       if (it->tag != recv->tag) continue;
       const Arrival arrival = std::move(*it);
       traffic.arrivals.erase(it);
-      deliver(traffic, arrival.id, arrival.sender, arrival.data.data(), recv);
+      deliver(traffic, arrival, arrival.data.data(), recv);
       return true;
     }
   }
   return false;
 }
 
-void MailboxEngine::deliver(PeerTraffic& traffic, std::uint64_t id, const MessageEnd& sender,
-                            const std::byte* data, const TransferPtr& recv) {
+void MailboxEngine::deliver(PeerTraffic& traffic, const Arrival& arrival, const std::byte* data,
+                            const TransferPtr& recv) {
+  const MessageEnd& sender = arrival.sender;
   recv->set_peer(traffic.peer);
-  recv->id = id;
+  recv->id = arrival.id;
   const MessageEnd receiver{config_.rank, recv->bytes, recv->dtype};
   const bool same = sender.fits(receiver);
   if (sender.bytes > kInlineBytes) {
-    traffic.unposted_cts.push_back(
-        {.id = id, .capacity = recv->bytes, .dtype = static_cast<std::uint64_t>(recv->dtype)});
+    if (same && arrival.address != 0 && peer_memory_.is_used()) {
+      traffic.reading.push_back({recv, arrival.address});
+      return;
+    }
+    traffic.unposted_cts.push_back(clear_to_send(*recv));
     if (same) traffic.incoming.push_back(recv);
   }
   if (!same) {
@@ -176,7 +202,9 @@ void MailboxEngine::take_cts(PeerTraffic& traffic) {
     traffic.posted.erase(it);
     const MessageEnd sender{config_.rank, item->bytes, item->dtype};
     const MessageEnd receiver{traffic.peer, clear.capacity, static_cast<Dtype>(clear.dtype)};
-    if (sender.fits(receiver)) {
+    if (clear.has_read != 0) {
+      finish(item, std::nullopt);
+    } else if (sender.fits(receiver)) {
       traffic.outgoing.push_back(item);
     } else {
       finish(item, end_mismatch(group_, sender, receiver, item->tag));
@@ -224,6 +252,37 @@ void MailboxEngine::stream_in(PeerTraffic& traffic) {
     } else {
       return;
     }
+  }
+}
+
+// What the look finds out about the sender, look_for_trouble() does too.
+void MailboxEngine::read_in(PeerTraffic& traffic) {
+  while (!traffic.reading.empty()) {
+    const auto [item, address] = traffic.reading.front();
+    const std::uint64_t cts_posted = load_relaxed(&traffic.inbox->cts_posted);
+    if (cts_posted - load_acquire(&traffic.peer_outbox->cts_taken) == kClearToSends) return;
+    const std::size_t bytes = std::min(kReadPiece, item->bytes - item->moved);
+    const int error =
+        peer_memory_.read(traffic.peer, address + item->moved, item->data + item->moved, bytes);
+    const bool is_last = item->moved + bytes == item->bytes;
+    if ((error != 0 || is_last) && !peer_memory_.holds(traffic.peer)) return;
+    moved_ = true;
+    if (error != 0) {
+      traffic.reading.pop_front();
+      item->moved = 0;
+      traffic.unposted_cts.push_back(clear_to_send(*item));
+      traffic.incoming.push_back(item);
+      continue;
+    }
+    item->moved += bytes;
+    if (!is_last) return;
+    ClearToSend done = clear_to_send(*item);
+    done.has_read = 1;
+    traffic.inbox->cts[cts_posted % kClearToSends] = done;
+    store_release(&traffic.inbox->cts_posted, cts_posted + 1);
+    traffic.rang = true;
+    traffic.reading.pop_front();
+    finish(item, std::nullopt);
   }
 }
 

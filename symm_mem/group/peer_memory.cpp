@@ -1,0 +1,68 @@
+#include "symm_mem/group/peer_memory.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace symm {
+
+std::optional<PeerMemory::Refusal> PeerMemory::try_word(int peer, const MemoryProbe& offer) const {
+  const ProcessIdentity& mine = processes_[static_cast<std::size_t>(group_.rank())];
+  const ProcessIdentity& theirs = processes_[static_cast<std::size_t>(peer)];
+  // Numbers of another namespace mean other processes here.
+  if (theirs.pid_namespace != mine.pid_namespace || theirs.pid_namespace == 0) {
+    return Refusal{group_.rank(), peer, ESRCH};
+  }
+  std::uint64_t word = 0;
+  const int error = read_process_memory(theirs.pid, offer.address, &word, sizeof(word));
+  if (error != 0) return Refusal{group_.rank(), peer, error};
+  if (word != offer.word) return Refusal{group_.rank(), peer, 0};
+  return std::nullopt;
+}
+
+std::optional<PeerMemory::Refusal> PeerMemory::probe(LocalGroup& group,
+                                                     std::span<const MemoryProbe> offers,
+                                                     bool always,
+                                                     std::chrono::milliseconds timeout) {
+  enum Word : std::size_t { kRefused, kOwner, kError, kCrowded, kWords };
+  for (int rank = 0; rank < group.world_size(); ++rank) {
+    processes_.push_back(group.mesh().peer(rank).process);
+  }
+  std::optional<Refusal> refusal;
+  for (int peer = 0; peer < group.world_size() && !refusal; ++peer) {
+    refusal = try_word(peer, offers[static_cast<std::size_t>(peer)]);
+  }
+  std::vector<std::uint64_t> words(kWords);
+  words[kCrowded] = group.policy().moves_apart ? 0 : 1;
+  if (refusal) {
+    words[kRefused] = 1;
+    words[kOwner] = static_cast<std::uint64_t>(refusal->owner);
+    words[kError] = static_cast<std::uint64_t>(refusal->error);
+  }
+  const auto results =
+      group.exchange_words(LocalGroup::Purpose::kMessage, words, kWords, timeout).messages;
+  bool crowded = false;
+  for (int rank = 0; rank < group.world_size(); ++rank) {
+    const std::vector<std::uint64_t>& theirs = results[static_cast<std::size_t>(rank)];
+    if (theirs[kRefused] != 0) {
+      // Of what a rank says, the number alone could be one that this group does not have.
+      const auto owner = std::min(theirs[kOwner], results.size() - 1);
+      return Refusal{rank, static_cast<int>(owner), static_cast<int>(theirs[kError])};
+    }
+    crowded = crowded || theirs[kCrowded] != 0;
+  }
+  used_ = always || crowded;
+  return std::nullopt;
+}
+
+int PeerMemory::read(int peer, std::uint64_t address, void* destination, std::size_t bytes) const {
+  const ProcessIdentity& theirs = processes_[static_cast<std::size_t>(peer)];
+  if (theirs == processes_[static_cast<std::size_t>(group_.rank())]) {
+    std::memcpy(destination, reinterpret_cast<const void*>(static_cast<std::uintptr_t>(address)),
+                bytes);
+    return 0;
+  }
+  return read_process_memory(theirs.pid, address, destination, bytes);
+}
+
+}  // namespace symm
