@@ -36,11 +36,13 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   layout.slot_bytes = align_down(quarter / 2 / (kMaxChannels * kSlots), kCacheLine);
   layout.slots = take(kMaxChannels * kSlots * layout.slot_bytes);
 
-  // Warps of a lane at least (NOTE [Lanes]): in a call of one hop, and of two.
-  const auto lanes_a_block = [](std::uint64_t warps) {
-    return kMostBulkWarps / min_size(warps, kMostBulkWarps);
+  const auto lanes_of_block = [world_size](bool two_lists) {
+    const int roles = lane_roles(world_size, two_lists);
+    return static_cast<std::uint64_t>(
+        lane_shape(roles, world_size - 1, kMostBulkWarps).lanes_of_block);
   };
-  const std::uint64_t lanes[kBulkHops] = {lanes_a_block(world), lanes_a_block(2 * world - 1)};
+  // Calls of two hops have two lists.
+  const std::uint64_t lanes[kBulkHops] = {lanes_of_block(false), lanes_of_block(true)};
   const std::uint64_t senders = world > 1 ? world - 1 : 1;
   const auto slot_bytes = [&] {
     const std::uint64_t slots = layout.bulk_blocks * (lanes[0] + lanes[1]) * senders * kBulkSlots;

@@ -82,12 +82,32 @@ inline constexpr int kMaxBulkBlocks = 32;
 inline constexpr int kBulkThreads = 1024;
 inline constexpr int kMostBulkWarps = kBulkThreads / 32;
 inline constexpr int kBulkHops = 2;
-#ifndef SYMM_BULK_SLOTS
-#define SYMM_BULK_SLOTS 2
-#endif
-inline constexpr std::uint32_t kBulkSlots = SYMM_BULK_SLOTS;  // of a lane, hop and sender; a power of two
+inline constexpr std::uint32_t kBulkSlots = 2;  // of a lane, hop and sender; a power of two
 inline constexpr std::uint64_t kLeastBulkSlot = 1024;
 inline constexpr std::uint64_t kMostBulkSlot = 32u << 10;
+
+// How the warps of a block are divided into lanes, each of which has `warps`. A rank has at most
+// `peers` peers to send to in a lane, as many to place from in a call of two lists (as all_gather),
+// and one warp for what is between. Where a lane would have more warps than the block, a warp serves
+// several peers, and the block is one lane.
+struct LaneShape {
+  int peers_of_warp;
+  int warps;
+  int lanes_of_block;
+};
+SYMM_INLINE constexpr LaneShape lane_shape(int roles, int peers, int warps_of_block) {
+  LaneShape shape{1, roles, 0};
+  while (shape.warps > warps_of_block) {
+    ++shape.peers_of_warp;
+    shape.warps = 1 + 2 * ((peers + shape.peers_of_warp - 1) / shape.peers_of_warp);
+  }
+  shape.lanes_of_block = warps_of_block / shape.warps;
+  return shape;
+}
+// The roles of a lane: of one hop whose ranks have one list of peers each at a time, and of others.
+constexpr int lane_roles(int world_size, bool two_lists) {
+  return two_lists ? 2 * world_size - 1 : world_size;
+}
 
 // What goes with a chunk.
 struct alignas(16) ChunkHeader {

@@ -15,7 +15,7 @@ from trials import Trial
 
 COUNTS = [1, 1027, 70_001, 400_003]
 ALGORITHMS = ["auto", "one_shot", "two_shot", "ring", "pipelined"]
-ALGORITHMS += ["ll", "ll_two_shot"] if ON_CUDA else []
+ALGORITHMS += ["ll", "ll_two_shot", "bulk"] if ON_CUDA else []
 WORKSPACES = [4096, 8192, 131_072] if ON_CUDA else [512, 1024, 4096, 32_768]  # KiB
 WORLDS = [2] if WORLD_SIZE == 2 else [2, 3, 4]
 

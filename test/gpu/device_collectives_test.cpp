@@ -116,7 +116,8 @@ INSTANTIATE_TEST_SUITE_P(
     Algorithms, DeviceAlgorithmsTest,
     testing::Values(static_cast<int>(Algorithm::kLL), static_cast<int>(Algorithm::kLLTwoShot),
                     static_cast<int>(Algorithm::kOneShot), static_cast<int>(Algorithm::kTwoShot),
-                    static_cast<int>(Algorithm::kRing), static_cast<int>(Algorithm::kPipelined)),
+                    static_cast<int>(Algorithm::kRing), static_cast<int>(Algorithm::kPipelined),
+                    static_cast<int>(Algorithm::kBulk)),
     [](const auto& i) { return std::string(algorithm_name(static_cast<Algorithm>(i.param))); });
 
 class DeviceMemoryTest : public GpuRanksTest {

@@ -110,7 +110,7 @@ TEST_P(DeviceFailureSizesTest, DifferentCallsAreAMismatch) {
   });
 }
 
-// ll, ll_two_shot, channels.
+// ll, ll_two_shot, bulk.
 INSTANTIATE_TEST_SUITE_P(Sizes, DeviceFailureSizesTest,
                          testing::Values(std::size_t{16}, std::size_t{100'000},
                                          std::size_t{2'000'000}));

@@ -444,6 +444,24 @@ TEST_P(GroupKernelsTest, ManyCallsInFlight) {
   }
 }
 
+// So many ranks that a warp of a lane serves several of them.
+TEST(ManyRanks, WarpsOfALaneShareTheirPeers) {
+  if (!gpu_visible()) GTEST_SKIP() << "no GPU is visible";
+  constexpr int kWorld = 21;
+  DeviceRig rig(kWorld, {.workspace_bytes = 8u << 20});
+  Checker checker(rig);
+  for (const CollectiveKind kind : kKinds) {
+    for (const std::size_t count : {1u, 5003u, 200'001u}) {
+      checker.run({.kind = kind,
+                   .plan = plan(Algorithm::kBulk, 4),
+                   .dtype = Dtype::kBFloat16,
+                   .counts = std::vector<std::size_t>(kWorld, count),
+                   .root = 17});
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, GroupKernelsTest,
                          testing::Combine(testing::Values(1, 2, 3, 4, 8),
                                           testing::Values(WireKind::kLL, WireKind::kLine)),

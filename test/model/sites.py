@@ -203,10 +203,8 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
     WIRE: {
         "store_relaxed(done_at(": "modelled; it has no order: what ended are reads that returned",
         "sequence_(load_relaxed": "a rank's own counter",
-        "device_fetch_add(&local_.sequence": "between the blocks of a launch",
         "params_.page)->": "progress that hosts read for messages only",
         "dead)": "a dead group's counters are left as they are",
-        "->abort)": "a look at a word that ends the wait",
     },
     TRANSFER: {
         "store_relaxed(&signal(peer_, group_.rank).freed, static_cast<std::uint32_t>(count_))": (
@@ -235,6 +233,10 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "load_relaxed(": "a look at a word that ends the wait",
     },
     END: {
+        "device_fetch_add(&local.sequence": "between the blocks of a launch",
+        "&page->completed": "progress that hosts read for messages only",
+        "local->dead)": "a dead group's counters are left as they are",
+        "->abort)": "a look at a word that ends the wait",
         "device_fence()": "between the blocks of a launch",
         "device_fetch_add(ticket": "between the blocks of a launch",
         "page_of(group)": "progress that hosts read for messages only",

@@ -73,19 +73,18 @@ WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams&
   return params;
 }
 
-// Roles of a lane (NOTE [Lanes] in kernels/gpu/wire/lane.cuh) on the rank that has most of them.
-constexpr int lane_roles(CollectiveKind kind, int world_size, bool two_hops) {
-  const int peers = world_size - 1;
+// Whether ranks both send and place in a lane, or the call has a second hop.
+constexpr bool has_two_lists(CollectiveKind kind, int world_size) {
   switch (kind) {
-    case CollectiveKind::kReduce:
-    case CollectiveKind::kBroadcast:  // has no more than 1 + peers, but lanes of two hops
-      return two_hops ? 1 + 2 * peers : 1 + peers;
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kAllGather:
     case CollectiveKind::kAllToAll:
-      return 1 + 2 * peers;
+      return true;
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kBroadcast:
+      return world_size > 2;
     default:
-      return 1 + peers;
+      return false;
   }
 }
 
@@ -108,7 +107,7 @@ BulkParams<kRanks> bulk_params(const WireLaunch& launch, const CollectiveParams&
   params.counts_calls = config.counts_wire_calls;
   params.dtype = call.dtype;
   params.op = call.op;
-  params.roles = lane_roles(call.kind, world, world > 2);
+  params.roles = lane_roles(world, has_two_lists(call.kind, world));
   params.poll_period = config.poll_period;
   params.chunk_bytes = static_cast<std::uint32_t>(layout.bulk_slot_bytes);
   params.slot_bytes = params.chunk_bytes;

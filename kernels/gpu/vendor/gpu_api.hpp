@@ -290,7 +290,7 @@ __device__ inline void warp_barrier() {
 #if SYMM_DEVICE_PASS && SYMM_GPU_AMD
   __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
   __builtin_amdgcn_wave_barrier();
-#else
+#elif !SYMM_GPU_AMD
   __syncwarp();
 #endif
 }

@@ -12,14 +12,11 @@
 
 namespace symm {
 
-#ifndef SYMM_COPY_BATCH
-#define SYMM_COPY_BATCH 4
-#endif
-inline constexpr std::uint32_t kCopyBatch = SYMM_COPY_BATCH;  // units that a thread has under way
+inline constexpr std::uint32_t kCopyBatch = 4;  // units that a thread has under way
 
 // By a warp: the units from number `first` on, one by one. Out of line, as odd addresses and ends
 // must not cost the common case registers.
-[[maybe_unused]] static __device__ SYMM_OUTLINED void warp_copy_odd(std::byte* to,
+[[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD void warp_copy_odd(std::byte* to,
                                                                     const std::byte* from,
                                                                     std::uint32_t first,
                                                                     std::uint32_t bytes) {
@@ -31,7 +28,7 @@ inline constexpr std::uint32_t kCopyBatch = SYMM_COPY_BATCH;  // units that a th
 
 // By a warp, from a piece to a slot or the other way round. Out of line, as are the combinations
 // below: what surrounds them takes registers that their loads need.
-[[maybe_unused]] static __device__ SYMM_OUTLINED void warp_copy(std::byte* to,
+[[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD void warp_copy(std::byte* to,
                                                                 const std::byte* from,
                                                                 std::uint32_t bytes) {
   const bool aligned = is_aligned(to, kUnitBytes) && is_aligned(from, kUnitBytes);
@@ -119,7 +116,7 @@ __device__ __forceinline__ void combine_units(const std::byte* const* from, std:
 
 // Combines the chunks at `from` in rank order. By a warp.
 template <int N, class Rule>
-static __device__ SYMM_OUTLINED void combine_chunk(const std::byte* const* from,
+static __device__ SYMM_OUTLINED_METHOD void combine_chunk(const std::byte* const* from,
                                                    std::byte* const* to, int any_world, int rank,
                                                    std::uint32_t bytes,
                                                    typename Rule::Facts facts) {
@@ -152,7 +149,7 @@ static __device__ SYMM_OUTLINED void combine_chunk(const std::byte* const* from,
 
 // One chunk to all of `to`. By a warp.
 template <int N>
-static __device__ SYMM_OUTLINED void forward_chunk(const std::byte* from, std::byte* const* to,
+static __device__ SYMM_OUTLINED_METHOD void forward_chunk(const std::byte* from, std::byte* const* to,
                                                    int any_world, int rank, std::uint32_t bytes) {
   const int world = N == 0 ? any_world : N;
   const auto* const units_from = reinterpret_cast<const Unit*>(from);
@@ -253,25 +250,26 @@ class Bulk {
       const Cut cut = lane_.cut(piece.bytes);
       std::uint32_t& base = base_of(peer);
       const std::uint32_t first = load_data(&base);
-      for (reached_ = 0; reached_ < cut.steps; ++reached_) {
-        if (!step_of(peer, piece.data, cut, reached_, first + reached_)) return false;
+      for (std::uint32_t step = 0; step < cut.steps; ++step) {
+        if (!step_of(peer, piece.data, cut, step, first + step)) return false;
       }
       warp_barrier();  // all have read it
       if (warp_thread() == 0) store_data(&base, first + cut.steps);
       return true;
     } else {
       const int end = begin + lane_.peers_of_warp() < count ? begin + lane_.peers_of_warp() : count;
-      for (bool more = true; more; ++reached_) {
+      std::uint32_t step = 0;
+      for (bool more = true; more; ++step) {
         more = false;
         for (int i = begin; i < end; ++i) {
           const int peer = peers[i];
           const BulkPiece piece = piece_of(peer);
           const Cut cut = lane_.cut(piece.bytes);
-          if (reached_ >= cut.steps) continue;
+          if (step >= cut.steps) continue;
           more = true;
           std::uint32_t& base = base_of(peer);
           const std::uint32_t number = load_data(&base);
-          if (!step_of(peer, piece.data, cut, reached_, number)) return false;
+          if (!step_of(peer, piece.data, cut, step, number)) return false;
           warp_barrier();
           if (warp_thread() == 0) store_data(&base, number + 1);
           warp_barrier();
@@ -341,8 +339,8 @@ class Bulk {
     }
     if (!params_.copies_own) return true;
     const Cut cut = lane_.cut(own_send().bytes);
-    for (reached_ = 0; reached_ < cut.steps; ++reached_) {
-      const std::uint64_t offset = lane_.offset_of(cut, reached_);
+    for (std::uint32_t step = 0; step < cut.steps; ++step) {
+      const std::uint64_t offset = lane_.offset_of(cut, step);
       warp_copy(own_take().data + offset, own_send().data + offset, cut.bytes_of(offset));
     }
     return true;
@@ -362,8 +360,8 @@ class Bulk {
       return peer < static_cast<int>(kWarpThreads) ? first : counts(static_cast<unsigned>(peer));
     };
     const auto is_peer = [&](int peer) { return peer != rank(); };
-    for (reached_ = 0; reached_ < cut.steps; ++reached_) {
-      const std::uint64_t offset = lane_.offset_of(cut, reached_);
+    for (std::uint32_t step = 0; step < cut.steps; ++step) {
+      const std::uint64_t offset = lane_.offset_of(cut, step);
       bool ok = true;
       for (int peer = static_cast<int>(warp_thread()); peer < world_size();
            peer += static_cast<int>(kWarpThreads)) {
@@ -375,13 +373,13 @@ class Bulk {
         }
         to_[peer] = nullptr;
         if (hears(peer)) {
-          const std::uint32_t number = before(peer).received + reached_;
+          const std::uint32_t number = before(peer).received + step;
           double* const factor = params_.premultiplies ? &factors_[peer] : nullptr;
-          ok = ok && take(0, peer, cut, reached_, number, factor);
+          ok = ok && take(0, peer, cut, step, number, factor);
           from_[peer] = lane_.slot(rank(), 0, peer, number);
         }
         if (sends_on(peer)) {
-          const std::uint32_t number = before(peer).sent + reached_;
+          const std::uint32_t number = before(peer).sent + step;
           ok = ok && lane_.await_slot(1, peer, number);
           to_[peer] = lane_.slot(peer, 1, rank(), number);
         }
@@ -392,8 +390,8 @@ class Bulk {
       for (int peer = static_cast<int>(warp_thread()); peer < world_size();
            peer += static_cast<int>(kWarpThreads)) {
         if (!is_peer(peer)) continue;
-        if (sends_on(peer)) lane_.post_chunk(1, peer, before(peer).sent + reached_, piece_bytes);
-        if (hears(peer)) lane_.free_slot(0, peer, before(peer).received + reached_);
+        if (sends_on(peer)) lane_.post_chunk(1, peer, before(peer).sent + step, piece_bytes);
+        if (hears(peer)) lane_.free_slot(0, peer, before(peer).received + step);
       }
     }
     for (int peer = static_cast<int>(warp_thread()); peer < world_size();
@@ -419,8 +417,8 @@ class Bulk {
     });
   }
 
-  // NOTE [Poison] in poison.cuh: of this warp's outputs, what it has not come to. By the whole
-  // block, whose senders have ended.
+  // NOTE [Poison] in poison.cuh: the outputs of this warp. By the whole block, whose senders have
+  // ended.
   __device__ __forceinline__ void poison() const {
     if (params_.poison == 0) return;
     const int senders = warps_for(params_.sender_count);
@@ -434,7 +432,7 @@ class Bulk {
   __device__ void poison(const BulkPiece& piece) const {
     if (piece.data == nullptr) return;
     const Cut cut = lane_.cut(piece.bytes);
-    for (std::uint32_t step = reached_; step < cut.steps; ++step) {
+    for (std::uint32_t step = 0; step < cut.steps; ++step) {
       const std::uint64_t offset = lane_.offset_of(cut, step);
       fill_poison(piece.data + offset, cut.bytes_of(offset), params_.poison,
                   warp_thread(), kWarpThreads);
@@ -447,7 +445,6 @@ class Bulk {
   const std::byte** const from_;
   std::byte** const to_;
   double* const factors_;
-  std::uint32_t reached_ = 0;  // steps of this warp's role that it has begun
 };
 
 }  // namespace symm

@@ -53,16 +53,14 @@ class Lane {
   __device__ explicit Lane(const Params& params)
       : params_(params),
         local_(*reinterpret_cast<LocalState*>(segment(params.rank) + params.local)) {
-    int warps = params.roles;
-    if constexpr (!kOnePeer) {
-      while (warps > static_cast<int>(kBulkWarps)) {
-        ++peers_of_warp_;
-        warps = 1 + 2 * ((world_size() - 2 + peers_of_warp_) / peers_of_warp_);
-      }
-    }
+    const LaneShape shape =
+        kOnePeer
+            ? LaneShape{1, params.roles, static_cast<int>(kBulkWarps) / params.roles}
+            : lane_shape(params.roles, world_size() - 1, static_cast<int>(kBulkWarps));
+    peers_of_warp_ = shape.peers_of_warp;
     const unsigned warp = threadIdx.x / kWarpThreads;
-    const auto roles = static_cast<unsigned>(warps);
-    const unsigned lanes_of_block = kBulkWarps / roles;
+    const auto roles = static_cast<unsigned>(shape.warps);
+    const auto lanes_of_block = static_cast<unsigned>(shape.lanes_of_block);
     number_in_block_ = warp / roles;
     role_ = static_cast<int>(warp % roles);
     exists_ = number_in_block_ < lanes_of_block;
@@ -182,7 +180,7 @@ class Lane {
 
   const Params& params_;
   LocalState& local_;
-  int peers_of_warp_ = 1;
+  int peers_of_warp_;
   int role_;
   bool exists_;
   unsigned number_in_block_;

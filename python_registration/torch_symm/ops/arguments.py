@@ -146,6 +146,9 @@ def _name_of(group: Any, caller: str) -> str:
 def op_name(op: Any, caller: str) -> str:
     """ "sum" or "avg", of the same or of a torch.distributed.ReduceOp."""
     for name, reduce_op in OPS.items():
+        if op is reduce_op:  # what Dynamo of torch 2.11 can compare
+            return name
+    for name, reduce_op in OPS.items():
         if op == name or (not isinstance(op, str) and op == reduce_op):
             return name
     raise InvalidArgumentError(f"{caller}: op: expected SUM, AVG, 'sum' or 'avg', got {op!r}")

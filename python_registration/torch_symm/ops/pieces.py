@@ -12,6 +12,7 @@ that one rank alone knows. One piece is one after the other: the collective and 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -47,25 +48,39 @@ CUTS = {
 }
 
 
+# Rows that a piece has a multiple of where there are enough of them: what a GPU's product of 8-bit
+# floats with a scale for each row asks for.
+GRAIN = 16
+
+
 def count(
-    given: int | None, kind: str, rows: int, nbytes: int, device: str, world_size: int
+    given: int | None,
+    kind: str,
+    rows: int,
+    nbytes: int,
+    device: str,
+    world_size: int,
+    grain: int = 1,
 ) -> int:
     """How many pieces `rows` rows become of which a rank sends `nbytes` to each peer.
 
-    `given` is what the caller asked for; no piece is empty in any case.
+    `given` is what the caller asked for; no piece is empty in any case, or has less than `grain`
+    rows.
     """
     if world_size == 1 or rows == 0 or nbytes == 0:
         return 1
     if given is not None:
-        return min(given, rows)
+        return min(given, max(1, rows // grain))
     cut = CUTS[device][kind]
     return max(1, min(cut.most, rows // cut.rows, nbytes // cut.nbytes))
 
 
 def ranges(rows: int, pieces: int) -> Iterator[tuple[int, int]]:
-    """(first row, one past the last) of each piece; their sizes differ by one row at most."""
-    for piece in range(pieces):
-        yield rows * piece // pieces, rows * (piece + 1) // pieces
+    """(first row, one past the last) of each piece; their sizes differ by one row at most, or by
+    GRAIN rows and the rest."""
+    grain = GRAIN if rows >= GRAIN * pieces else 1
+    bounds = [rows // grain * piece // pieces * grain for piece in range(pieces)]
+    yield from itertools.pairwise([*bounds, rows])
 
 
 def gather_and_multiply(

@@ -75,7 +75,8 @@ class Gather:
             wholes[0].new_empty(world_size, count, b.shape[1], dtype=dtype) for b in self.bs
         ]
         multiply = cut.matmul(self.bs) if scales is None else scales.multiply(self.bs)
-        pieces = cut.count(self.pieces, "gather", count, shards[0].nbytes, device, world_size)
+        sizes = (count, shards[0].nbytes, device, world_size, grain_of(scales, device))
+        pieces = cut.count(self.pieces, "gather", *sizes)
         cut.gather_and_multiply(self.call.group, shards, wholes, products, multiply, pieces)
         a, *results = (rows.tensor(t.flatten(0, 1), self.size) for t in (wholes[0], *products))
         return a, results
@@ -160,7 +161,8 @@ class Scatter:
         partial = functools.partial(
             self._columns if self.by_columns else self._rows, lefts, multiply
         )
-        pieces = cut.count(self.pieces, "reduce", count, output.nbytes, device, world_size)
+        sizes = (count, output.nbytes, device, world_size, grain_of(scales, device))
+        pieces = cut.count(self.pieces, "reduce", *sizes)
         cut.multiply_and_scatter(self.call.group, output, partial, self.op, pieces)
         return rows.tensor(output, shape[front])
 
@@ -183,6 +185,11 @@ class Scatter:
         product = lefts[0].new_empty(count, width, dtype=self.dtype)
         multiply([left[rows] for left in lefts], [product])
         return product.unflatten(1, (world_size, width // world_size)).movedim(1, 0).contiguous()
+
+
+def grain_of(scales: Scales | None, device: str) -> int:
+    """Rows that a piece must have."""
+    return cut.GRAIN if device == "cuda" and row_scales(scales) else 1
 
 
 def row_scales(scales: Scales | None) -> list[Tensor]:

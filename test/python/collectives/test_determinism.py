@@ -33,7 +33,7 @@ def test_every_rank_has_the_same_bits(reference):
 
 
 ALGORITHMS = ["one_shot", "two_shot", "ring", "pipelined"]
-ALGORITHMS += ["ll", "ll_two_shot"] if ON_CUDA else []
+ALGORITHMS += ["ll", "ll_two_shot", "bulk"] if ON_CUDA else []
 
 
 @pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])

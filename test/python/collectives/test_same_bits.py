@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "same_bits.py"
 ALGORITHMS = ["auto", "one_shot", "two_shot", "ring", "pipelined"]
-ALGORITHMS += ["ll", "ll_two_shot"] if ON_CUDA else []
+ALGORITHMS += ["ll", "ll_two_shot", "bulk"] if ON_CUDA else []
 FLOATS = [*model.FLOAT8S, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMBINATIONS = [
     (dtype, op)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.timeout(120)]
 WORLD = 2
 LATE = 1
 TIMEOUT = 2.0
-COUNTS = [5, 100_000, 3_000_000]  # ll, ll_two_shot, channels
+COUNTS = [5, 100_000, 3_000_000]  # ll, ll_two_shot, bulk
 
 
 def joined(rank, folder, **env):

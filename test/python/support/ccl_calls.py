@@ -27,22 +27,30 @@ CUDA = {
         "ring": NONE,
         "ll": NONE,
         "ll_two_shot": NONE,
+        "bulk": NONE,
         "multimem": NEEDS_BOTH,
     },
-    "reduce": {"one_shot": READ, "two_shot": READ, "ll": NONE},
+    "reduce": {"one_shot": READ, "two_shot": READ, "ll": NONE, "bulk": NONE},
     "broadcast": {
         "pipelined": READ,
         "ll": NONE,
+        "bulk": NONE,
         "copy_engine": WRITTEN,
         "multimem": WRITTEN,
     },
     "all_gather": {
         "pipelined": READ,
         "ll": NONE,
+        "bulk": NONE,
         "copy_engine": WRITTEN,
         "multimem": WRITTEN,
     },
-    "reduce_scatter": {"pipelined": READ, "ll": NONE, "multimem": NEEDS_INPUT},
+    "reduce_scatter": {
+        "pipelined": READ,
+        "ll": NONE,
+        "bulk": NONE,
+        "multimem": NEEDS_INPUT,
+    },
     "all_to_all": {"pipelined": NONE, "copy_engine": WRITTEN},
 }
 TABLE = {"cpu": CPU, "cuda": CUDA}
