@@ -23,8 +23,8 @@ enum class Algorithm : std::uint8_t {
 inline constexpr int kAlgorithmCount = 10;
 
 inline constexpr std::array<std::string_view, kAlgorithmCount> kAlgorithmNames = {
-    "auto", "one_shot",    "two_shot",    "ring",    "pipelined",
-    "ll",   "ll_two_shot", "bulk", "copy_engine", "multimem"};
+    "auto", "one_shot",    "two_shot", "ring",        "pipelined",
+    "ll",   "ll_two_shot", "bulk",     "copy_engine", "multimem"};
 
 constexpr std::string_view algorithm_name(Algorithm algorithm) {
   return kAlgorithmNames[static_cast<std::size_t>(algorithm)];

@@ -120,13 +120,13 @@ constexpr unsigned kAlgorithms[kCollectiveKindCount][2] = {
     {set_of({kOneShot, kPipelined}),
      set_of({kLL, kPipelined, kBulk, kCopyEngine, kMultimem})},  // broadcast
     {set_of({kOneShot, kPipelined}),
-     set_of({kLL, kPipelined, kBulk, kCopyEngine, kMultimem})},              // all_gather
-    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined, kBulk})},      // gather
-    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined, kBulk})},      // scatter
+     set_of({kLL, kPipelined, kBulk, kCopyEngine, kMultimem})},          // all_gather
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined, kBulk})},  // gather
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined, kBulk})},  // scatter
     {set_of({kOneShot, kPipelined}),
-     set_of({kLL, kPipelined, kBulk, kMultimem})},                           // reduce_scatter
-    {set_of({kOneShot, kPipelined}), set_of({kPipelined, kCopyEngine})},     // all_to_all
-    {set_of({kOneShot}), set_of({kLL, kOneShot})},                           // barrier
+     set_of({kLL, kPipelined, kBulk, kMultimem})},                        // reduce_scatter
+    {set_of({kOneShot, kPipelined}), set_of({kPipelined, kCopyEngine})},  // all_to_all
+    {set_of({kOneShot}), set_of({kLL, kOneShot})},                        // barrier
 };
 
 }  // namespace

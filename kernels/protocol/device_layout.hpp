@@ -88,8 +88,8 @@ inline constexpr std::uint64_t kMostBulkSlot = 32u << 10;
 
 // How the warps of a block are divided into lanes, each of which has `warps`. A rank has at most
 // `peers` peers to send to in a lane, as many to place from in a call of two lists (as all_gather),
-// and one warp for what is between. Where a lane would have more warps than the block, a warp serves
-// several peers, and the block is one lane.
+// and one warp for what is between. Where a lane would have more warps than the block, a warp
+// serves several peers, and the block is one lane.
 struct LaneShape {
   int peers_of_warp;
   int warps;

@@ -26,8 +26,8 @@ TEST_P(ConversionsTest, EveryFloat32RoundsToTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, ConversionsTest,
-                         ::testing::Values(Dtype::kFloat16, Dtype::kBFloat16,
-                                           Dtype::kFloat8E4M3Fn, Dtype::kFloat8E5M2),
+                         ::testing::Values(Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat8E4M3Fn,
+                                           Dtype::kFloat8E5M2),
                          [](const auto& info) { return std::string(dtype_name(info.param)); });
 
 }  // namespace

@@ -219,8 +219,8 @@ std::vector<Plan> every_plan(CollectiveKind kind) {
   using enum Algorithm;
   switch (kind) {
     case CollectiveKind::kAllReduce:
-      return {plan(kLL, 16), plan(kLLTwoShot, 32), plan(kOneShot, 32), plan(kTwoShot, 48),
-              plan(kRing, 32), plan(kBulk, 8)};
+      return {plan(kLL, 16),      plan(kLLTwoShot, 32), plan(kOneShot, 32),
+              plan(kTwoShot, 48), plan(kRing, 32),      plan(kBulk, 8)};
     case CollectiveKind::kReduce:
       return {plan(kLL, 16), plan(kOneShot, 8), plan(kTwoShot, 48), plan(kBulk, 8)};
     default:
@@ -342,10 +342,11 @@ TEST_P(GroupKernelsTest, MessagesLargerThanABoxTakeSeveralLaunches) {
 TEST_P(GroupKernelsTest, CountersPassTheWidthsOfWords) {
   constexpr std::uint64_t kSigned = (std::uint64_t{1} << 31) - 6;
   constexpr std::uint64_t kUnsigned = (std::uint64_t{1} << 32) - 6;
-  constexpr FirstCounts kStarts[] = {{.steps = kSigned},   {.steps = kSigned, .ready = kSigned},
-                                     {.steps = kUnsigned}, {.steps = kUnsigned, .ready = kUnsigned},
-                                     {.wire = kSigned},    {.wire = kUnsigned},
-                                     {.bulk = (1u << 31) - 6}, {.bulk = 0u - 6}};
+  constexpr FirstCounts kStarts[] = {
+      {.steps = kSigned},       {.steps = kSigned, .ready = kSigned},
+      {.steps = kUnsigned},     {.steps = kUnsigned, .ready = kUnsigned},
+      {.wire = kSigned},        {.wire = kUnsigned},
+      {.bulk = (1u << 31) - 6}, {.bulk = 0u - 6}};
   for (const FirstCounts& first : kStarts) {
     DeviceRig rig(world(),
                   {.workspace_bytes = kLeastDeviceWorkspace, .first = first, .wire = wire()});

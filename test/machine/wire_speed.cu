@@ -1,6 +1,6 @@
-// What a collective over a wire or by lanes costs, free of torch: ranks are threads' work on one GPU,
-// each with a segment, a stream and a graph of many calls. Prints a table and writes JSON, a record a
-// line; every result is compared with what it must be.
+// What a collective over a wire or by lanes costs, free of torch: ranks are threads' work on one
+// GPU, each with a segment, a stream and a graph of many calls. Prints a table and writes JSON, a
+// record a line; every result is compared with what it must be.
 //
 //   wire_speed <file.json> [worlds=2,4,8] [calls=200] [replays=21] [workspace MiB=64] [most MiB=4]
 //
@@ -458,7 +458,8 @@ int main(int count, char** arguments) {
     return std::string(count > i ? arguments[i] : otherwise);
   };
   if (count < 2) {
-    std::fprintf(stderr, "usage: wire_speed <file.json> [worlds] [calls] [replays] [workspace] [most]\n");
+    std::fprintf(stderr,
+                 "usage: wire_speed <file.json> [worlds] [calls] [replays] [workspace] [most]\n");
     return 2;
   }
   const int calls = std::atoi(argument(3, "200").c_str());

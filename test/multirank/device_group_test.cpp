@@ -394,8 +394,7 @@ TEST_F(DeviceGroupTest, AsymmetricUseIsAnErrorOnEveryRank) {
     std::vector<std::byte> plain(rank.number() == 0 ? 2 * kShare : 0);
     std::byte* output = rank.number() == 0 ? plain.data() : segment->base(1);
     error_of([&] { gather_into(rank, output, kShare); });
-    expect_error(rank.failure(), ErrorCode::kMismatch,
-                 {"device seq 2", "copy_engine", "bulk"});
+    expect_error(rank.failure(), ErrorCode::kMismatch, {"device seq 2", "copy_engine", "bulk"});
     rank.meet();
   });
 }
@@ -421,9 +420,8 @@ TEST_F(DeviceGroupTest, PipelinesReadInputsInSegmentsInPlace) {
         reduce_half_symmetric(rank, 3'000'000);
         const auto& launch = rank.kernels().launches().at(0);
         EXPECT_EQ(launch.plan.algorithm, Algorithm::kTwoShot);
-        EXPECT_EQ(launch.location, rank.number() == 1
-                                       ? (BufferLocation{1} << kLocationShift) | 64
-                                       : BufferLocation{0});
+        EXPECT_EQ(launch.location, rank.number() == 1 ? (BufferLocation{1} << kLocationShift) | 64
+                                                      : BufferLocation{0});
       },
       Algorithm::kTwoShot);
 }

@@ -125,8 +125,10 @@ TEST(Plan, AlgorithmsOfTheTargets) {
   EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kGpu),
             "one_shot, two_shot, ring, ll, ll_two_shot, bulk, multimem");
   EXPECT_EQ(algorithm_list(kReduceScatter, PlanTarget::kGpu), "pipelined, ll, bulk, multimem");
-  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu), "pipelined, ll, bulk, copy_engine, multimem");
-  EXPECT_EQ(algorithm_list(kBroadcast, PlanTarget::kGpu), "pipelined, ll, bulk, copy_engine, multimem");
+  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu),
+            "pipelined, ll, bulk, copy_engine, multimem");
+  EXPECT_EQ(algorithm_list(kBroadcast, PlanTarget::kGpu),
+            "pipelined, ll, bulk, copy_engine, multimem");
   EXPECT_EQ(algorithm_list(kReduce, PlanTarget::kGpu), "one_shot, two_shot, ll, bulk");
   EXPECT_EQ(algorithm_list(kAllToAll, PlanTarget::kGpu), "pipelined, copy_engine");
   EXPECT_EQ(algorithm_list(kBarrier, PlanTarget::kGpu), "one_shot, ll");

@@ -151,7 +151,7 @@ class Routes {
     for (int peer = 0; peer < world_; ++peer) {
       if (!has(launch.sends[hop], peer)) continue;
       const RoutePiece& piece = launch.sends_same ? launch.send[index(rank)]  //
-                                                 : launch.send[index(peer)];
+                                                  : launch.send[index(peer)];
       if (hop == 0) {
         for_tiles(launch, piece,
                   [&](unsigned block, std::uint32_t t, std::size_t at, std::size_t n) {

@@ -33,9 +33,9 @@ __device__ inline bool begin_collective(const GroupParams& group) {
   return true;
 }
 
-// For calls whose blocks do not meet: by one thread of each block that ends. The last one to add its
-// part to the sequence completes the call, and says so in `page` where that is not null. `before`:
-// the sequence when the launch began, of which only a launch of one block makes use.
+// For calls whose blocks do not meet: by one thread of each block that ends. The last one to add
+// its part to the sequence completes the call, and says so in `page` where that is not null.
+// `before`: the sequence when the launch began, of which only a launch of one block makes use.
 __device__ inline void count_call(LocalState& local, DevicePage* page, std::uint64_t before) {
   const std::uint64_t others = gridDim.x - 1;
   const std::uint64_t part = blockIdx.x == 0 ? kSequenceUnit - others : 1;

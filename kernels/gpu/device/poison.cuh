@@ -7,8 +7,8 @@
 // their results may come before or after: every element is right or poison. The host's errors come
 // later; a replay of a graph has no others.
 //
-// A block of a wire, or of lanes, fills its own part only: in a call in place other blocks may still be sending
-// what it would write over, to peers whose calls succeed.
+// A block of a wire, or of lanes, fills its own part only: in a call in place other blocks may
+// still be sending what it would write over, to peers whose calls succeed.
 #pragma once
 
 #include "kernels/core/atomics.hpp"

@@ -40,8 +40,9 @@ struct BulkParams {
   std::uint32_t chunk_bytes;  // at most, of a chunk
   std::uint32_t slot_bytes;
   double factor;
-  std::uint64_t poison;      // NOTE [Poison] in poison.cuh; 0: none
-  std::uint64_t second_hop;  // to whom this rank sends what it has combined or relayed: a bit a rank
+  std::uint64_t poison;  // NOTE [Poison] in poison.cuh; 0: none
+  std::uint64_t
+      second_hop;  // to whom this rank sends what it has combined or relayed: a bit a rank
   std::uint64_t timeout_ns;
   std::uint64_t local;  // offsets in a segment, as in DeviceLayout
   std::uint64_t signals;

@@ -265,8 +265,8 @@ void GpuGroupKernels::start_wire(const WireKernels& kernels, const WireLaunch& l
   });
 }
 
-// Calls `body(kernel, ranks)` with the kernel of this world size, if there is one, and the number of
-// ranks that its parameters hold.
+// Calls `body(kernel, ranks)` with the kernel of this world size, if there is one, and the number
+// of ranks that its parameters hold.
 template <class Body>
 void GpuGroupKernels::by_world(const void* const (&kernels)[kWireWorldCount],
                                const Body& body) const {

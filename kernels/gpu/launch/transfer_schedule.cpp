@@ -86,8 +86,7 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   return first + count;
 }
 
-void TransferSchedule::plan(std::span<const TransferOp> ops, bool collective,
-                            bool ends_call,
+void TransferSchedule::plan(std::span<const TransferOp> ops, bool collective, bool ends_call,
                             const std::function<void(const TransferParams&)>& launch) {
   params_.collective = collective;
   list(ops, collective);

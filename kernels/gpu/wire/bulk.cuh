@@ -17,9 +17,9 @@ inline constexpr std::uint32_t kCopyBatch = 4;  // units that a thread has under
 // By a warp: the units from number `first` on, one by one. Out of line, as odd addresses and ends
 // must not cost the common case registers.
 [[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD void warp_copy_odd(std::byte* to,
-                                                                    const std::byte* from,
-                                                                    std::uint32_t first,
-                                                                    std::uint32_t bytes) {
+                                                                           const std::byte* from,
+                                                                           std::uint32_t first,
+                                                                           std::uint32_t bytes) {
   for (std::uint32_t at = first + warp_thread(); at * kUnitBytes < bytes; at += kWarpThreads) {
     const std::uint32_t left = bytes - at * static_cast<std::uint32_t>(kUnitBytes);
     store_odd_unit(to + at * kUnitBytes, load_odd_unit(from + at * kUnitBytes, left), left);
@@ -29,8 +29,8 @@ inline constexpr std::uint32_t kCopyBatch = 4;  // units that a thread has under
 // By a warp, from a piece to a slot or the other way round. Out of line, as are the combinations
 // below: what surrounds them takes registers that their loads need.
 [[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD void warp_copy(std::byte* to,
-                                                                const std::byte* from,
-                                                                std::uint32_t bytes) {
+                                                                       const std::byte* from,
+                                                                       std::uint32_t bytes) {
   const bool aligned = is_aligned(to, kUnitBytes) && is_aligned(from, kUnitBytes);
   const std::uint32_t whole = aligned ? bytes / kUnitBytes : 0;
   auto* const units_to = reinterpret_cast<Unit*>(to);
@@ -117,9 +117,9 @@ __device__ __forceinline__ void combine_units(const std::byte* const* from, std:
 // Combines the chunks at `from` in rank order. By a warp.
 template <int N, class Rule>
 static __device__ SYMM_OUTLINED_METHOD void combine_chunk(const std::byte* const* from,
-                                                   std::byte* const* to, int any_world, int rank,
-                                                   std::uint32_t bytes,
-                                                   typename Rule::Facts facts) {
+                                                          std::byte* const* to, int any_world,
+                                                          int rank, std::uint32_t bytes,
+                                                          typename Rule::Facts facts) {
   const int world = N == 0 ? any_world : N;
   const bool aligned = is_aligned(load_shared(&from[rank]), kUnitBytes) &&
                        is_aligned(load_shared(&to[rank]), kUnitBytes);
@@ -149,8 +149,9 @@ static __device__ SYMM_OUTLINED_METHOD void combine_chunk(const std::byte* const
 
 // One chunk to all of `to`. By a warp.
 template <int N>
-static __device__ SYMM_OUTLINED_METHOD void forward_chunk(const std::byte* from, std::byte* const* to,
-                                                   int any_world, int rank, std::uint32_t bytes) {
+static __device__ SYMM_OUTLINED_METHOD void forward_chunk(const std::byte* from,
+                                                          std::byte* const* to, int any_world,
+                                                          int rank, std::uint32_t bytes) {
   const int world = N == 0 ? any_world : N;
   const auto* const units_from = reinterpret_cast<const Unit*>(from);
   const std::uint32_t whole =
@@ -238,8 +239,9 @@ class Bulk {
     return begin >= params_.placer_count || place(begin);
   }
 
-  // Steps of all the warp's peers, one step of each at a time. step_of(peer, data, cut, step, number)
-  // does one and returns whether to go on; base_of(peer): where the chunks of the peer have come to.
+  // Steps of all the warp's peers, one step of each at a time. step_of(peer, data, cut, step,
+  // number) does one and returns whether to go on; base_of(peer): where the chunks of the peer have
+  // come to.
   template <class Piece, class Base, class Step>
   __device__ __forceinline__ bool each_step(const std::uint8_t* peers, int begin, int count,
                                             const Piece& piece_of, const Base& base_of,
@@ -296,8 +298,7 @@ class Bulk {
 
   __device__ __forceinline__ bool place(int begin) {
     return each_step(
-        params_.placers, begin, params_.placer_count,
-        [&](int peer) { return params_.take[peer]; },
+        params_.placers, begin, params_.placer_count, [&](int peer) { return params_.take[peer]; },
         [&](int peer) -> std::uint32_t& { return lane_.count(last_hop(), peer).received; },
         [&](int peer, std::byte* data, const Cut& cut, std::uint32_t step, std::uint32_t number) {
           if (!warp_all(warp_thread() != 0 || take(last_hop(), peer, cut, step, number, nullptr))) {
@@ -313,8 +314,8 @@ class Bulk {
   }
 
   // Waits for a chunk of a piece; by one thread.
-  __device__ bool take(int hop, int peer, const Cut& cut, std::uint32_t step,
-                       std::uint32_t number, double* factor) const {
+  __device__ bool take(int hop, int peer, const Cut& cut, std::uint32_t step, std::uint32_t number,
+                       double* factor) const {
     if (!lane_.await_chunk(hop, peer, number)) return false;
     if (step != 0 && factor == nullptr) return true;
     double theirs;
@@ -326,16 +327,17 @@ class Bulk {
   __device__ __forceinline__ bool middle() {
     if constexpr (kCombines) {
       if (params_.combines) {
-        return pass_on(own_send().bytes, [&](int) { return true; },
-                       [&](std::uint32_t bytes) { combine(bytes); });
+        return pass_on(
+            own_send().bytes, [&](int) { return true; },
+            [&](std::uint32_t bytes) { combine(bytes); });
       }
     }
     if (params_.relays) {
-      return pass_on(own_take().bytes, [&](int peer) { return peer == params_.root; },
-                     [&](std::uint32_t bytes) {
-                       forward_chunk<N>(load_shared(&from_[params_.root]), to_, world_size(),
-                                        rank(), bytes);
-                     });
+      return pass_on(
+          own_take().bytes, [&](int peer) { return peer == params_.root; },
+          [&](std::uint32_t bytes) {
+            forward_chunk<N>(load_shared(&from_[params_.root]), to_, world_size(), rank(), bytes);
+          });
     }
     if (!params_.copies_own) return true;
     const Cut cut = lane_.cut(own_send().bytes);
@@ -434,8 +436,8 @@ class Bulk {
     const Cut cut = lane_.cut(piece.bytes);
     for (std::uint32_t step = 0; step < cut.steps; ++step) {
       const std::uint64_t offset = lane_.offset_of(cut, step);
-      fill_poison(piece.data + offset, cut.bytes_of(offset), params_.poison,
-                  warp_thread(), kWarpThreads);
+      fill_poison(piece.data + offset, cut.bytes_of(offset), params_.poison, warp_thread(),
+                  kWarpThreads);
     }
   }
 

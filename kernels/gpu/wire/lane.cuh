@@ -6,7 +6,8 @@
 // that for every n-th chunk of all pieces of a call, and each of its warps has one role:
 //
 //   sender   of hop 1, for a peer: waits for a free slot there, copies a chunk into it
-//   middle   combines the chunks of all ranks in rank order, or relays the root's; stores the result
+//   middle   combines the chunks of all ranks in rank order, or relays the root's; stores the
+//   result
 //            to its output and into the slots of hop 2. Or copies this rank's own piece
 //   placer   of the last hop, for a peer: copies its chunk to the output, gives the slot back
 //
@@ -15,19 +16,19 @@
 // steps, and many chains at once hide it. (MSCCL++ divides a kernel into roles by blocks, NCCL has
 // one more warp for the fence; a chain a warp needs no barrier in the block at all.)
 //
-// The lanes of a block meet those of the same block on every other rank and no other, so blocks need
-// not be on their GPUs all at once. Where a lane has more peers than warps, a warp serves several in
-// turn, step by step.
+// The lanes of a block meet those of the same block on every other rank and no other, so blocks
+// need not be on their GPUs all at once. Where a lane has more peers than warps, a warp serves
+// several in turn, step by step.
 //
-// Progress: order the events of a lane by step, and in a step sends before combining before placing.
-// Each wait is for an event before it (a slot is freed by an event kBulkSlots steps earlier), and
-// each warp does its own in that order, so some event can always happen.
+// Progress: order the events of a lane by step, and in a step sends before combining before
+// placing. Each wait is for an event before it (a slot is freed by an event kBulkSlots steps
+// earlier), and each warp does its own in that order, so some event can always happen.
 //
 // NOTE [Chunk numbers]
 // For each lane, hop and pair of ranks the chunks are counted from the group's start, modulo 2^32:
 // by the receiver's `filled`, the sender's `freed`, and both ends' BulkCount. A call adds what the
-// sizes of its pieces say (a piece between two ranks may have any size), and at least one where the pair communicates at all, so that the sizes at
-// both ends are compared (ChunkHeader).
+// sizes of its pieces say (a piece between two ranks may have any size), and at least one where the
+// pair communicates at all, so that the sizes at both ends are compared (ChunkHeader).
 #pragma once
 
 #include "kernels/gpu/device/call_end.cuh"
@@ -54,9 +55,8 @@ class Lane {
       : params_(params),
         local_(*reinterpret_cast<LocalState*>(segment(params.rank) + params.local)) {
     const LaneShape shape =
-        kOnePeer
-            ? LaneShape{1, params.roles, static_cast<int>(kBulkWarps) / params.roles}
-            : lane_shape(params.roles, world_size() - 1, static_cast<int>(kBulkWarps));
+        kOnePeer ? LaneShape{1, params.roles, static_cast<int>(kBulkWarps) / params.roles}
+                 : lane_shape(params.roles, world_size() - 1, static_cast<int>(kBulkWarps));
     peers_of_warp_ = shape.peers_of_warp;
     const unsigned warp = threadIdx.x / kWarpThreads;
     const auto roles = static_cast<unsigned>(shape.warps);
@@ -95,8 +95,7 @@ class Lane {
     const std::uint32_t least = kLeastChunk / kChunkUnit;
     const std::uint32_t of_chunk = fair > most ? most : fair < least ? least : fair;
     const std::uint32_t chunks = units == 0 ? 1 : (units - 1) / of_chunk + 1;
-    return {bytes, of_chunk * kChunkUnit,
-            chunks > lane_ ? (chunks - lane_ - 1) / lanes_ + 1 : 0};
+    return {bytes, of_chunk * kChunkUnit, chunks > lane_ ? (chunks - lane_ - 1) / lanes_ + 1 : 0};
   }
   // Where the lane's chunk `step` of a piece begins.
   __device__ std::uint64_t offset_of(const Cut& cut, std::uint32_t step) const {
@@ -113,9 +112,8 @@ class Lane {
   // Of `owner`, for chunk `number` of `sender`.
   __device__ std::byte* slot(int owner, int hop, int sender, std::uint32_t number) const {
     const auto senders = static_cast<unsigned>(world_size() - 1);
-    const std::uint64_t of_sender =
-        static_cast<std::uint64_t>(lane_of(hop)) * senders +
-        static_cast<unsigned>(sender > owner ? sender - 1 : sender);
+    const std::uint64_t of_sender = static_cast<std::uint64_t>(lane_of(hop)) * senders +
+                                    static_cast<unsigned>(sender > owner ? sender - 1 : sender);
     return segment(owner) + params_.slots +
            (of_sender * kBulkSlots + number % kBulkSlots) * params_.slot_bytes;
   }
@@ -132,9 +130,8 @@ class Lane {
   __device__ void post_chunk(int hop, int receiver, std::uint32_t number,
                              std::uint64_t piece_bytes) const {
     BulkSignal& theirs = signal(receiver, hop, rank());
-    store_relaxed_pair(
-        reinterpret_cast<std::uint64_t*>(&theirs.headers[number % kBulkSlots]), piece_bytes,
-        __builtin_bit_cast(std::uint64_t, params_.factor));
+    store_relaxed_pair(reinterpret_cast<std::uint64_t*>(&theirs.headers[number % kBulkSlots]),
+                       piece_bytes, __builtin_bit_cast(std::uint64_t, params_.factor));
     store_release(&theirs.filled, number + 1);
   }
   __device__ void free_slot(int hop, int sender, std::uint32_t number) const {
