@@ -123,12 +123,12 @@ TEST_F(ConfiguredDeviceCalls, TheRequestIsThePlan) {
     std::vector<float> data(8);
     const CollectiveArgs args = test::sum_args(data);
     launch(rank, args, {});
-    launch(rank, args, {.algorithm = Algorithm::kTwoShot, .channels = 7, .chunk_bytes = 4'096});
+    launch(rank, args, {.algorithm = Algorithm::kTwoShot, .channels = 7, .chunk_bytes = 1'024});
     launch(rank, args, {.channels = 3});
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 3u);
     EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kLL);
-    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kTwoShot, 4'096, 7}));
+    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kTwoShot, 1'024, 7}));
     EXPECT_EQ(launches[2].plan, (Plan{Algorithm::kLL, 65'536, 3}));
     expect_error(error_of([&] { launch(rank, args, {.algorithm = Algorithm::kPipelined}); }),
                  ErrorCode::kInvalidArgument, {"all_reduce", "got pipelined"});
