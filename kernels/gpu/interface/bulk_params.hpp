@@ -20,7 +20,7 @@ struct BulkPiece {
 };
 
 // NOTE [Routes] in wire_params.hpp says what the hops of a call are. All ranks launch equally many
-// blocks, with the same roles and chunk_bytes.
+// blocks, with the same roles and slot_bytes.
 template <int kRanks>
 struct BulkParams {
   std::int32_t rank;
@@ -37,8 +37,7 @@ struct BulkParams {
   ReduceOp op;
   std::int32_t roles;  // of a lane, on the rank that has most of them
   std::uint32_t poll_period;
-  std::uint32_t chunk_bytes;  // at most, of a chunk
-  std::uint32_t slot_bytes;
+  std::uint32_t slot_bytes;  // hence at most of a chunk
   double factor;
   std::uint64_t poison;  // NOTE [Poison] in poison.cuh; 0: none
   std::uint64_t

@@ -13,6 +13,7 @@
 #include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/interface/wire_params.hpp"
 #include "kernels/gpu/launch/copy_streams.hpp"
+#include "kernels/gpu/launch/large_shares.hpp"
 #include "kernels/gpu/launch/launch_params.hpp"
 #include "kernels/gpu/launch/transfer_schedule.hpp"
 #include "kernels/gpu/launch/wire_route.hpp"
@@ -103,7 +104,6 @@ class GpuGroupKernels final : public GroupKernels {
                          const LaunchOptions& options);
   void start_lanes(const WireLaunch& launch, const CollectiveParams& call, int channels,
                    const LaunchOptions& options);
-  bool take_large_shares(std::span<const TransferOp> ops);
   template <class Body>
   void by_world(const void* const (&kernels)[kWireWorldCount], const Body& body) const;
   void launch_barrier(const CollectiveParams& call, const LaunchOptions& options);
@@ -124,9 +124,7 @@ class GpuGroupKernels final : public GroupKernels {
   WireKind wire_ = WireKind::kLL;
   WireRoute route_;
   WireLaunch barrier_;
-  WireLaunch shares_;  // of an all_to_all
-  CollectiveParams share_call_{};
-  std::vector<TransferOp> short_shares_;
+  LargeShares shares_;
 };
 
 GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_index)
@@ -134,14 +132,13 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
       device_(device_index),
       copies_(config.world_size - 1),
       schedule_(config.rank, config.world_size, config.layout, config.poisons),
-      route_(config.world_size) {
+      route_(config.world_size),
+      shares_(config.rank, config.world_size) {
   load_kernels();
   group_.rank = config.rank;
   group_.world_size = config.world_size;
   group_.layout = config.layout;
   barrier_.sends_same = true;
-  shares_.send.resize(static_cast<std::size_t>(config.world_size));
-  shares_.take.resize(static_cast<std::size_t>(config.world_size));
   page_.emplace(config.page, sizeof(DevicePage), "mapping the group's page of host memory");
   group_.page = static_cast<DevicePage*>(page_->device_address());
 }
@@ -370,37 +367,11 @@ void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Buffe
   start(kernel, static_cast<unsigned>(std::clamp(plan.channels, 1, kMaxChannels)), call, options);
 }
 
-// The shares of an all_to_all that go by lanes to shares_, the others to short_shares_; true where
-// some go by lanes.
-bool GpuGroupKernels::take_large_shares(std::span<const TransferOp> ops) {
-  const auto self = static_cast<std::size_t>(config_.rank);
-  std::fill(shares_.send.begin(), shares_.send.end(), RoutePiece{});
-  std::fill(shares_.take.begin(), shares_.take.end(), RoutePiece{});
-  shares_.sends[0] = shares_.hears[0] = 0;
-  short_shares_.clear();
-  Dtype dtype = Dtype::kUInt8;
-  for (const TransferOp& op : ops) {
-    if (!op.is_send) dtype = op.dtype;
-    if (op.bytes <= kMostShareByMessages) {
-      short_shares_.push_back(op);
-      continue;
-    }
-    const auto peer = static_cast<std::size_t>(op.peer);
-    (op.is_send ? shares_.send : shares_.take)[peer] = {static_cast<std::byte*>(op.data), op.bytes};
-    if (peer == self) continue;
-    (op.is_send ? shares_.sends : shares_.hears)[0] |= 1ull << op.peer;
-  }
-  shares_.copies_own = shares_.send[self].data != shares_.take[self].data;
-  share_call_.kind = CollectiveKind::kAllToAll;
-  share_call_.poison = config_.poisons ? poison_of(dtype) : 0;
-  return short_shares_.size() < ops.size();
-}
-
 void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
                                const LaunchOptions& options) {
   const DeviceGuard guard(device_);
-  const bool has_large = collective && take_large_shares(ops);
-  if (has_large) ops = short_shares_;
+  const bool has_large = collective && shares_.divide(ops);
+  if (has_large) ops = shares_.others();
   if (!has_large || !ops.empty()) {
     schedule_.plan(ops, collective, !has_large, [&](const TransferParams& params) {
       const unsigned own_blocks = params.own.bytes > kMostUndividedMessage ? 4 : 1;
@@ -409,7 +380,11 @@ void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
       start(transfer_kernel_address(params.forms), blocks, params, options);
     });
   }
-  if (has_large) start_lanes(shares_, share_call_, kMaxBulkBlocks, options);
+  if (!has_large) return;
+  CollectiveParams call{};
+  call.kind = CollectiveKind::kAllToAll;
+  call.poison = config_.poisons ? poison_of(shares_.dtype()) : 0;
+  start_lanes(shares_.launch(), call, kMaxBulkBlocks, options);
 }
 
 void GpuGroupKernels::launch_copies(const CollectiveArgs& args, BufferLocation location,

@@ -28,12 +28,11 @@ inline std::uint64_t timeout_ns(const LaunchOptions& options) {
   return static_cast<std::uint64_t>(std::max<std::int64_t>(options.timeout.count(), 0));
 }
 
-template <int kRanks>
-WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams& call,
-                               const LaunchContext& context) {
+// What WireParams and BulkParams have alike.
+template <class Params>
+void set_call(Params& params, const WireLaunch& launch, const CollectiveParams& call,
+              const LaunchContext& context) {
   const GroupKernelsConfig& config = context.config;
-  const DeviceLayout& layout = config.layout;
-  WireParams<kRanks> params{};
   params.rank = config.rank;
   params.world_size = config.world_size;
   params.root = call.root;
@@ -43,26 +42,35 @@ WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams&
   params.relays = launch.relays;
   params.copies_own = launch.copies_own;
   params.premultiplies = call.premultiplies;
-  params.ends_call = launch.ends_call;
   params.counts_calls = config.counts_wire_calls;
   params.dtype = call.dtype;
   params.op = call.op;
   params.poll_period = config.poll_period;
+  params.poison = call.poison;
+  params.timeout_ns = timeout_ns(context.options);
+  params.local = config.layout.local;
+  params.page = context.group.page;
+  std::copy_n(context.group.segments, config.world_size, params.segments);
+}
+
+template <int kRanks>
+WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams& call,
+                               const LaunchContext& context) {
+  const GroupKernelsConfig& config = context.config;
+  const DeviceLayout& layout = config.layout;
+  WireParams<kRanks> params{};
+  set_call(params, launch, call, context);
+  params.ends_call = launch.ends_call;
   params.tiles_per_block = launch.tiles_per_block;
   params.box_tiles = layout.wire_box_tiles(context.wire);
   params.factor = std::bit_cast<std::uint64_t>(call.factor);
-  params.poison = call.poison;
   params.stores = launch.stores;
   std::copy_n(launch.sends, 2, params.sends);
   std::copy_n(launch.hears, 2, params.hears);
-  params.timeout_ns = timeout_ns(context.options);
-  params.local = layout.local;
   params.done = layout.wire_done;
   params.boxes = layout.wire_boxes;
   params.box_bytes = layout.wire_box_bytes;
   params.box_blocks = layout.wire_blocks;
-  params.page = context.group.page;
-  std::copy_n(context.group.segments, config.world_size, params.segments);
   const auto piece = [&](const RoutePiece& each) {
     const std::uint32_t tile = wire_tile(context.wire).bytes;
     return WirePiece{each.data, static_cast<std::uint32_t>(each.bytes),
@@ -95,27 +103,11 @@ BulkParams<kRanks> bulk_params(const WireLaunch& launch, const CollectiveParams&
   const DeviceLayout& layout = config.layout;
   const int world = config.world_size;
   BulkParams<kRanks> params{};
-  params.rank = config.rank;
-  params.world_size = world;
-  params.root = call.root;
-  params.divisor = call.divisor;
-  params.sends_same = launch.sends_same;
-  params.combines = launch.combines;
-  params.relays = launch.relays;
-  params.copies_own = launch.copies_own;
-  params.premultiplies = call.premultiplies;
-  params.counts_calls = config.counts_wire_calls;
-  params.dtype = call.dtype;
-  params.op = call.op;
+  set_call(params, launch, call, context);
   params.roles = lane_roles(world, has_two_lists(call.kind, world));
-  params.poll_period = config.poll_period;
-  params.chunk_bytes = static_cast<std::uint32_t>(layout.bulk_slot_bytes);
-  params.slot_bytes = params.chunk_bytes;
+  params.slot_bytes = static_cast<std::uint32_t>(layout.bulk_slot_bytes);
   params.factor = call.factor;
-  params.poison = call.poison;
   params.second_hop = launch.sends[1];
-  params.timeout_ns = timeout_ns(context.options);
-  params.local = layout.local;
   params.signals = layout.bulk_signals;
   params.counts = layout.bulk_counts;
   params.slots = layout.bulk_slots;
@@ -132,8 +124,6 @@ BulkParams<kRanks> bulk_params(const WireLaunch& launch, const CollectiveParams&
       params.placers[params.placer_count++] = static_cast<std::uint8_t>(from);
     }
   }
-  params.page = context.group.page;
-  std::copy_n(context.group.segments, world, params.segments);
   const auto piece = [](const RoutePiece& each) { return BulkPiece{each.data, each.bytes}; };
   std::transform(launch.send.begin(), launch.send.end(), params.send, piece);
   std::transform(launch.take.begin(), launch.take.end(), params.take, piece);

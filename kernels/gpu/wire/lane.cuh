@@ -6,9 +6,8 @@
 // that for every n-th chunk of all pieces of a call, and each of its warps has one role:
 //
 //   sender   of hop 1, for a peer: waits for a free slot there, copies a chunk into it
-//   middle   combines the chunks of all ranks in rank order, or relays the root's; stores the
-//   result
-//            to its output and into the slots of hop 2. Or copies this rank's own piece
+//   middle   combines the chunks of all ranks in rank order, or relays the root's, into its output
+//            and the slots of hop 2; or copies this rank's own piece
 //   placer   of the last hop, for a peer: copies its chunk to the output, gives the slot back
 //
 // A warp waits, copies, fences and posts for itself, so that the fence and the waits of one are
@@ -41,8 +40,6 @@ inline constexpr std::uint32_t kChunkUnit = 512;  // that chunks are a multiple 
 inline constexpr std::uint32_t kLeastChunk = 1024;
 // So many chunks should a lane have of a piece: with one there would be nothing beside a chunk.
 inline constexpr std::uint32_t kChunksOfLane = 2;
-
-__device__ inline unsigned warp_thread() { return threadIdx.x % kWarpThreads; }
 
 template <int N>
 class Lane {
@@ -90,7 +87,7 @@ class Lane {
   };
   __device__ Cut cut(std::uint64_t bytes) const {
     const auto units = static_cast<std::uint32_t>((bytes + kChunkUnit - 1) / kChunkUnit);
-    const std::uint32_t most = params_.chunk_bytes / kChunkUnit;
+    const std::uint32_t most = params_.slot_bytes / kChunkUnit;
     const std::uint32_t fair = units / (kChunksOfLane * lanes_) + 1;
     const std::uint32_t least = kLeastChunk / kChunkUnit;
     const std::uint32_t of_chunk = fair > most ? most : fair < least ? least : fair;

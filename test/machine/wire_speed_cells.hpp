@@ -1,0 +1,113 @@
+// What wire_speed.cu measures, and the floor of each call.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels/core/collective.hpp"
+#include "kernels/plan/algorithm.hpp"
+#include "kernels/protocol/device_layout.hpp"
+
+namespace symm::test {
+
+inline constexpr std::size_t kSmallBytes = 4u << 20;
+inline constexpr int kResidentBlocks = 128;  // that are on the GPU at once
+
+struct Cell {
+  CollectiveKind kind;
+  Algorithm algorithm;
+  std::size_t bytes;
+  const char* name;
+  bool transfers = false;  // by p2p channels: all_to_all, else rank 0 sends to rank 1
+  int blocks = 0;          // 0: as many as fit
+};
+
+inline std::vector<Cell> large_cells(std::size_t most, int world) {
+  using enum CollectiveKind;
+  struct Operation {
+    CollectiveKind kind;
+    Algorithm pipeline;
+    const char* name;
+  };
+  std::vector<Cell> cells;
+  for (std::size_t bytes = std::size_t{1} << 20; bytes <= most; bytes *= 4) {
+    for (const Operation& op : {Operation{kAllReduce, Algorithm::kTwoShot, "all_reduce"},
+                                Operation{kReduceScatter, Algorithm::kPipelined, "reduce_scatter"},
+                                Operation{kAllGather, Algorithm::kPipelined, "all_gather"},
+                                Operation{kBroadcast, Algorithm::kPipelined, "broadcast"},
+                                Operation{kReduce, Algorithm::kTwoShot, "reduce"},
+                                Operation{kGather, Algorithm::kPipelined, "gather"},
+                                Operation{kScatter, Algorithm::kPipelined, "scatter"},
+                                Operation{kAllToAll, Algorithm::kPipelined, "all_to_all"}}) {
+      const bool transfers = op.kind == kAllToAll;
+      if (bytes <= std::size_t{4} << 20 && !transfers) {
+        cells.push_back({op.kind, op.kind == kAllReduce ? Algorithm::kLLTwoShot : Algorithm::kLL,
+                         bytes, op.name});
+      }
+      if (world <= 4 || transfers) {
+        cells.push_back({op.kind, op.pipeline, bytes, op.name, transfers, 32});
+      }
+      for (const int blocks : {8, 16, 32}) {
+        if (blocks * world > kResidentBlocks || transfers) continue;
+        cells.push_back({op.kind, Algorithm::kBulk, bytes, op.name, false, blocks});
+      }
+    }
+    cells.push_back({kBroadcast, Algorithm::kPipelined, bytes, "send + recv", true});
+  }
+  return cells;
+}
+
+// Bytes that all ranks read and write at least, slots included: a message that goes to a peer is
+// read, written to a slot, read there and written again.
+inline double traffic(const Cell& cell, int world) {
+  const double n = world;
+  const double bytes = static_cast<double>(cell.bytes);
+  const double part = bytes / n;
+  switch (cell.kind) {
+    case CollectiveKind::kAllReduce:
+      return n * (2 * bytes + 2 * 2 * (n - 1) * part);
+    case CollectiveKind::kReduce:
+      return world == 2 ? 2 * bytes + 2 * bytes + bytes
+                        : n * (bytes + 2 * (n - 1) * part) + 2 * (n - 1) * part + bytes;
+    case CollectiveKind::kReduceScatter:
+      return n * (bytes + part + 2 * (n - 1) * part);
+    case CollectiveKind::kAllGather:
+      return n * (part + bytes + 2 * (n - 1) * part);
+    case CollectiveKind::kAllToAll:
+      return n * (2 * bytes + 2 * (n - 1) * part);
+    case CollectiveKind::kBroadcast:
+      if (cell.transfers) return 4 * bytes;
+      return bytes + 2 * (n - 1) * bytes + (n - 1) * bytes + bytes;
+    default:  // gather, scatter
+      return 2 * bytes + 2 * (n - 1) * part;
+  }
+}
+
+inline std::vector<Cell> cells_of(WireKind wire, bool counts) {
+  using enum CollectiveKind;
+  std::vector<Cell> cells;
+  for (std::size_t bytes : {std::size_t{64}, std::size_t{256}, std::size_t{4} << 10,
+                            std::size_t{16} << 10, std::size_t{64} << 10, std::size_t{256} << 10,
+                            std::size_t{1} << 20, std::size_t{4} << 20}) {
+    const bool is_short = !counts || wire == WireKind::kLL;
+    if (is_short && bytes != 256 && bytes != 65536 && bytes != 1u << 20) continue;
+    cells.push_back({kAllReduce, Algorithm::kLL, bytes, "all_reduce"});
+    cells.push_back({kAllReduce, Algorithm::kLLTwoShot, bytes, "all_reduce two hops"});
+    cells.push_back({kReduceScatter, Algorithm::kLL, bytes, "reduce_scatter"});
+    cells.push_back({kAllGather, Algorithm::kLL, bytes, "all_gather"});
+    cells.push_back({kAllToAll, Algorithm::kLL, bytes, "all_to_all"});
+    cells.push_back({kBroadcast, Algorithm::kLL, bytes, "broadcast"});
+    if (!counts) continue;
+    cells.push_back({kReduce, Algorithm::kLL, bytes, "reduce"});
+    cells.push_back({kGather, Algorithm::kLL, bytes, "gather"});
+    cells.push_back({kScatter, Algorithm::kLL, bytes, "scatter"});
+    if (bytes == 64) cells.push_back({kBarrier, Algorithm::kLL, bytes, "barrier"});
+    if (wire == WireKind::kLL) continue;
+    // As they are until they have wires.
+    cells.push_back({kAllToAll, Algorithm::kPipelined, bytes, "all_to_all by channels", true});
+    cells.push_back({kBroadcast, Algorithm::kPipelined, bytes, "send + recv by channels", true});
+  }
+  return cells;
+}
+
+}  // namespace symm::test
