@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 namespace symm {
 
@@ -56,13 +55,8 @@ std::optional<PeerMemory::Refusal> PeerMemory::probe(LocalGroup& group,
 }
 
 int PeerMemory::read(int peer, std::uint64_t address, void* destination, std::size_t bytes) const {
-  const ProcessIdentity& theirs = processes_[static_cast<std::size_t>(peer)];
-  if (theirs == processes_[static_cast<std::size_t>(group_.rank())]) {
-    std::memcpy(destination, reinterpret_cast<const void*>(static_cast<std::uintptr_t>(address)),
-                bytes);
-    return 0;
-  }
-  return read_process_memory(theirs.pid, address, destination, bytes);
+  return read_process_memory(processes_[static_cast<std::size_t>(peer)].pid, address, destination,
+                             bytes);
 }
 
 }  // namespace symm

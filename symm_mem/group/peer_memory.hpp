@@ -15,7 +15,7 @@
 //     connection closes before its pid can be free. Bytes of a stranger are never passed on.
 //   - A read that the system refuses says nothing yet of why; the look does, or the owner is there
 //     and the memory cannot be read.
-// Ranks that are threads of one process copy by memcpy.
+// Ranks that are threads of one process read it in the same way.
 #pragma once
 
 #include <chrono>

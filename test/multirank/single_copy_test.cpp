@@ -37,14 +37,6 @@ using test::ScopedVariable;
 constexpr milliseconds kPatience{20'000};
 constexpr std::size_t kLarge = 1'500'000;  // bytes
 
-// ThreadSanitizer does not see what orders ranks of one process: they have mappings of their own
-// of the shared memory. executor_test.cpp shows it the same reads with one mapping.
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kSeesOrder = false;
-#else
-constexpr bool kSeesOrder = true;
-#endif
-
 CommunicatorConfig config_of(int rank, int world, milliseconds timeout = kPatience) {
   CommunicatorConfig config;
   config.group_name = "test";
@@ -150,7 +142,6 @@ void on_two_processes(
 }
 
 TEST(SingleCopy, RanksThatAreThreadsGetTheRightData) {
-  if (!kSeesOrder) GTEST_SKIP();
   for (const char* const choice : {"0", "1"}) {
     const ScopedVariable variable("SYMM_SINGLE_COPY", choice);
     test::MemoryStore store;
@@ -263,7 +254,6 @@ TEST(SingleCopy, AReadThatIsRefusedLaterLosesNothingSilently) {
 
 // The sender has raised, so that its memory is its user's again, before the receiver reads it.
 TEST(SingleCopy, WhatIsReadAfterTheOwnerGaveUpIsNotPassedOn) {
-  if (!kSeesOrder) GTEST_SKIP();
   const ScopedVariable variable("SYMM_SINGLE_COPY", "1");
   test::MemoryStore store;
   std::barrier<> meeting(2);
