@@ -39,8 +39,15 @@ struct alignas(4096) GroupPage {
     std::uint8_t data[kMessageBytes];
   };
 
+  // A bit a rank.
+  static constexpr int kMaskBits = 64;
+  static constexpr int kMaskWords = (kMaxRanks + kMaskBits - 1) / kMaskBits;
+
   SignalLine exchange;      // number of the last metadata exchange that this rank has entered
   std::uint64_t gave_up;    // number of the last one that it has given up
+  // Whom it was then waiting for, as far as it knew; written before `gave_up`. A reader may find
+  // those of a later exchange: they are for messages.
+  std::uint64_t missed[kMaskWords];
   std::uint32_t lifecycle;  // Lifecycle
   FailureRecord failure;
   alignas(kCacheLine) Message messages[2];

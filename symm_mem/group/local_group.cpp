@@ -300,8 +300,31 @@ void LocalGroup::enter(std::uint64_t number) {
   post(page(rank_).exchange, number);
 }
 
+LocalGroup::RankMask LocalGroup::missed(std::uint64_t number) const {
+  RankMask mask{};
+  bool given_up = false;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (!has_given_up(peer, number)) continue;
+    given_up = true;
+    for (std::size_t word = 0; word < mask.size(); ++word) {
+      mask[word] |= load_relaxed(&page(peer).missed[word]);
+    }
+  }
+  if (given_up) return mask;
+  for (const int rank : absent(number)) {
+    mask[static_cast<std::size_t>(rank / GroupPage::kMaskBits)] |=
+        std::uint64_t{1} << (rank % GroupPage::kMaskBits);
+  }
+  return mask;
+}
+
 // The numbers that peers have given up meanwhile are over too.
-void LocalGroup::give_up(std::uint64_t number) noexcept {
+void LocalGroup::give_up(std::uint64_t number, const RankMask& missed) noexcept {
+  if (!has_given_up(rank_, number)) {
+    for (std::size_t word = 0; word < missed.size(); ++word) {
+      store_relaxed(&page(rank_).missed[word], missed[word]);
+    }
+  }
   for (int peer = 0; peer < world_size_; ++peer) {
     if (has_given_up(peer, number)) number = load_acquire(&page(peer).gave_up);
   }
@@ -313,8 +336,19 @@ void LocalGroup::give_up(std::uint64_t number) noexcept {
 void LocalGroup::check_given_up(std::uint64_t number, const char* call) const {
   for (int peer = 0; peer < world_size_; ++peer) {
     if (!has_given_up(peer, number)) continue;
-    throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(peer), " has given up");
+    const std::vector<int> missed = missed_by(peer);
+    throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(peer), " has given up",
+                missed.empty() ? "" : " waiting for " + names_.list(missed));
   }
+}
+
+std::vector<int> LocalGroup::missed_by(int peer) const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const std::uint64_t word = load_relaxed(&page(peer).missed[rank / GroupPage::kMaskBits]);
+    if ((word >> (rank % GroupPage::kMaskBits) & 1) != 0) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 std::vector<int> LocalGroup::absent(std::uint64_t number) const {
@@ -388,7 +422,7 @@ LocalGroup::Metadata<Element> LocalGroup::exchange(Purpose purpose,
     fence_after_reads();
     check_given_up(number, purpose_name(mine.purpose));
   } catch (...) {
-    give_up(number);
+    give_up(number, missed(number));
     throw;
   }
   check_purposes(purposes);
@@ -433,11 +467,11 @@ void LocalGroup::run_rendezvous(milliseconds timeout,
   try {
     if (step(round)) end();
   } catch (const Error& error) {
-    if (breaks_mesh(error.code())) give_up(number);
+    if (breaks_mesh(error.code())) give_up(number, {});
     end();
     throw;
   } catch (...) {
-    give_up(number);
+    give_up(number, {});
     end();
     throw;
   }

@@ -27,9 +27,9 @@
 // call where all ranks come at the same time. All ranks have the same messages, so they decide the
 // same from them.
 //
-// A rank that gives up an exchange, or a rendezvous that it began, stores that number on its page.
-// Ranks that wait for it, or come later, raise; all go on with the next number over the same
-// connections. It may then write over a message that a late rank still reads, which looks again
+// A rank that gives up an exchange, or a rendezvous that it began, stores that number on its page,
+// and whom it missed, which those who give up because of it pass on. Ranks that wait for it, or come
+// later, raise; all go on with the next number over the same connections. It may then write over a message that a late rank still reads, which looks again
 // once it has read.
 //
 // Metadata exchanges and share() are collective over the group, in the same order on every rank,
@@ -38,6 +38,7 @@
 // that wait must be made without Python's interpreter lock.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -216,13 +217,19 @@ class LocalGroup {
   // Throws where a peer has given up exchange `number`.
   void check_given_up(std::uint64_t number, const char* call) const;
   void enter(std::uint64_t number);
-  void give_up(std::uint64_t number) noexcept;
+  using RankMask = std::array<std::uint64_t, GroupPage::kMaskWords>;
+  // Whom the exchange that ends with an error here failed to meet: what peers say that have given
+  // it up, else those who have not entered it.
+  RankMask missed(std::uint64_t number) const;
+  // `missed` is for messages of the peers.
+  void give_up(std::uint64_t number, const RankMask& missed) noexcept;
   void await_all(std::uint64_t number, const char* call, std::chrono::milliseconds timeout);
   template <typename Element>
   Metadata<Element> exchange(Purpose purpose, std::span<const Element> message,
                              std::chrono::milliseconds timeout);
   void check_purposes(const std::vector<std::uint64_t>& purposes) const;  // by rank
   std::vector<int> absent(std::uint64_t number) const;
+  std::vector<int> missed_by(int peer) const;
 
   const std::string group_name_;
   const int rank_;

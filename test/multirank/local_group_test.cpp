@@ -168,16 +168,31 @@ TEST(LocalGroup, ARankThatDoesNotComeIsNamedAndTheNextRendezvousWorks) {
       if (error->code() == ErrorCode::kTimeout) {
         expect_error(error, ErrorCode::kTimeout, {"rank 2 (global rank 12)", "200 ms"});
       } else {
-        expect_error(error, ErrorCode::kPeerLost, {"has given up"});
+        expect_error(error, ErrorCode::kPeerLost, {"has given up waiting for rank 2"});
       }
     }
     const auto late = Clock::now();
     expect_error(test::error_of([&] { share(of(groups, 2)); }), ErrorCode::kPeerLost,
-                 {"has given up"});
+                 {"has given up waiting for rank 2 (global rank 12)"});
     EXPECT_LT(Clock::now() - late, 5s);
     for (const auto& group : groups) EXPECT_FALSE(group->failed());
     expect_sharing_works(groups);
   }
+}
+
+// One rank's time-out ends the wait of all, and each names the rank that did not come.
+TEST(LocalGroup, WhoHearsThatAPeerHasGivenUpLearnsWhomItMissed) {
+  const Groups groups = connect_groups(4);
+  const auto errors = errors_of_ranks(4, [&](int rank) {
+    if (rank != 2) exchange(of(groups, rank), 1, Purpose::kView, rank == 1 ? 50ms : kTimeout);
+  });
+  expect_error(errors[1], ErrorCode::kTimeout, {"rank 2 (global rank 12) did not come"});
+  for (const std::size_t rank : {0, 3}) {
+    expect_error(errors[rank], ErrorCode::kPeerLost,
+                 {"rank ", "has given up waiting for rank 2 (global rank 12)"});
+  }
+  expect_error(test::error_of([&] { exchange(of(groups, 2), 1); }), ErrorCode::kPeerLost,
+               {"has given up waiting for rank 2 (global rank 12)"});
 }
 
 // The ranks that try again meet one that still tries for the first time.
