@@ -60,6 +60,7 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)  # the command's, beside what is set
     started: float = 0.0
     seconds: float = 0.0
+    cpu: float = 0.0  # seconds of it and of the processes that it waited for
     status: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     suite: ElementTree.Element | None = None
@@ -166,7 +167,9 @@ def read_report(job: Job, reports: Path) -> None:
 def show(job: Job, done: int, of: int, reports: Path) -> None:
     counts = ", ".join(f"{number} {what}" for what, number in job.counts.items() if number)
     print(
-        f"[{done}/{of}] {job.seconds:5.1f} s  {job.name}: {counts or 'nothing to run'}", flush=True
+        f"[{done}/{of}] {job.seconds:5.1f} s, CPU {job.cpu:5.1f} s  {job.name}: "
+        f"{counts or 'nothing to run'}",
+        flush=True,
     )
     if job.failed:
         print(job.path(reports, ".log").read_text(errors="replace"), flush=True)
@@ -182,9 +185,10 @@ def run_all(jobs: list[Job], at_once: int, done: int, of: int, reports: Path) ->
             if pid == 0:
                 sys.exit(run_file(job, reports))
             running[pid] = job
-        pid, status = os.wait()
+        pid, status, usage = os.wait3(0)
         if job := running.pop(pid, None):
             job.seconds = time.monotonic() - job.started
+            job.cpu = usage.ru_utime + usage.ru_stime
             job.status = os.waitstatus_to_exitcode(status)
             read_report(job, reports)
             done += 1
@@ -238,10 +242,13 @@ def main() -> int:
         print(f"FAILED {name}")
     print(
         f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped in "
-        f"{time.monotonic() - started:.0f} s, {arguments.jobs} files at once"
+        f"{time.monotonic() - started:.0f} s, {arguments.jobs} files at once, "
+        f"{sum(job.cpu for job in jobs):.0f} s of CPU"
     )
     return 1 if failed or not total["passed"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # else libraries that were imported for the forks report here what they leak

@@ -3,13 +3,17 @@
 import pytest
 
 from catalogue import FAULTS
+from harness import ON_CUDA
 from run_faults import inject
 
 # The soaks in builds with sanitizers are tests of those builds.
-NAMES = [name for name, fault in FAULTS.items() if fault.short]
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.alone] * (ON_CUDA or fault.p99_limit is not None))
+    for name, fault in FAULTS.items()
+    if fault.short
+]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", NAMES)
 def test_fault(name, times):
