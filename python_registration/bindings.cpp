@@ -258,6 +258,11 @@ std::string environment_value(const std::string& name) {
   });
 }
 
+// The plan tables of groups that are made here, as the JSON of a tuning file.
+std::string plan_tables() {
+  return with_torch_errors([] { return symm::tables_in_environment().to_json(); });
+}
+
 std::optional<py::bytes> flight_record() {
   std::string dump;
   {
@@ -299,6 +304,8 @@ PYBIND11_MODULE(_C, module) {
              "The flight record of this process as a pickle; None where it is switched off.");
   module.def("build_info", &build_info, "What this module was compiled with.");
 
+  module.def("plan_tables", &plan_tables, py::call_guard<py::gil_scoped_release>(),
+             "The plan tables of groups that are made here, as the JSON of a tuning file.");
   module.def("environment_value", &environment_value, py::arg("name"),
              py::call_guard<py::gil_scoped_release>(),
              "What the compiled part reads from its variable; ValueError for a wrong value.");

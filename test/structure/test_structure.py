@@ -62,7 +62,7 @@ VENDOR_MACRO_FILES = {
 }
 COMMANDS = [
     ROOT / f"python_registration/torch_symm/{name}.py"
-    for name in ("audit", "bench", "info", "probe", "run")
+    for name in ("audit", "bench", "info", "probe", "run", "tune")
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s+(<|")([^>"]+)[>"]')
 

@@ -7,8 +7,9 @@ The core never imports this package. Each command is a module of torch_symm that
     info    python -m torch_symm.info
     run     python -m torch_symm.run
     audit   python -m torch_symm.audit
-    command what the command lines of bench and probe share
-    ranks   processes for bench and probe: one a rank, watched
+    tune    python -m torch_symm.tune
+    command what the command lines of bench, probe and tune share
+    ranks   processes for bench, probe and tune: one a rank, watched
     machine what the tools tell about this machine
 """
 

@@ -1,4 +1,4 @@
-"""What the command lines of bench and probe share: how a run is carried out and reported."""
+"""What the command lines of bench, probe and tune share: how a run is carried out and reported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torch_symm.tools.machine import describe_machine
 from torch_symm.tools.ranks.job import Job, RunFailed, supervise
@@ -68,6 +69,19 @@ class Report(contextlib.AbstractContextManager):
     def _text(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
         self._console.file.flush()
+
+
+def progress_bar(console: Console) -> Progress:
+    """Return a bar for ``console``, which a log does not get."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 @contextlib.contextmanager

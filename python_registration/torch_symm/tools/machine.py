@@ -59,7 +59,7 @@ def nccl_version() -> str | None:
         return None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     """Return the processor's name as Linux reports it, or its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -72,7 +72,7 @@ def _cpu_model() -> str:
 def describe_machine(backends: Sequence[str], ranks: int, device: str) -> dict[str, str | int]:
     """Return what a reader needs to judge the figures; nothing that identifies the host."""
     machine: dict[str, str | int] = {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "torch": torch.__version__,

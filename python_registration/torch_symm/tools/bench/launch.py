@@ -20,17 +20,25 @@ from torch_symm.tools.ranks.job import RunFailed, Trouble
 class BenchJob:
     """Where the run stands, and what each set of ranks is to do. Used by the leader alone.
 
-    A row is told when its last phase has been measured.
+    A row is told when its last phase has been measured. ``done`` rows have been measured before;
+    where backends have processes of their own, all of a case's or none.
     """
 
-    def __init__(self, config: BenchConfig, on_row: Callable[[Row], None]) -> None:
+    def __init__(self, config: BenchConfig, on_row: Callable[[Row], None], done: int = 0) -> None:
         self._config = config
         self._on_row = on_row
         self._started = time.monotonic()
         self._start = Start()
-        self._rows: list[Row] = []  # of the case that is measured, without what phases will add
+        self._rows: list[Row | None] = []  # of the case that is measured, as far as they are known
+        for name, _ in config.cases:
+            if done < (rows := len(config.counts(name))):
+                break
+            done -= rows
+            self._start.case += 1
+        self._start.row = done
+        self._rows += [None] * done  # told already
         # Whether the set that runs, or the first one, leaves something to a successor.
-        self._left = True
+        self._left = self._start.case < len(config.cases)
 
     def assignment(self) -> tuple[BenchConfig, Start] | None:
         """Return what is left; see job.Job."""

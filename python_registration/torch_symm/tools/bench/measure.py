@@ -6,12 +6,16 @@ Before every block there is a barrier of the group that the block times.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
+
+import torch.distributed as dist
 
 from torch_symm.tools.bench.barrier import times_left_early
 from torch_symm.tools.bench.collectives import CLASSES, CallContext, Collective
 from torch_symm.tools.bench.config import format_size
 from torch_symm.tools.bench.floor import FloorBlocks
+from torch_symm.tools.bench.mpi import MpiGroup
 from torch_symm.tools.bench.pattern import DTYPES
 from torch_symm.tools.bench.results import VARIANTS, BackendResult, Floor, Row, Timing
 from torch_symm.tools.bench.session import Session
@@ -40,7 +44,7 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
             continue
         operation = kind(context, count, variant == "in_place")
         what = f"{name} {format_size(size)} {mode} {variant}"
-        runners = _runners(session, operation, mode, what)
+        runners = _runners(session, operation, mode, what, session.members(name, size))
         floor = FloorBlocks(session, operation) if mode == "eager" and runners else None
         try:
             measured = _measure_variant(session, runners, what, size, floor)
@@ -63,12 +67,16 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
     return Row(name, mode, size, count, config.dtype, redop, root, results, floors)
 
 
-def _runners(session: Session, operation: Collective, mode: str, what: str) -> dict[int, Runner]:
-    """Return a ready runner for every backend that accepts the operation. Collective."""
+def _runners(
+    session: Session,
+    operation: Collective,
+    mode: str,
+    what: str,
+    members: Iterable[tuple[int, dist.ProcessGroup | MpiGroup]],
+) -> dict[int, Runner]:
+    """Return a ready runner for each of ``members`` that accepts the operation. Collective."""
     runners: dict[int, Runner] = {}
-    for index, group in session.groups.items():
-        if index in session.excluded:
-            continue
+    for index, group in members:
         runner = runner_for(mode, operation, group)
 
         def first_call(runner=runner) -> None:

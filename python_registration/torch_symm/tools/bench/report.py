@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from torch_symm.tools.bench.config import BenchConfig
 from torch_symm.tools.bench.results import Row
-from torch_symm.tools.command import Report
+from torch_symm.tools.command import Report, progress_bar
 
 
 @dataclass(frozen=True)
@@ -119,15 +118,7 @@ class BenchReport(Report):
         self._columns = _columns(config)
         width = sum(column.width + 1 for column in self._columns)
         self._tables = console.is_terminal and console.width >= width
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._progress = progress_bar(console)
         self._task = self._progress.add_task("measuring", total=total)
         self._table: Table | None = None
 

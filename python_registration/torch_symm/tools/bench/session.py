@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -57,6 +57,14 @@ class Session(RankSession):
                     if backend == MPI
                     else dist.new_group(backend=c10d_name(backend), timeout=timeout)
                 )
+
+    def members(
+        self, collective: str, size: int
+    ) -> Iterator[tuple[int, dist.ProcessGroup | MpiGroup]]:
+        """Yield the place and the group of each backend that measures ``size`` bytes."""
+        for index, group in self.groups.items():
+            if index not in self.excluded:
+                yield index, group
 
     def leave(self, sound: bool) -> None:
         """End the work; leave the groups alone where they may be harmed."""

@@ -43,7 +43,12 @@ def bench_rank(
 
 
 def run_worker(
-    config: BenchConfig, rank: int, store: dist.Store, messenger: Messenger, start: Start
+    config: BenchConfig,
+    rank: int,
+    store: dist.Store,
+    messenger: Messenger,
+    start: Start,
+    session_type: type[Session] = Session,
 ) -> None:
     """Measure as ``rank`` from ``start`` on and send each Row from rank 0. Collective.
 
@@ -51,7 +56,7 @@ def run_worker(
     early after sending a BackendExcluded, with the groups left alone: then a fresh set of ranks
     must take up the run.
     """
-    session = Session.join(config, rank, store, messenger)
+    session = session_type.join(config, rank, store, messenger)
     session.make_groups(config.phases[start.phase], start.without)
     sound = True
     try:
