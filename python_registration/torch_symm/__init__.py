@@ -46,8 +46,7 @@ if TYPE_CHECKING:
         ones,
         zeros,
     )
-    from torch_symm.symmetric_tensor import SymmetricTensor
-    from torch_symm.views import contiguous_view
+    from torch_symm.views import SymmetricTensor, contiguous_view
 
     Options = ProcessGroupSymm.Options
 
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "InvalidArgumentError": "errors",
     "InvalidTypeError": "errors",
-    "SymmetricTensor": "symmetric_tensor",
+    "SymmetricTensor": "views",
     "contiguous_view": "views",
     "flight_record": "flight",
     "local_group": "hosts",

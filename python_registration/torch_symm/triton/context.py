@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch_symm import _groups
 from torch_symm._registration import load
 from torch_symm.memory import allocate
-from torch_symm.symmetric_tensor import SymmetricTensor
 from torch_symm.triton import layout, registry
 from torch_symm.triton.settings import INTERPRETED, RACE_CHECK, TIMELINE
+from torch_symm.views import SymmetricTensor
 
 _CALLER = "triton.context"
 
