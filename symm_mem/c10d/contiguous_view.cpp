@@ -2,7 +2,6 @@
 
 #include <ATen/ops/from_blob.h>
 #include <torch/version.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <algorithm>
@@ -225,7 +224,7 @@ bool share(const at::Tensor& tensor, const std::string& group_name, bool symmetr
 
 bool is_symmetric(const at::Tensor& tensor, const std::optional<std::string>& group_name) {
   const std::shared_ptr<Allocation> allocation = allocation_of(tensor);
-  const auto group = group_name ? c10d::resolve_process_group(*group_name) : nullptr;
+  const auto group = group_name ? group_by_name(*group_name) : nullptr;
   if (allocation) return !group || allocation->shared_with(group.get()) != nullptr;
   return with_torch_errors([&] {
     const MemoryProvider& provider = current_memory_provider();

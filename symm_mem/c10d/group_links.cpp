@@ -2,8 +2,10 @@
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "kernels/core/error.hpp"
@@ -29,6 +31,28 @@ struct Links {
 Links& all_links() {
   static Links* const instance = new Links;
   return *instance;
+}
+
+// What is known of names (NOTE [Logical groups]).
+struct Names {
+  std::mutex mutex;
+  std::set<std::string> of_c10d;
+  std::map<std::string, GroupPtr> logical;
+};
+
+Names& all_names() {
+  static Names* const instance = new Names;
+  return *instance;
+}
+
+// Null where set_group_info() has not named it.
+GroupPtr logical_group(const std::string& name) {
+  try {
+    const auto& info = c10d::symmetric_memory::get_group_info(name);
+    return c10::make_intrusive<c10d::ProcessGroup>(info.store, info.rank, info.world_size);
+  } catch (const c10::Error&) {
+    return {};
+  }
 }
 
 // Null where the group has no backend for that kind of device.
@@ -65,6 +89,7 @@ c10::intrusive_ptr<c10d::Backend::Options> options_of(c10d::ProcessGroup& group,
 }
 
 milliseconds timeout_of(c10d::ProcessGroup& group, c10::DeviceType device) {
+  if (group.getDeviceTypes().empty()) return group.getStore()->getTimeout();  // a logical one
   const auto options = options_of(group, device);
   return options && options->timeout.count() > 0 ? options->timeout : kBackendDefaultTimeout;
 }
@@ -78,7 +103,7 @@ std::vector<std::int64_t> global_ranks_of(c10d::ProcessGroup& group) {
 
 bool is_registered(const GroupLink& link) {
   try {
-    return link.belongs_to(c10d::resolve_process_group(link.name()).get());
+    return link.belongs_to(group_by_name(link.name()).get());
   } catch (const c10::Error&) {  // no group of that name
     return false;
   }
@@ -186,8 +211,24 @@ void GroupLink::let_go(const std::vector<std::uint64_t>& freed_everywhere) {
   }
 }
 
+GroupPtr group_by_name(const std::string& name) {
+  Names& names = all_names();
+  const std::lock_guard lock(names.mutex);
+  try {
+    GroupPtr group = c10d::resolve_process_group(name);
+    names.of_c10d.insert(name);
+    return group;
+  } catch (const c10::Error&) {
+    if (names.of_c10d.contains(name)) throw;
+    GroupPtr& group = names.logical[name];
+    if (!group) group = logical_group(name);
+    if (!group) throw;
+    return group;
+  }
+}
+
 std::shared_ptr<GroupLink> link_of_group(const std::string& name) {
-  const GroupPtr group = c10d::resolve_process_group(name);
+  const GroupPtr group = group_by_name(name);
   if (auto found = find_link(group.get())) return found;
   std::unique_lock all(all_links().mutex);
   std::mutex& connecting = all_links().connecting[group.get()];

@@ -9,6 +9,12 @@
 // registry of groups each time they are used. A backend of this library leaves its LocalGroup, so
 // peers see its end at once.
 //
+// NOTE [Logical groups]
+// torch's set_group_info() names ranks and a Store that need not be a group of c10d. Such a group has
+// no backend and is never destroyed; its time-out is its Store's. torch's own functions call it for
+// groups of c10d as well and never take it back, so a name that c10d has had here stays c10d's: of a
+// destroyed group it must not lead to a Store without peers.
+//
 // Thread safe. What is collective says so, blocks, and must be called without Python's interpreter
 // lock.
 #pragma once
@@ -102,6 +108,10 @@ class GroupLink {
   std::vector<Joined> joined_;
   std::map<c10::DeviceIndex, std::unique_ptr<DeviceSignals>> signals_;
 };
+
+// The group of that name: c10d's, else a logical one. Throws what c10d throws for an unknown name.
+// Local.
+c10::intrusive_ptr<c10d::ProcessGroup> group_by_name(const std::string& name);
 
 // The link of the group of that name, made by the first call: collective then, else local. Throws
 // what c10d throws for an unknown name, and Error as LocalGroup::connect.

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
 #include <array>
@@ -276,7 +275,7 @@ void allocate_from_provider(c10::Device device, const std::string& caller,
 c10::intrusive_ptr<c10d::ProcessGroup> group_named(const std::string& name,
                                                    const std::string& caller) {
   try {
-    return c10d::resolve_process_group(name);
+    return group_by_name(name);
   } catch (const c10::Error&) {
     throw Error(ErrorCode::kInvalidArgument, caller, ": group: this rank has no group named ",
                 quoted(name), "; it may have been destroyed");

@@ -1,6 +1,5 @@
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <cstddef>
@@ -78,7 +77,7 @@ class SymmetricAllocator final : public c10d::symmetric_memory::SymmetricMemoryA
       const std::string& group = group_of(*allocation, group_name);
       const auto offset =
           static_cast<std::size_t>(static_cast<std::byte*>(ptr) - allocation->base());
-      if (const auto shared = allocation->shared_with(c10d::resolve_process_group(group).get())) {
+      if (const auto shared = allocation->shared_with(group_by_name(group).get())) {
         shared->link().peers().check_usable();
         return allocation->handle(shared, offset);
       }

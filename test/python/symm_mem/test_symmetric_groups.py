@@ -1,13 +1,16 @@
 """Symmetric memory in groups of any ranks and any backend; groups that are destroyed and remade."""
 
+import datetime
 import os
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
+from torch._C._distributed_c10d import _SymmetricMemory
 from torch.distributed.device_mesh import init_device_mesh
 
+import model
 from errors import ERRORS, message_of
 from harness import (
     DEVICE,
@@ -214,6 +217,59 @@ def after_the_group_has_gone(rank, backend):
 )
 def test_of_a_destroyed_group_the_buffers_are_left_and_the_signals_raise(backend):
     expect_no_mismatch(run_ranks(after_the_group_has_gone, 4, backend, fresh=True))
+
+
+def logical_groups(rank, seconds):
+    """Ranks that a Store and a name alone hold together: no group of c10d has them."""
+    use_symm()
+    store = dist.distributed_c10d._get_default_store()
+    store.set_timeout(datetime.timedelta(seconds=seconds))
+    pairs = {"even": [0, 2], "odd": [3, 1]}
+    name = next(name for name, ranks in pairs.items() if rank in ranks)
+    ranks = pairs[name]
+    own = dist.PrefixStore(name, store)
+    _SymmetricMemory.set_group_info(name, ranks.index(rank), 2, own)
+    tensor = allocate(1000)
+    handle = _SymmetricMemory.rendezvous(tensor, name)
+    tensor.copy_(pattern(1000, rank))
+    handle.barrier()
+    problems = wrong_peers(handle, ranks, 1000, what=name)
+    if (handle.rank, handle.world_size) != (ranks.index(rank), 2):
+        problems.append(f"rank {handle.rank} of {handle.world_size}")
+    if _SymmetricMemory.rendezvous(tensor, name).buffer_ptrs != handle.buffer_ptrs:
+        problems.append("another rendezvous gives other pointers")
+    handle.barrier()
+    result = torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", name)
+    expected = model.reduced([pattern(1000, one) for one in ranks], "SUM")
+    problems += model.mismatch(f"all_reduce in {name}", result, expected)
+    unknown = message_of(ERRORS, _SymmetricMemory.rendezvous, tensor, "neither")
+    problems += [] if "neither" in unknown else [f"unknown: {unknown}"]
+    handle.barrier()
+    if rank == 0:  # its Store's time-out is that of its signals
+        text = message_of(ERRORS, handle.wait_signal, 1)
+        problems += [] if "1000 ms" in text and "even" in text else [text]
+    store.set_timeout(datetime.timedelta(seconds=60))
+    meet()
+    return problems
+
+
+def test_groups_that_torch_knows_by_set_group_info_alone():
+    expect_no_mismatch(run_ranks(logical_groups, 4, 1, fresh=True))
+
+
+def destroyed_after_torch_has_named_it(rank):
+    """torch names each group of c10d so; destroyed, it is no group of ranks that share a Store."""
+    use_symm()
+    group = dist.new_group([0, 1], backend="gloo")
+    name = group.group_name
+    tensor, _ = shared(10, group)  # torch calls set_group_info
+    dist.destroy_process_group(group)
+    return message_of(ERRORS, _SymmetricMemory.rendezvous, tensor, name)
+
+
+def test_the_name_of_a_destroyed_group_is_that_of_no_logical_one():
+    for text in run_ranks(destroyed_after_torch_has_named_it, 2, fresh=True):
+        assert text != ""
 
 
 def after_abort(rank):
