@@ -147,14 +147,14 @@ def lane_family() -> Family:
 
 
 def lanes_of_three_family() -> Family:
-    """Whole calls of three ranks whose warps serve two peers in turn, and waits on any message."""
+    """Three ranks whose warps serve two peers in turn, and two whose waits end on any message."""
     return Family(
         "lanes of three ranks",
         [
             lane("all_gather", 2, [all_gather([2, 2])] * 2, every_message=True),
             lane("all_gather", 3, [all_gather([3, 1, 2])], peers=2),
             lane("reduce_scatter", 3, [reduce_scatter([3, 3, 3])], peers=2),
-            lane("all_reduce", 3, [all_reduce([1, 1, 1])], peers=2),
+            lane("two slices of all_reduce", 3, [all_reduce([1, 1, 0])], peers=2),
         ],
     )
 

@@ -93,6 +93,12 @@ class Program:
         threads = [[change(op) for op in thread] for thread in self.threads]
         return replace(self, name=f"{self.name} / {mutation}", threads=threads)
 
+    def most_messages(self) -> int:
+        """The most that a location can have, of which the first is its initial value."""
+        stores = ("STORE", "EXCHANGE", "ADD", "CAS", "TRY")
+        places = [op.a for thread in self.threads for op in thread if op.kind in stores]
+        return 1 + max((places.count(place) for place in set(places)), default=0)
+
     def text(self) -> str:
         """What machine.h reads."""
         remembers = any(

@@ -215,6 +215,7 @@ SITES: dict[str, list[Site]] = {
 NOT_NEEDED: dict[str, str] = {
     "record clear: not release": "a reader that sees the zero does not use the record",
     "record second look: not acquire": "nothing is read after it",
+    "lane turn read: no wait": "the step itself has barriers between the loads and the store",
     "withdraw: not seq_cst": "in the model no load finds what is stored after it",
     "sleep look: not seq_cst": "the kernel looks again before it lets the thread sleep",
     "sleep uncount: not seq_cst": "a count that is too high costs a system call",
