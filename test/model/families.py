@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 
 import protocols
 from channels import Call, ChannelModel
-from lane_calls import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
+from lane_calls import (
+    all_gather,
+    all_reduce,
+    all_reduce_of_one_hop,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 from lanes import LaneModel, lane_given_up, lane_sizes
 from program import Program
 
@@ -134,12 +143,14 @@ def lane_family() -> Family:
             lane_given_up(),
         ],
         [
-            lane("all_gather", 2, each, fault="early"),
-            lane("all_gather", 2, each, fault="ahead"),
-            lane("all_gather", 2, each, fault="anew"),
-            lane("all_gather", 2, each, fault="header"),
+            lane("all_gather", 2, each, fault="posted early"),
+            lane("all_gather", 2, each, fault="freed early"),
+            lane("all_gather", 2, each, fault="a credit too many"),
+            lane("all_gather", 2, each, fault="counts begin anew"),
+            lane("all_gather", 2, each, fault="one header a pair"),
             lane("all_gather", 2, each, fault="places first"),
-            lane("reduce_scatter", 3, [reduce_scatter([3, 3, 3])], peers=2, fault="apart"),
+            lane("reduce_scatter", 3, [reduce_scatter([3, 3, 3])], peers=2, fault="peers apart"),
+            named(lane("all_reduce", 2, [all_reduce_of_one_hop([1, 1])]), "in place in one hop"),
             named(lane_sizes([7, 9, 0], [2, 1, 1], "header"), "one header a pair"),
             named(lane_sizes([7, 9, 0], [2, 1, 1], "silent"), "no chunk of an empty piece"),
         ],

@@ -49,6 +49,12 @@ def reduce_scatter(chunks: list[int]) -> LaneCall:
     return LaneCall(call.first, call.passed, combines=True)
 
 
+def all_reduce_of_one_hop(chunks: list[int]) -> LaneCall:
+    """Each rank sends its input to all and combines them; no launch of lanes has it."""
+    sent = all_gather(chunks).first
+    return LaneCall(sent, dict(enumerate(chunks)), combines=True, same=True)
+
+
 def reduce(chunks: list[int], root: int) -> LaneCall:
     """As all_reduce, and to the root alone."""
     call = all_reduce(chunks)

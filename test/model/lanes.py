@@ -30,11 +30,11 @@ class LaneModel:
     ) -> None:
         """wide: the roles whose warps have two threads. peers: that a warp serves in turn.
 
-        wrap: where the counts wrap. every_message: as of a ChannelModel. Faults: "early" posts a
-        chunk and frees a slot before it was copied; "ahead" takes a credit of one slot more than
-        there are; "anew" counts each call's chunks from 0; "header" has one header a pair; "apart"
-        serves one peer after the other; "places first" has one warp a rank, whose roles come in
-        the wrong order.
+        wrap: where the counts wrap. every_message: as of a ChannelModel. Faults: "posted
+        early" and "freed early", before the chunk was copied; "a credit too many", one more than
+        there are slots; "counts begin anew" with each call; "one header a pair"; "peers apart":
+        all steps of a peer before those of the next; "places first": one warp a rank, whose roles
+        come in the wrong order.
         """
         self.world = world
         self.calls = calls
@@ -73,7 +73,7 @@ class LaneModel:
                 warp.threads = [self.program.thread() for _ in range(2 if wide else 1)]
             threads = [thread for warp in warps for thread in warp.threads]
         for number, call in enumerate(self.calls, 1):
-            if self.fault == "anew":
+            if self.fault == "counts begin anew":
                 counts.values.clear()
             for warp in warps:
                 warp.play(call, number)
@@ -136,7 +136,9 @@ class _Warp:
                 self._save_count(call, peer, first + chunks)
             return
         turns = [(step, peer) for peer, chunks in pieces.items() for step in range(chunks)]
-        for step, peer in turns if self._model.fault == "apart" else sorted_by_step(turns):
+        if self._model.fault != "peers apart":
+            turns.sort(key=lambda turn: turn[0])
+        for step, peer in turns:
             chunk = self._load_count(call, peer)
             self._step(call, number, peer, step, chunk)
             self._barrier("lane turn read")
@@ -161,7 +163,7 @@ class _Warp:
         return ("slot", hop, owner, sender, chunk % SLOTS)
 
     def _header(self, hop: int, owner: int, sender: int, chunk: int) -> tuple[object, ...]:
-        slot = 0 if self._model.fault == "header" else chunk % SLOTS
+        slot = 0 if self._model.fault == "one header a pair" else chunk % SLOTS
         return ("header", hop, owner, sender, slot)
 
     # What thread i does for the units of a chunk.
@@ -184,7 +186,7 @@ class _Warp:
         thread.wait_ge(("filled", hop, self._rank, peer), chunk + 1, ACQUIRE, site)
 
     def _await_slot(self, thread: Thread, hop: int, peer: int, chunk: int, site: str) -> None:
-        needed = chunk + 1 - SLOTS - (self._model.fault == "ahead")
+        needed = chunk + 1 - SLOTS - (self._model.fault == "a credit too many")
         thread.wait_ge(("freed", hop, self._rank, peer), needed, ACQUIRE, site, grants=True)
 
     def _post(self, thread: Thread, hop: int, peer: int, chunk: int, site: str) -> None:
@@ -193,11 +195,6 @@ class _Warp:
 
     def _free(self, thread: Thread, hop: int, peer: int, chunk: int, site: str) -> None:
         thread.store(("freed", hop, peer, self._rank), chunk + 1, RELEASE, site)
-
-
-def sorted_by_step(turns: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """A step of each peer after the other, in the order of the peers."""
-    return sorted(turns, key=lambda turn: turn[0])
 
 
 class _Sender(_Warp):
@@ -214,7 +211,7 @@ class _Sender(_Warp):
         first = self.threads[0]
         self._await_slot(first, 0, peer, chunk, "lane send slot")
         self._barrier("lane send wait")
-        early = self._model.fault == "early"
+        early = self._model.fault == "posted early"
         if early:
             self._post(first, 0, peer, chunk, "lane send post")
         for i, thread in enumerate(self.threads):
@@ -252,7 +249,7 @@ class _Placer(_Warp):
         if step == 0:
             first.read(self._header(hop, self._rank, peer, chunk), chunk + 1)
         self._barrier("lane place wait")
-        early = self._model.fault == "early"
+        early = self._model.fault == "freed early"
         if early:
             self._free(first, hop, peer, chunk, "lane place free")
         for i, thread in enumerate(self.threads):
@@ -323,7 +320,9 @@ class _Middle(_Warp):
                 self._read_slot(i, self._slot(0, self._rank, peer, count), count)
         for unit in self._units(i):
             cell = ("memory", self._rank, self._rank, step, unit)
-            if call.combines:  # the own piece, which the user has written
+            if call.same:  # what senders read as well
+                cell = ("own", self._rank, step, unit)
+            elif call.combines:  # the own piece, which the user has written
                 self.threads[i].write(cell, 2 * number - 1)
                 self.threads[i].read(cell, 2 * number - 1)
             self.threads[i].write(cell, 2 * number)
