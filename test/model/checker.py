@@ -14,8 +14,9 @@ from program import Program
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-# Messages of a location that the machine keeps; machine.pml has as many lines.
-HISTORY = 20
+# Messages of a location that the machine keeps: the first that is enough for the program, or the
+# last; machine.pml has as many lines.
+HISTORIES = (4, 8, 20)
 # Of one command; the largest search takes a few seconds.
 SECONDS = 60
 
@@ -86,12 +87,13 @@ class Checker:
             max(len(program.locations), 1),
             -(-max(len(program.cells), 1) // 32) * 32,
             max(len(program.barriers), 1),
+            next((n for n in HISTORIES if program.most_messages() <= n), HISTORIES[-1]),
         )
         if size not in self._searches:
             folder = self._folder / "_".join(map(str, size))
             folder.mkdir()
             names = ("THREADS", "LOCATIONS", "CELLS", "BARRIERS", "HISTORY")
-            sizes = [f"-D{name}={n}" for name, n in zip(names, (*size, HISTORY), strict=True)]
+            sizes = [f"-D{name}={n}" for name, n in zip(names, size, strict=True)]
             model = str(HERE / "machine.pml")
             self._run(["spin", sizes[0], "-a", model], folder)
             flags = ["-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DCOLLAPSE", "-DVECTORSZ=32768"]

@@ -6,6 +6,17 @@ from dataclasses import dataclass, field
 
 import protocols
 from channels import Call, ChannelModel
+from lane_calls import (
+    all_gather,
+    all_reduce,
+    all_reduce_of_one_hop,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from lanes import LaneModel, lane_given_up, lane_sizes
 from program import Program
 
 EPOCHS = 3
@@ -104,6 +115,61 @@ def wire_family() -> Family:
     )
 
 
+def lane(name: str, *facts: object, **options: object) -> Program:
+    """A LaneModel's program, under a name that tells its planted fault."""
+    program = LaneModel(name, *facts, **options).program
+    return named(program, str(options["fault"])) if "fault" in options else program
+
+
+def lane_family() -> Family:
+    """Lanes of two ranks, one slice of three ranks, and what serves several peers from one rank."""
+    mixed = [all_reduce([1, 2]), all_gather([2, 1]), scatter([0, 2], 0), reduce([1, 1], 1)]
+    pair = [gather([0, 3], 0), gather([0, 0], 0), gather([0, 4], 0)]
+    each = [all_gather([3, 3]), all_gather([2, 3])]
+    slice_0 = [all_reduce([2, 0, 0], [0])] * 2
+    return Family(
+        "lanes",
+        [
+            lane("a piece to one rank", 2, pair, wide="sender placer", wrap=8),
+            lane("all_gather", 2, each),
+            lane("all_reduce", 2, [all_reduce([2, 2])] * 2),
+            lane("mixed calls", 2, mixed),
+            lane("a slice of all_reduce", 3, slice_0, wide="middle"),
+            lane("broadcast", 3, [broadcast([0, 2, 2], 0)] * 2),
+            lane("scatter", 3, [scatter([0, 3, 1], 0)] * 2, wide="sender", peers=2),
+            lane("gather", 3, [gather([0, 3, 1], 0)] * 2, wide="placer", peers=2),
+            lane_sizes([7, 9], [1, 2]),
+            lane_sizes([7, 9, 0], [2, 1, 1]),
+            lane_given_up(),
+        ],
+        [
+            lane("all_gather", 2, each, fault="posted early"),
+            lane("all_gather", 2, each, fault="freed early"),
+            lane("all_gather", 2, each, fault="a credit too many"),
+            lane("all_gather", 2, each, fault="counts begin anew"),
+            lane("all_gather", 2, each, fault="one header a pair"),
+            lane("all_gather", 2, each, fault="places first"),
+            lane("reduce_scatter", 3, [reduce_scatter([3, 3, 3])], peers=2, fault="peers apart"),
+            named(lane("all_reduce", 2, [all_reduce_of_one_hop([1, 1])]), "in place in one hop"),
+            named(lane_sizes([7, 9, 0], [2, 1, 1], "header"), "one header a pair"),
+            named(lane_sizes([7, 9, 0], [2, 1, 1], "silent"), "no chunk of an empty piece"),
+        ],
+    )
+
+
+def lanes_of_three_family() -> Family:
+    """Three ranks whose warps serve two peers in turn, and two whose waits end on any message."""
+    return Family(
+        "lanes of three ranks",
+        [
+            lane("all_gather", 2, [all_gather([2, 2])] * 2, every_message=True),
+            lane("all_gather", 3, [all_gather([3, 1, 2])], peers=2),
+            lane("reduce_scatter", 3, [reduce_scatter([3, 3, 3])], peers=2),
+            lane("two slices of all_reduce", 3, [all_reduce([1, 1, 0])], peers=2),
+        ],
+    )
+
+
 def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
     """All protocols."""
     return [
@@ -132,6 +198,8 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
                 named(protocols.box_pipeline(4, 12, "no barrier"), "a box freed by one thread"),
             ],
         ),
+        lane_family(),
+        lanes_of_three_family(),
         Family(
             "signal pads",
             [

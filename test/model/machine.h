@@ -69,7 +69,7 @@ struct Cell {
 };
 struct Thread {
   short at;
-  u8 registers[4], sleeps, arrived;
+  u8 registers[4], sleeps, arrived[BARRIERS];
   struct View now, released, heard;
 };
 struct Barrier {
@@ -164,7 +164,8 @@ static int can_step(struct Machine* m, int t, int choice) {
     case CAS:
       return choice == 0 && last_value(m, op->a) == op->b;
     case DEPART:
-      return choice == 0 && m->barriers[op->a].arrivals / op->b >= m->threads[t].arrived;
+      return choice == 0 && m->barriers[op->a].arrivals / op->b >=
+                                m->threads[t].arrived[op->a];
     case SLEEP:
       if (m->threads[t].sleeps == 1) return 0;
       if (m->threads[t].sleeps == 2) return choice == 0;
@@ -323,14 +324,14 @@ static void step(struct Machine* m, int t, int choice) {
       thread->at++;
       break;
     case ARRIVE:
-      join(&barrier->view[thread->arrived % 2], &thread->now);
+      join(&barrier->view[thread->arrived[op->a] % 2], &thread->now);
       thread->now.clock[t]++;
-      thread->arrived++;
+      thread->arrived[op->a]++;
       barrier->arrivals++;
       thread->at++;
       break;
     case DEPART:
-      join(&thread->now, &barrier->view[(thread->arrived - 1) % 2]);
+      join(&thread->now, &barrier->view[(thread->arrived[op->a] - 1) % 2]);
       thread->at++;
       break;
     case SLEEP:

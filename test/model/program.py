@@ -20,7 +20,10 @@ ORDER_NAMES = {ACQUIRE: "acquire", RELEASE: "release", SEQ_CST: "seq_cst"}
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction. `grants`: a wait without which the thread would be too far ahead."""
+    """One instruction. `grants`: a wait without which the thread would be too far ahead.
+
+    A barrier with a site is such a wait.
+    """
 
     kind: str
     a: int = 0
@@ -89,6 +92,12 @@ class Program:
 
         threads = [[change(op) for op in thread] for thread in self.threads]
         return replace(self, name=f"{self.name} / {mutation}", threads=threads)
+
+    def most_messages(self) -> int:
+        """The most that a location can have, of which the first is its initial value."""
+        stores = ("STORE", "EXCHANGE", "ADD", "CAS", "TRY")
+        places = [op.a for thread in self.threads for op in thread if op.kind in stores]
+        return 1 + max((places.count(place) for place in set(places)), default=0)
 
     def text(self) -> str:
         """What machine.h reads."""
@@ -164,11 +173,11 @@ class Thread:
         """A fence of this thread."""
         self._add("FENCE", order=order, site=site)
 
-    def block_barrier(self, name: object, threads: int) -> None:
-        """The barrier of a block of threads."""
+    def block_barrier(self, name: object, threads: int, site: str = "") -> None:
+        """The barrier of a block of threads, or of a warp."""
         index = self._program.barriers.setdefault(name, len(self._program.barriers))
-        self._add("ARRIVE", index)
-        self._add("DEPART", index, threads)
+        self._add("ARRIVE", index, site=site, grants=bool(site))
+        self._add("DEPART", index, threads, site=site, grants=bool(site))
 
     def write(self, cell: object, version: int) -> None:
         """Writes data that is not atomic."""

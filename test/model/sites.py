@@ -22,6 +22,9 @@ WAIT = "kernels/cpu/wait.cpp"
 BLOCK = "kernels/gpu/simple/block_executor.cuh"
 WIRE = "kernels/gpu/wire/wire_block.cuh"
 TILE = "kernels/gpu/wire/tile.cuh"
+LANE = "kernels/gpu/wire/lane.cuh"
+BULK = "kernels/gpu/wire/bulk.cuh"
+CHUNK = "kernels/gpu/wire/chunk.cuh"
 TRANSFER = "kernels/gpu/entry/transfer.cu"
 PAD = "kernels/protocol/signal_pad.hpp"
 MAILBOX = "backend/engine/host/mailbox_progress.cpp"
@@ -38,6 +41,13 @@ REACHED = [
     Site("kernels/core/atomics.hpp", "bool acquire_if(", "test(load_acquire(address))"),
     Site("kernels/core/atomics.hpp", "bool acquire_if(", "acquire_fence()"),
 ]
+
+# The same in a lane, for a chunk and for a slot, and how a lane tells of them.
+AWAIT = Site(LANE, "bool await(const", "counter_reached(counter, target)")
+AWAIT_CHUNK = [Site(LANE, "bool await_chunk(", ".filled, number + 1"), AWAIT, *REACHED]
+AWAIT_SLOT = [Site(LANE, "bool await_slot(", ".freed, number + 1 - kBulkSlots"), AWAIT, *REACHED]
+POST_CHUNK = Site(LANE, "void post_chunk(", "store_release(&theirs.filled, number + 1)")
+FREE_SLOT = Site(LANE, "void free_slot(", ".freed, number + 1)")
 
 # By which the host waits for a counter of a peer.
 HOST_WAIT = Site(HOST, "bool HostExecutor::wait(", "wait_for(line, target")
@@ -113,6 +123,32 @@ SITES: dict[str, list[Site]] = {
         Site(TRANSFER, "bool has_credit(", "has_reached(freed_, target)"),
         Site(TRANSFER, "bool has_credit(", "freed_ = load_relaxed("),
     ],
+    "lane send slot": [Site(BULK, "bool send(int", "lane_.await_slot(0"), *AWAIT_SLOT],
+    "lane send wait": [Site(BULK, "bool send(int", "warp_all(")],
+    "lane send copied": [Site(BULK, "bool send(int", "warp_barrier();")],
+    "lane send post": [Site(BULK, "bool send(int", "lane_.post_chunk(0"), POST_CHUNK],
+    "lane place chunk": [
+        Site(BULK, "bool place(int", "take(last_hop(), peer"),
+        Site(BULK, "bool take(int", "lane_.await_chunk("),
+        *AWAIT_CHUNK,
+    ],
+    "lane place wait": [Site(BULK, "bool place(int", "warp_all(")],
+    "lane place copied": [Site(BULK, "bool place(int", "warp_barrier();")],
+    "lane place free": [Site(BULK, "bool place(int", "lane_.free_slot(last_hop()"), FREE_SLOT],
+    "lane pass chunk": [
+        Site(BULK, "bool pass_on(", "take(0, peer"),
+        Site(BULK, "bool take(int", "lane_.await_chunk("),
+        *AWAIT_CHUNK,
+    ],
+    "lane pass slot": [Site(BULK, "bool pass_on(", "lane_.await_slot(1"), *AWAIT_SLOT],
+    "lane pass wait": [Site(BULK, "bool pass_on(", "warp_all(")],
+    "lane pass copied": [Site(BULK, "body(cut.bytes_of(offset))", "warp_barrier();")],
+    "lane pass post": [Site(BULK, "body(cut.bytes_of(offset))", "lane_.post_chunk(1"), POST_CHUNK],
+    "lane pass free": [Site(BULK, "body(cut.bytes_of(offset))", "lane_.free_slot(0"), FREE_SLOT],
+    "lane count read": [Site(BULK, "bool each_step(", "warp_barrier();  // all have read it")],
+    "lane turn read": [Site(BULK, "(peer, piece.data, cut, step, number)", "warp_barrier();")],
+    "lane turn counted": [Site(BULK, "store_data(&base, number + 1)", "warp_barrier();")],
+    "lane end": [Site(BULK, "void run()", "block_all(")],
     "mailbox envelope room": [Site(MAILBOX, "::post_envelopes(", "peer_inbox->taken")],
     "mailbox envelope post": [Site(MAILBOX, "::post_envelopes(", "outbox->posted, posted + 1")],
     "mailbox envelope take": [Site(MAILBOX, "::take_envelopes(", "peer_outbox->posted")],
@@ -179,6 +215,7 @@ SITES: dict[str, list[Site]] = {
 NOT_NEEDED: dict[str, str] = {
     "record clear: not release": "a reader that sees the zero does not use the record",
     "record second look: not acquire": "nothing is read after it",
+    "lane turn read: no wait": "the step itself has barriers between the loads and the store",
     "withdraw: not seq_cst": "in the model no load finds what is stored after it",
     "sleep look: not seq_cst": "the kernel looks again before it lets the thread sleep",
     "sleep uncount: not seq_cst": "a count that is too high costs a system call",
@@ -215,6 +252,16 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "page_of(group)": "progress that hosts read for messages only",
         "local_state(group).dead": "a dead group's counters are left as they are",
     },
+    LANE: {
+        "store_relaxed_pair(reinterpret_cast": "headers are cells: shown to be free of races",
+        "load_relaxed_pair(": "headers are cells: shown to be free of races",
+    },
+    BULK: {
+        "sequence = load_relaxed(": "a rank's own counter",
+        "global_pointer(params_.page)->entered": "progress that hosts read for messages only",
+        "dead) == 0": "a dead group's counters are left as they are",
+    },
+    CHUNK: {},
     CALLS: {
         ".entered": "how far a peer is; the record is looked at by itself",
         "entered)": "how far a peer is; the record is looked at by itself",

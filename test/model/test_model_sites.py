@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+import lanes
 from channels import SLOTS
 from checker import ROOT
-from sites import NOT_MODELLED, SITES, Site
+from sites import BULK, CHUNK, LANE, NOT_MODELLED, SITES, Site
 
 ORDERS = re.compile(
     r"\b(load_acquire|load_relaxed|load_relaxed_pair|store_release|store_relaxed"
@@ -16,6 +17,8 @@ ORDERS = re.compile(
     r"|device_fence|device_fetch_add|device_compare_exchange|__threadfence|atomic[A-Z]\w*)"
     r"\("
 )
+# Of the files whose barriers are sites of their own.
+BARRIERS = re.compile(r"\b(warp_barrier|warp_all|block_barrier|block_all|__syncwarp)\(")
 # The longest of the functions that are named.
 FUNCTION_LINES = 40
 
@@ -51,6 +54,17 @@ def test_every_order_of_the_protocols_is_in_a_model_or_left_out_by_name(file):
     assert not unknown, "no model knows of\n" + "\n".join(unknown)
 
 
+@pytest.mark.parametrize("file", [LANE, BULK, CHUNK])
+def test_every_barrier_of_a_lane_is_in_the_model(file):
+    barriers = [line for line in lines_of(file) if BARRIERS.search(line)]
+    sites = {site for named in SITES.values() for site in named}
+    assert len(barriers) == sum(
+        site.file == file and bool(BARRIERS.search(site.code)) for site in sites
+    )
+
+
 def test_slots_are_those_of_the_code():
     text = (ROOT / "kernels/protocol/signal.hpp").read_text()
     assert f"kSlots = {SLOTS};" in text
+    text = (ROOT / "kernels/protocol/device_layout.hpp").read_text()
+    assert f"kBulkSlots = {lanes.SLOTS};" in text

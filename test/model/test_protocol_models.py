@@ -14,10 +14,10 @@ from survey import survey
 if missing_tools():
     pytest.skip(f"model check: {', '.join(missing_tools())} not installed", allow_module_level=True)
 
-LONG = {"host channels", "device channels", "wire calls", "signal pads"}
+LONG = {"host channels", "device channels", "wire calls", "signal pads", "lanes of three ranks"}
 PROTOCOLS = [
     *["host channels", "device channels", "blocks of threads", "wire calls"],
-    *["wire barriers", "p2p channels", "signal pads", "mailboxes"],
+    *["wire barriers", "p2p channels", "lanes", "lanes of three ranks", "signal pads", "mailboxes"],
     *["memory of a rank that gives up", "device call records", "reports", "sleep and wake"],
 ]
 
