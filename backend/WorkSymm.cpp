@@ -235,7 +235,7 @@ void run_on_host(const CollectiveCall& call, Communicator& communicator,
                  std::chrono::milliseconds timeout) {
   if (call.after) call.after->wait(timeout);
   if (call.sparse) [[unlikely]] {
-    HostSparseSteps steps(call.sparse->checks(), communicator, timeout, call.audit);
+    HostSparseSteps steps(call, communicator, timeout);
     call.sparse->run(steps);
     return;
   }

@@ -124,7 +124,6 @@ WorkPtr ProcessGroupSymm::Impl::issue(const Operation& operation, CallBatch&& ca
   }
   if (hosts_) [[unlikely]] {
     for (CollectiveCall& call : calls) {
-      if (call.sparse) check_one_host("a sparse all_reduce");
       if (call.device.is_cuda()) check_one_host("a collective of CUDA tensors");
       if (!call.request.empty()) check_one_host("a collective with a plan of its own");
       call.hosts = hosts_;
