@@ -293,7 +293,9 @@ void CollectiveWork::release_inputs() {
 
 std::string CollectiveWork::rank_name() const {
   const std::lock_guard lock(mutex_);
-  return communicator_ ? communicator_->local_group()->rank_name(rank_) : WorkSymm::rank_name();
+  if (!communicator_) return WorkSymm::rank_name();
+  const HostGroup* const hosts = calls_.empty() ? nullptr : calls_.front().hosts.get();
+  return hosts ? hosts->rank_name(rank_) : communicator_->local_group()->rank_name(rank_);
 }
 
 void CollectiveWork::abort_group() {

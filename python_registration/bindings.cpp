@@ -202,10 +202,25 @@ void bind_process_group(py::module_& module) {
       .def(
           "_hosts",
           [](ProcessGroupSymm& group) {
-            const symm::HostLayout* const layout = ProcessGroupSymm::Impl::of(group).host_layout();
-            return layout == nullptr ? std::vector<std::vector<int>>() : layout->members;
+            const symm::HostGroup* const hosts = ProcessGroupSymm::Impl::of(group).hosts();
+            return hosts == nullptr ? std::vector<std::vector<int>>() : hosts->layout().members;
           },
           "The group ranks of each host; [] where all are on one.")
+      .def(
+          "_host_names",
+          [](ProcessGroupSymm& group) {
+            const symm::HostGroup* const hosts = ProcessGroupSymm::Impl::of(group).hosts();
+            return hosts == nullptr ? std::vector<std::string>{symm::host_id()}
+                                    : hosts->layout().names;
+          },
+          "What the ranks say that their hosts are, in the order of _hosts().")
+      .def(
+          "_between_hosts",
+          [](ProcessGroupSymm& group) {
+            const symm::HostGroup* const hosts = ProcessGroupSymm::Impl::of(group).hosts();
+            return hosts == nullptr ? std::string() : hosts->engine_name();
+          },
+          "The backend that carries bytes between hosts; \"\" where all are on one.")
       .def("get_error", &ProcessGroupSymm::getError, py::call_guard<py::gil_scoped_release>(),
            "SUCCESS while the group works, else the kind of the failure.");
 }

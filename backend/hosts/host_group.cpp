@@ -159,7 +159,7 @@ void set_inter_host_engines(const InterHostEngines& engines) {
 
 HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const CommunicatorConfig& config,
                      const std::string& wanted, const SpansHosts& found)
-    : rank_(config.rank), layout_(found.hosts()) {
+    : rank_(config.rank), names_(config.global_ranks), layout_(found.hosts()) {
   const Agreed agreed = agree_on_engine(store, config, wanted, found);
   const std::string& engine = agreed.engine;
   const auto host = layout_.host_of[index(rank_)];
@@ -175,9 +175,13 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
   });
   link_ = std::make_shared<BackendLink>(engine, std::move(backend));
   engine_->when_interrupted([link = link_] { link->abort(); });
-  collectives_ = std::make_unique<HostCollectives>(config.group_name, layout_, rank_,
-                                                   RankNames(config.global_ranks),
+  collectives_ = std::make_unique<HostCollectives>(config.group_name, layout_, rank_, names_,
                                                    engine_->communicator(), *link_);
+}
+
+std::string HostGroup::description() const {
+  return text_of(layout_.host_count(), " hosts (", layout_.text(), "), symm inside each and ",
+                 engine_name(), " between them");
 }
 
 c10::intrusive_ptr<c10d::Work> HostGroup::transfer(const at::Tensor& tensor, int peer, int tag,
