@@ -113,6 +113,12 @@ c10::intrusive_ptr<c10d::Backend> make_engine(const std::string& name,
   });
 }
 
+bool engine_releases_memory(const std::string& name) {
+  return ask_engines([&](const py::module_& engines) {
+    return engines.attr("releases_memory")(name).cast<bool>();
+  });
+}
+
 OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
                         std::int64_t workspace_bytes, std::int64_t device_workspace_bytes,
                         bool is_high_priority_stream, bool deterministic,
@@ -302,7 +308,9 @@ PYBIND11_MODULE(_C, module) {
   symm::set_blocking_hook(&without_interpreter_lock);
   symm::set_interrupt_hook(&run_signal_handlers);
   raise_the_types_of_python();
-  symm::set_inter_host_engines({.problem = &problem_of_engine, .make = &make_engine});
+  symm::set_inter_host_engines({.problem = &problem_of_engine,
+                                .make = &make_engine,
+                                .releases_memory = &engine_releases_memory});
   bind_process_group(module);
   symm::bind_configured_calls(module);
   symm::bind_symmetric_memory(module);

@@ -59,6 +59,19 @@ def test_every_call(hosts):
     check_on(hosts, every_call)
 
 
+def other_engine():
+    def make(store, rank, size, timeout):
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    dist.Backend.register_backend("other", make, devices=["cpu"])
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abc"])
+def test_every_call_over_an_engine_that_gets_no_memory_of_the_user(hosts):
+    env = (("SYMM_INTER_HOST", "other"),)
+    check_on(hosts, every_call, env=env, before_init=other_engine)
+
+
 def every_reduction(rank, hosts):
     everybody = list(range(len(hosts)))
     problems = []
