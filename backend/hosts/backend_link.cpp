@@ -28,7 +28,7 @@ class BackendTransfer final : public HostTransfer {
   BackendTransfer& operator=(const BackendTransfer&) = delete;
   ~BackendTransfer() override {
     messages_.clear();
-    link_.await_aborts();  // NOTE [Memory of messages]
+    if (link_.takes_any_memory()) link_.await_aborts();  // NOTE [Memory of messages]
   }
 
   void add(WorkRef work, int peer, bool is_send) {
