@@ -235,7 +235,7 @@ void run_on_host(const CollectiveCall& call, Communicator& communicator,
                  std::chrono::milliseconds timeout) {
   if (call.after) call.after->wait(timeout);
   if (call.sparse) [[unlikely]] {
-    HostSparseSteps steps(call.sparse->checks(), communicator, timeout, call.audit);
+    HostSparseSteps steps(call, communicator, timeout);
     call.sparse->run(steps);
     return;
   }
@@ -293,7 +293,9 @@ void CollectiveWork::release_inputs() {
 
 std::string CollectiveWork::rank_name() const {
   const std::lock_guard lock(mutex_);
-  return communicator_ ? communicator_->local_group()->rank_name(rank_) : WorkSymm::rank_name();
+  if (!communicator_) return WorkSymm::rank_name();
+  const HostGroup* const hosts = calls_.empty() ? nullptr : calls_.front().hosts.get();
+  return hosts ? hosts->rank_name(rank_) : communicator_->local_group()->rank_name(rank_);
 }
 
 void CollectiveWork::abort_group() {

@@ -139,6 +139,11 @@ WorkPtr ProcessGroupSymm::Impl::run_configured(const ConfiguredCall& given, bool
     calls.resize(1);
     CollectiveCall& call = calls.front();
     build_configured_call(builder(call, given.kind), given);
+    if (hosts_) {
+      if (!given.request.empty()) check_one_host("a collective with a plan of its own");
+      if (given.input_stage || given.output_stage) check_one_host("a workspace");
+      return issue(operation_of(given.kind), std::move(calls), Milliseconds(0), async_op);
+    }
     const PlanTarget target = call.device.is_cpu() ? PlanTarget::kHost : PlanTarget::kGpu;
     // Which of the two wires the group has is known only once it has used its GPUs.
     bool reads_input = false;

@@ -75,18 +75,15 @@ ProcessGroupSymm::Impl::Impl(const ProcessGroupSymm& group,
   } catch (const SpansHosts& found) {
     hosts_ = std::make_shared<HostGroup>(store, config, options_->inter_host(), found);
     engine_ = hosts_->engine();
-    LOG(INFO) << text_of("symm: group \"", name_of(*options_), "\" is over ",
-                         hosts_->layout().host_count(), " hosts (", hosts_->layout().text(),
-                         "); symm inside each, ", hosts_->engine_name(), " between them");
   }
   pending_ = std::make_shared<PendingWorks>(engine_->completion_hooks());
   flight_->write_when_failed(*engine_->communicator().local_group());
-  const LocalGroup& peers = *engine_->communicator().local_group();
   LOG(INFO) << text_of(
-      "symm: group \"", name_of(*options_), "\": ", peers.rank_name(rank_), " of ", size_,
-      ", global ranks ", printed(ranks), ", algorithm ", options_->algorithm(), ", ",
-      options_->workspace_bytes(), " bytes of staging memory a rank on the CPU and ",
-      options_->device_workspace_bytes(), " on a GPU, time-out ", options_->timeout.count(), " ms");
+      "symm: group \"", name_of(*options_), "\": ", RankNames(ranks).name(rank_), " of ", size_,
+      ", global ranks ", printed(ranks), hosts_ ? ", over " + hosts_->description() : "",
+      ", algorithm ", options_->algorithm(), ", ", options_->workspace_bytes(),
+      " bytes of staging memory a rank on the CPU and ", options_->device_workspace_bytes(),
+      " on a GPU, time-out ", options_->timeout.count(), " ms");
 }
 
 c10::intrusive_ptr<ProcessGroupSymmOptions> ProcessGroupSymm::Impl::options_for(
@@ -124,7 +121,6 @@ WorkPtr ProcessGroupSymm::Impl::issue(const Operation& operation, CallBatch&& ca
   }
   if (hosts_) [[unlikely]] {
     for (CollectiveCall& call : calls) {
-      if (call.sparse) check_one_host("a sparse all_reduce");
       if (call.device.is_cuda()) check_one_host("a collective of CUDA tensors");
       if (!call.request.empty()) check_one_host("a collective with a plan of its own");
       call.hosts = hosts_;

@@ -92,7 +92,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   void device_barrier(std::optional<at::Device> device);
 
   // Null where all ranks are on one host. Local.
-  const HostLayout* host_layout() const { return hosts_ ? &hosts_->layout() : nullptr; }
+  const HostGroup* hosts() const { return hosts_.get(); }
 
   // Memory of PyTorch's symmetric-memory API that has joined this group is read in place as well.
   std::shared_ptr<LocalGroup> local_group() override;

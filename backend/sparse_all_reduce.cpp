@@ -165,11 +165,13 @@ template <typename Fill>
 void HostSparseSteps::run(CollectiveKind kind, Fill&& fill) {
   static const NanCheck kNone("", false);  // the caller's values have been looked at
   CollectiveCall call;
-  CallBuilder builder(call, kind, checks_.rank(), checks_.world_size(), checks_.global_rank(), -1,
+  const TensorChecks& checks = whole_.sparse->checks();
+  CallBuilder builder(call, kind, checks.rank(), checks.world_size(), checks.global_rank(), -1,
                       kNone);
   fill(builder);
   builder.finish();
-  call.audit = audit_;
+  call.hosts = whole_.hosts;
+  call.audit = whole_.audit;
   run_on_host(call, communicator_, timeout_);
 }
 
@@ -228,6 +230,7 @@ void ProcessGroupSymm::Impl::describe_sparse(CollectiveCall& call, const at::Ten
 // The host waits for the sizes, so it can wait for the end as well.
 ProcessGroupSymm::WorkPtr ProcessGroupSymm::Impl::all_reduce_sparse_on_device(
     ProcessGroupSymm& group, const at::Tensor& tensor, const c10d::AllreduceOptions& opts) {
+  check_one_host("a collective of CUDA tensors");
   const char* const problem = coalescing()                   ? "in a coalescing block"
                               : is_captured(tensor.device()) ? "while a graph is captured"
                                                              : nullptr;

@@ -7,16 +7,15 @@
 //   1. all_gather of shape, dtype and number of entries, of a fixed size;
 //   2. all_gather of the entries' places, one int64 each, padded to the longest list;
 //   3. all_reduce of the values at the union of the places.
-// So its bits are those of all_reduce of the dense tensors, and no rank receives the values of all
-// others. Ranks whose shapes differ all raise after step 1, and their group goes on.
+// So its bits are those of all_reduce of the dense tensors, on one host and over several, and no
+// rank receives the values of all others. Ranks whose shapes differ all raise after step 1, and
+// their group goes on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "backend/tensor_checks.hpp"
@@ -24,8 +23,8 @@
 
 namespace symm {
 
-class CallAudit;
 class Communicator;
+struct CollectiveCall;
 
 // What the steps are carried out by. Both are collective and may throw.
 class SparseSteps {
@@ -69,10 +68,10 @@ class SparseAllReduce {
 // The steps on the host, on the caller's thread.
 class HostSparseSteps final : public SparseSteps {
  public:
-  // `audit` may be null.
-  HostSparseSteps(const TensorChecks& checks, Communicator& communicator,
-                  std::chrono::milliseconds timeout, std::shared_ptr<CallAudit> audit)
-      : checks_(checks), communicator_(communicator), timeout_(timeout), audit_(std::move(audit)) {}
+  // The steps go as `call` does, whose sparse one it is: over hosts, and audited, where that does.
+  HostSparseSteps(const CollectiveCall& call, Communicator& communicator,
+                  std::chrono::milliseconds timeout)
+      : whole_(call), communicator_(communicator), timeout_(timeout) {}
   void all_gather(at::Tensor output, at::Tensor input) override;
   void all_reduce(at::Tensor tensor) override;
   void settle() override {}
@@ -81,10 +80,9 @@ class HostSparseSteps final : public SparseSteps {
   template <typename Fill>
   void run(CollectiveKind kind, Fill&& fill);
 
-  const TensorChecks& checks_;
+  const CollectiveCall& whole_;
   Communicator& communicator_;
   const std::chrono::milliseconds timeout_;
-  const std::shared_ptr<CallAudit> audit_;
 };
 
 }  // namespace symm

@@ -113,6 +113,12 @@ c10::intrusive_ptr<c10d::Backend> make_engine(const std::string& name,
   });
 }
 
+bool engine_releases_memory(const std::string& name) {
+  return ask_engines([&](const py::module_& engines) {
+    return engines.attr("releases_memory")(name).cast<bool>();
+  });
+}
+
 OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
                         std::int64_t workspace_bytes, std::int64_t device_workspace_bytes,
                         bool is_high_priority_stream, bool deterministic,
@@ -202,10 +208,25 @@ void bind_process_group(py::module_& module) {
       .def(
           "_hosts",
           [](ProcessGroupSymm& group) {
-            const symm::HostLayout* const layout = ProcessGroupSymm::Impl::of(group).host_layout();
-            return layout == nullptr ? std::vector<std::vector<int>>() : layout->members;
+            const symm::HostGroup* const hosts = ProcessGroupSymm::Impl::of(group).hosts();
+            return hosts == nullptr ? std::vector<std::vector<int>>() : hosts->layout().members;
           },
           "The group ranks of each host; [] where all are on one.")
+      .def(
+          "_host_names",
+          [](ProcessGroupSymm& group) {
+            const symm::HostGroup* const hosts = ProcessGroupSymm::Impl::of(group).hosts();
+            return hosts == nullptr ? std::vector<std::string>{symm::host_id()}
+                                    : hosts->layout().names;
+          },
+          "What the ranks say that their hosts are, in the order of _hosts().")
+      .def(
+          "_between_hosts",
+          [](ProcessGroupSymm& group) {
+            const symm::HostGroup* const hosts = ProcessGroupSymm::Impl::of(group).hosts();
+            return hosts == nullptr ? std::string() : hosts->engine_name();
+          },
+          "The backend that carries bytes between hosts; \"\" where all are on one.")
       .def("get_error", &ProcessGroupSymm::getError, py::call_guard<py::gil_scoped_release>(),
            "SUCCESS while the group works, else the kind of the failure.");
 }
@@ -292,7 +313,9 @@ PYBIND11_MODULE(_C, module) {
   symm::set_blocking_hook(&without_interpreter_lock);
   symm::set_interrupt_hook(&run_signal_handlers);
   raise_the_types_of_python();
-  symm::set_inter_host_engines({.problem = &problem_of_engine, .make = &make_engine});
+  symm::set_inter_host_engines({.problem = &problem_of_engine,
+                                .make = &make_engine,
+                                .releases_memory = &engine_releases_memory});
   bind_process_group(module);
   symm::bind_configured_calls(module);
   symm::bind_symmetric_memory(module);

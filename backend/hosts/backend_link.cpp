@@ -1,6 +1,7 @@
 #include "backend/hosts/backend_link.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -22,7 +23,13 @@ std::string message_text(const std::string& engine, int peer, bool is_send) {
 
 class BackendTransfer final : public HostTransfer {
  public:
-  explicit BackendTransfer(std::string engine) : engine_(std::move(engine)) {}
+  explicit BackendTransfer(const BackendLink& link) : link_(link), engine_(link.name()) {}
+  BackendTransfer(const BackendTransfer&) = delete;
+  BackendTransfer& operator=(const BackendTransfer&) = delete;
+  ~BackendTransfer() override {
+    messages_.clear();
+    if (link_.takes_any_memory()) link_.await_aborts();  // NOTE [Memory of messages]
+  }
 
   void add(WorkRef work, int peer, bool is_send) {
     messages_.push_back({std::move(work), peer, is_send});
@@ -44,6 +51,7 @@ class BackendTransfer final : public HostTransfer {
     bool is_send;
   };
 
+  const BackendLink& link_;
   const std::string engine_;
   std::vector<Message> messages_;
 };
@@ -82,7 +90,10 @@ at::Tensor BackendLink::view_of(std::span<std::byte> bytes) const {
     if (bytes.data() < begin || bytes.data() >= begin + block.nbytes()) continue;
     return block.narrow(0, bytes.data() - begin, static_cast<std::int64_t>(bytes.size()));
   }
-  throw Error(ErrorCode::kInvalidArgument, "a message that is not in memory of the link");
+  if (!releases_memory_) {
+    throw Error(ErrorCode::kInvalidArgument, "a message that is not in memory of the link");
+  }
+  return at::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, at::kByte);
 }
 
 c10::intrusive_ptr<c10d::Backend> BackendLink::engine() {
@@ -112,7 +123,7 @@ WorkRef BackendLink::message(const at::Tensor& bytes, int peer, int tag, bool is
 
 std::unique_ptr<HostTransfer> BackendLink::start(std::span<const HostMessage> to,
                                                  std::span<const HostMessage> from) {
-  auto transfer = std::make_unique<BackendTransfer>(name_);
+  auto transfer = std::make_unique<BackendTransfer>(*this);
   const auto add = [&](const HostMessage& each, bool is_send) {
     transfer->add(message(view_of(each.bytes), each.peer, kTag, is_send), each.peer, is_send);
   };
@@ -140,8 +151,11 @@ void BackendLink::abort() noexcept {
       // What an engine cannot abort ends at its time-out; the group's failure is what is told.
     }
   };
-  for (const auto& each : works) {
-    if (const WorkRef work = each.lock()) try_to([&] { work->abort(); });
+  {
+    const std::lock_guard lock(aborting_);
+    for (const auto& each : works) {
+      if (const WorkRef work = each.lock()) try_to([&] { work->abort(); });
+    }
   }
   try_to([&] { backend->abort(); });
   try_to([&] { backend.reset(); });

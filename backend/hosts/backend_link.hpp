@@ -39,6 +39,18 @@ auto through_engine(const std::string& what, Body&& body) {
   }
 }
 
+// NOTE [Memory of messages]
+// A message whose wait has failed may still be under way. Of most engines it is not known for how
+// long, so messages lie in memory of the link, which the engine's tensors keep. An engine that
+// releases memory has done with a tensor once the Work is destroyed; then messages may lie in the
+// user's memory:
+//   - only a BackendTransfer holds their Works, and ends in the call that has made it, by return or
+//     by exception, while the caller's tensors are held by the call;
+//   - abort() holds Works for a moment, on any thread, with `aborting_`, for which the end of a
+//     transfer waits.
+// So when a call raises, the engine writes to its outputs no more, and has read from its inputs
+// only what was there before.
+
 // Waits for a work of the engine's. Throws Error.
 void wait_for(c10d::Work& work, const std::string& what, std::chrono::milliseconds timeout);
 
@@ -49,11 +61,13 @@ class BackendLink final : public HostLink {
   // Messages of collectives have this tag.
   static constexpr int kTag = std::numeric_limits<int>::max();
 
-  BackendLink(std::string name, c10::intrusive_ptr<c10d::Backend> backend)
-      : name_(std::move(name)), backend_(std::move(backend)) {}
+  // `releases_memory`: of the engine (inter_host.hpp).
+  BackendLink(std::string name, c10::intrusive_ptr<c10d::Backend> backend, bool releases_memory)
+      : name_(std::move(name)), releases_memory_(releases_memory), backend_(std::move(backend)) {}
 
   const std::string& name() const override { return name_; }
   std::span<std::byte> allocate(std::size_t bytes) override;
+  bool takes_any_memory() const override { return releases_memory_; }
   std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
                                       std::span<const HostMessage> from) override;
   // Gives the engine up as well: its connections close, which the other hosts notice.
@@ -63,6 +77,9 @@ class BackendLink final : public HostLink {
   // Error.
   WorkRef message(const at::Tensor& bytes, int peer, int tag, bool is_send);
 
+  // Returns when no abort() holds a Work that was made before.
+  void await_aborts() const { const std::lock_guard lock(aborting_); }
+
  private:
   // The engine, while there is one; throws kAborted.
   c10::intrusive_ptr<c10d::Backend> engine();
@@ -70,6 +87,8 @@ class BackendLink final : public HostLink {
   at::Tensor view_of(std::span<std::byte> bytes) const;
 
   const std::string name_;
+  const bool releases_memory_;
+  mutable std::mutex aborting_;
   mutable std::mutex mutex_;  // guards what follows
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::vector<c10::weak_intrusive_ptr<c10d::Work>> under_way_;

@@ -59,20 +59,30 @@ std::string take_line(std::string_view& text) {
   return line;
 }
 
+bool releases_memory(const std::string& engine) {
+  const InterHostEngines* const engines = engines_of_process.load();
+  return engines != nullptr && engines->releases_memory != nullptr &&
+         engines->releases_memory(engine);
+}
+
 // What the ranks have agreed on before their hosts are connected.
 struct Agreed {
   std::string engine;
+  bool releases_memory = true;
   int ranks_on_machine = 0;  // of the group, whatever they say their host is
 };
 
-// Every rank says which engine it wants, what is wrong with that, and on which machine it runs.
+// Every rank says which engine it wants, on which machine it runs, whether the engine releases
+// memory there, and what is wrong with it.
 Agreed agree_on_engine(const c10::intrusive_ptr<c10d::Store>& store,
                        const CommunicatorConfig& config, const std::string& wanted,
                        const SpansHosts& found) {
   C10dStore board(store);
   const std::string engine = engine_of(wanted);
   const std::string machine = host_boot_id();
-  const std::string own = engine + "\n" + machine + "\n" + problem_of(engine);
+  const std::string problem_here = problem_of(engine);
+  const char* const memory = problem_here.empty() && releases_memory(engine) ? "any" : "own";
+  const std::string own = text_of(engine, "\n", machine, "\n", memory, "\n", problem_here);
   const auto key = [](int rank) { return "symm/inter_host/" + std::to_string(rank); };
   board.set(key(config.rank), {own.begin(), own.end()});
   const RankNames names(config.global_ranks);
@@ -87,6 +97,7 @@ Agreed agree_on_engine(const c10::intrusive_ptr<c10d::Store>& store,
     std::string_view rest = said;
     const std::string theirs = take_line(rest);
     const std::string where = take_line(rest);
+    if (take_line(rest) != "any") agreed.releases_memory = false;
     const std::string problem(rest);
     if (where == machine) ++agreed.ranks_on_machine;
     if (rank == 0) first = theirs;
@@ -159,7 +170,7 @@ void set_inter_host_engines(const InterHostEngines& engines) {
 
 HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const CommunicatorConfig& config,
                      const std::string& wanted, const SpansHosts& found)
-    : rank_(config.rank), layout_(found.hosts()) {
+    : rank_(config.rank), names_(config.global_ranks), layout_(found.hosts()) {
   const Agreed agreed = agree_on_engine(store, config, wanted, found);
   const std::string& engine = agreed.engine;
   const auto host = layout_.host_of[index(rank_)];
@@ -173,11 +184,15 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
         engine, c10::make_intrusive<c10d::PrefixStore>("symm/engine", store), rank_,
         config.world_size, config.timeout);
   });
-  link_ = std::make_shared<BackendLink>(engine, std::move(backend));
+  link_ = std::make_shared<BackendLink>(engine, std::move(backend), agreed.releases_memory);
   engine_->when_interrupted([link = link_] { link->abort(); });
-  collectives_ = std::make_unique<HostCollectives>(config.group_name, layout_, rank_,
-                                                   RankNames(config.global_ranks),
+  collectives_ = std::make_unique<HostCollectives>(config.group_name, layout_, rank_, names_,
                                                    engine_->communicator(), *link_);
+}
+
+std::string HostGroup::description() const {
+  return text_of(layout_.host_count(), " hosts (", layout_.text(), "), symm inside each and ",
+                 engine_name(), " between them");
 }
 
 c10::intrusive_ptr<c10d::Work> HostGroup::transfer(const at::Tensor& tensor, int peer, int tag,

@@ -27,9 +27,13 @@ class HostGroup {
   const std::shared_ptr<GroupEngine>& engine() const { return engine_; }
   HostCollectives& collectives() { return *collectives_; }
   const std::string& engine_name() const { return link_->name(); }
+  // "2 hosts (a: ranks 0, 1; b: rank 2), symm inside each and gloo between them"
+  std::string description() const;
   bool is_here(int rank) const {
     return layout_.host_of[index(rank)] == layout_.host_of[index(rank_)];
   }
+  // As messages name ranks of the group.
+  std::string rank_name(int rank) const { return names_.name(rank); }
   int local_of(int rank) const { return layout_.local_of[index(rank)]; }
 
   // A message to or from a rank of another host.
@@ -40,6 +44,7 @@ class HostGroup {
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
   const int rank_;
+  const RankNames names_;
   const HostLayout layout_;
   std::shared_ptr<GroupEngine> engine_;
   std::shared_ptr<BackendLink> link_;

@@ -13,6 +13,9 @@ and for memory that all ranks of a group can read and write: `empty`, `zeros`, `
 `contiguous_view` gives all ranks' tensors as one, `SymmetricTensor` the way to each peer's, and
 `memory_provider` says who makes the memory.
 
+`host_layout` says which ranks of a group are on which host, `local_group` is the group of those of
+this one.
+
 `flight_record` gives the last calls of this process, with their states. `InvalidArgumentError` and
 `InvalidTypeError` are what wrong arguments raise.
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from torch_symm._C import ProcessGroupSymm, memory_provider, providers
     from torch_symm.errors import InvalidArgumentError, InvalidTypeError
     from torch_symm.flight import flight_record
-    from torch_symm.hosts import local_group
+    from torch_symm.hosts import host_layout, local_group
     from torch_symm.memory import (
         as_symmetric,
         copy_counts,
@@ -57,6 +60,7 @@ _MODULES = {
     "SymmetricTensor": "views",
     "contiguous_view": "views",
     "flight_record": "flight",
+    "host_layout": "hosts",
     "local_group": "hosts",
 } | dict.fromkeys(
     ("as_symmetric", "copy_counts", "empty", "full", "is_symmetric", "mem_pool", "ones", "zeros"),
@@ -76,6 +80,7 @@ __all__ = [
     "empty",
     "flight_record",
     "full",
+    "host_layout",
     "is_symmetric",
     "local_group",
     "mem_pool",

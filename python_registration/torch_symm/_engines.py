@@ -7,6 +7,7 @@ is made here, beside c10d's own groups, and moves bytes only.
 from __future__ import annotations
 
 import datetime
+import os
 from typing import Any
 
 
@@ -23,6 +24,15 @@ def problem(name: str) -> str:
         return f"torch.distributed knows no backend {name!r}; register it first"
     devices = Backend.backend_capability.get(name, [])
     return "" if "cpu" in devices else f"{name} carries no tensors that are on the CPU"
+
+
+def releases_memory(name: str) -> bool:
+    """Whether send and recv leave their tensor alone once their Work is destroyed. Local.
+
+    Gloo's Work owns a buffer whose destructor waits for the threads that use it, over TCP (see
+    ShareableNonOwningPtr in gloo/common/memory.h); its other transports have not been looked at.
+    """
+    return name == "gloo" and os.environ.get("GLOO_DEVICE_TRANSPORT", "") in ("", "TCP", "TCP_TLS")
 
 
 def make(name: str, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:

@@ -1,4 +1,4 @@
-"""The ranks of one host in a group over several."""
+"""On which host each rank of a group is."""
 
 from __future__ import annotations
 
@@ -17,20 +17,13 @@ def local_group(group: Any = None) -> Any:
     Args:
         group: a ProcessGroup of the backend symm, a group's name, or None for the default one.
     """
-    import torch
     import torch.distributed as dist
 
-    from torch_symm import _groups, _registration
+    from torch_symm import _registration
 
-    group = _groups.resolve(group, "local_group")
+    group, backend = _resolved(group, "local_group")
     if group in _made:
         return _made[group]
-    backend = group._get_backend(torch.device("cpu"))
-    if not isinstance(backend, _registration.load().ProcessGroupSymm):
-        raise ValueError(
-            "local_group: group: expected one whose backend for the CPU is symm, got "
-            f"{backend.name()}"
-        )
     own = dist.get_rank(group)
     mine = next((ranks for ranks in backend._hosts() if own in ranks), None)
     if mine is None:
@@ -42,3 +35,41 @@ def local_group(group: Any = None) -> Any:
         use_local_synchronization=True,
     )
     return _made[group]
+
+
+def host_layout(group: Any = None) -> dict[str, Any]:
+    """Which ranks of `group` are on which host, and what carries bytes inside a host and between
+    two. Local.
+
+    Args:
+        group: a ProcessGroup of the backend symm, a group's name, or None for the default one.
+
+    Returns:
+        ``group``, its name; ``hosts``, the group ranks by what they say that their host is, in the
+        order of the hosts' lowest ranks; ``inside_hosts``, "symm"; ``between_hosts``, the name of
+        a backend, or None where all ranks are on one host.
+    """
+    group, backend = _resolved(group, "host_layout")
+    members = backend._hosts() or [list(range(group.size()))]
+    return {
+        "group": group.group_name,
+        "hosts": dict(zip(backend._host_names(), members, strict=True)),
+        "inside_hosts": "symm",
+        "between_hosts": backend._between_hosts() or None,
+    }
+
+
+def _resolved(group: Any, caller: str) -> tuple[Any, Any]:
+    """The ProcessGroup and its backend; ValueError for one of another backend."""
+    import torch
+
+    from torch_symm import _groups, _registration
+
+    group = _groups.resolve(group, caller)
+    backend = group._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+    if isinstance(backend, _registration.load().ProcessGroupSymm):
+        return group, backend
+    raise ValueError(
+        f"{caller}: group: expected one whose backend for the CPU is symm, got {backend.name()}"
+    )

@@ -32,8 +32,11 @@ HostLayout layout_of(const std::string& hosts) {
 
 class Hosts {
  public:
-  Hosts(const std::string& hosts, const HostLimits& limits)
-      : layout_(layout_of(hosts)), limits_(limits), stores_(layout_.members.size()) {}
+  Hosts(const std::string& hosts, const HostLimits& limits, bool any_memory = false)
+      : layout_(layout_of(hosts)),
+        limits_(limits),
+        any_memory_(any_memory),
+        stores_(layout_.members.size()) {}
 
   int world_size() const { return layout_.world_size(); }
   const HostLayout& layout() const { return layout_; }
@@ -49,7 +52,7 @@ class Hosts {
       config.world_size = static_cast<int>(layout_.members[host].size());
       config.timeout = kTimeout;
       Communicator local(stores_[host], config);
-      test::MemoryLink link(network_, rank);
+      test::MemoryLink link(network_, rank, any_memory_);
       HostCollectives collectives("g", layout_, rank, RankNames(), local, link, limits_);
       body(rank, collectives);
     });
@@ -79,18 +82,16 @@ class Hosts {
  private:
   const HostLayout layout_;
   const HostLimits limits_;
+  const bool any_memory_;
   std::vector<test::MemoryStore> stores_;
   test::MemoryNetwork network_;
 };
 
 // Small enough for several chunks, and for every way through the code, at a few thousand elements.
 constexpr HostLimits kSmallLimits{
-    .leader_bytes = 10'000, .share_bytes = 4'096, .whole_shares = 600};
+    .leader_bytes = 10'000, .share_bytes = 4'096, .whole_shares = 600, .message_bytes = 50'000};
 
-class HostCollectivesTest : public testing::TestWithParam<const char*> {};
-
-TEST_P(HostCollectivesTest, RunsEveryCollectiveAtEverySize) {
-  Hosts hosts(GetParam(), kSmallLimits);
+void run_every_collective(Hosts& hosts) {
   hosts.run([&](int rank, HostCollectives& collectives) {
     int round = 0;
     for (const std::size_t count : {0, 1, 5, 500, 2'400, 3'001, 40'007}) {
@@ -103,6 +104,18 @@ TEST_P(HostCollectivesTest, RunsEveryCollectiveAtEverySize) {
       }
     }
   });
+}
+
+class HostCollectivesTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(HostCollectivesTest, RunsEveryCollectiveAtEverySize) {
+  Hosts hosts(GetParam(), kSmallLimits);
+  run_every_collective(hosts);
+}
+
+TEST_P(HostCollectivesTest, RunsEveryCollectiveOverALinkThatTakesAnyMemory) {
+  Hosts hosts(GetParam(), kSmallLimits, true);
+  run_every_collective(hosts);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, HostCollectivesTest,

@@ -73,7 +73,8 @@ class MemoryNetwork {
 
 class MemoryLink final : public HostLink {
  public:
-  MemoryLink(MemoryNetwork& network, int rank) : network_(network), rank_(rank) {}
+  MemoryLink(MemoryNetwork& network, int rank, bool takes_any_memory = false)
+      : network_(network), rank_(rank), takes_any_memory_(takes_any_memory) {}
 
   const std::string& name() const override { return name_; }
 
@@ -81,11 +82,19 @@ class MemoryLink final : public HostLink {
     memory_.push_back(std::make_unique<std::byte[]>(bytes + 64));
     auto* const begin = memory_.back().get();
     const std::size_t past = reinterpret_cast<std::uintptr_t>(begin) % 64;
-    return {begin + (64 - past), bytes};
+    allocated_.emplace_back(begin + (64 - past), bytes);
+    return allocated_.back();
   }
+
+  bool takes_any_memory() const override { return takes_any_memory_; }
 
   std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
                                       std::span<const HostMessage> from) override {
+    if (!takes_any_memory_) {
+      for (const auto messages : {to, from}) {
+        for (const HostMessage& message : messages) check_own(message.bytes);
+      }
+    }
     for (const HostMessage& message : to) network_.send(rank_, message.peer, message.bytes);
     return std::make_unique<Transfer>(*this, std::vector<HostMessage>(from.begin(), from.end()));
   }
@@ -108,10 +117,21 @@ class MemoryLink final : public HostLink {
     const std::vector<HostMessage> from_;
   };
 
+  void check_own(std::span<const std::byte> bytes) const {
+    for (const std::span<std::byte>& own : allocated_) {
+      if (bytes.data() >= own.data() && bytes.data() + bytes.size() <= own.data() + own.size()) {
+        return;
+      }
+    }
+    throw Error(ErrorCode::kInvalidArgument, "a message that is not in memory of the link");
+  }
+
   const std::string name_ = "memory";
   MemoryNetwork& network_;
   const int rank_;
+  const bool takes_any_memory_;
   std::vector<std::unique_ptr<std::byte[]>> memory_;
+  std::vector<std::span<std::byte>> allocated_;
 };
 
 }  // namespace symm::test

@@ -39,6 +39,8 @@ struct HostLimits {
   // Whole shares go to every host as long as a rank sends no more than that, which saves an
   // exchange.
   std::size_t whole_shares = std::size_t{64} << 10;
+  // The most of one message that is not copied: engines count some bytes by int.
+  std::size_t message_bytes = std::size_t{256} << 20;
 };
 
 // Element range `index` of `count` nearly equal ones of `total`.
@@ -112,6 +114,7 @@ class HostLegs {
   // Memory of the link until the next begin(); 64 bytes aligned.
   std::byte* take(std::size_t bytes);
 
+  bool takes_any_memory() const { return link_.takes_any_memory(); }
   // HostLink::start, of what is not empty.
   std::unique_ptr<HostTransfer> start(Messages to, Messages from);
   // Waits for a transfer, or for none, and ends it.

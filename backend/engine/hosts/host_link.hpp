@@ -9,15 +9,18 @@
 
 namespace symm {
 
-// One message, to or from a group rank of another host. Its bytes lie in memory of the link.
+// One message, to or from a group rank of another host. Its bytes lie in memory of the link, or in
+// any where the link takes that.
 struct HostMessage {
   int peer = 0;
   std::span<std::byte> bytes;
 };
 
-// Messages under way. Ending it without a wait leaves them to the engine.
+// Messages under way. Ending it without a wait leaves those in memory of the link to the engine.
 class HostTransfer {
  public:
+  // Where the link takes any memory, what it does not own is left alone from then on, whatever has
+  // become of the messages.
   virtual ~HostTransfer() = default;
   // Returns when all of them have left or arrived. Throws Error: kTimeout, kPeerLost, kAborted.
   virtual void wait(std::chrono::milliseconds timeout) = 0;
@@ -33,6 +36,10 @@ class HostLink {
   // Memory for messages, as long as the link and as long as the engine uses it: an engine may go on
   // with a message whose wait has ended. Not initialised, aligned to 64 bytes. Local.
   virtual std::span<std::byte> allocate(std::size_t bytes) = 0;
+
+  // Whether messages may lie in any memory, which must live as long as their transfer. The same on
+  // every rank.
+  virtual bool takes_any_memory() const = 0;
 
   // Begins to send `to` and to receive `from`; both sides of a pair name messages of the same sizes
   // in the same order, none of them empty. Does not wait. Throws Error.

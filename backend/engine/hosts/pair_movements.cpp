@@ -11,7 +11,8 @@ namespace {
 constexpr std::size_t kLeastChunk = std::size_t{16} << 10;
 
 // gather, scatter and all_to_all: bytes for each rank and from each rank. What is for a rank of
-// another host goes in the head where it fits, else in chunks behind it.
+// another host goes in the head where it fits, else behind it: from the sender's tensor to the
+// receiver's where the link takes any memory, else in chunks through the link's.
 class PairMovement {
  public:
   PairMovement(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args)
@@ -43,14 +44,13 @@ class PairMovement {
     }
     heads_.start();
     move_in_host();
-    heads_.finish();
-    for (std::size_t i = 0; i < heads_.peers().size(); ++i) {
-      const Part& part = of(from_, heads_.peers()[i]);
-      if (fits_head(part) && part.count > 0) {
-        std::memcpy(part.data, heads_.room_from(i), part.count);
-      }
+    finish_heads();
+    if (legs_.takes_any_memory()) {
+      std::unique_ptr<HostTransfer> transfer = legs_.start(in_place(to_), in_place(from_));
+      legs_.finish(transfer);
+    } else {
+      move_chunks();
     }
-    move_chunks();
   }
 
  private:
@@ -69,6 +69,16 @@ class PairMovement {
   }
   static bool fits_head(const Part& part) { return part.count <= kHeadRoom; }
 
+  void finish_heads() {
+    heads_.finish();
+    for (std::size_t i = 0; i < heads_.peers().size(); ++i) {
+      const Part& part = of(from_, heads_.peers()[i]);
+      if (fits_head(part) && part.count > 0) {
+        std::memcpy(part.data, heads_.room_from(i), part.count);
+      }
+    }
+  }
+
   void move_in_host() {
     std::vector<Part> input;
     std::vector<Part> output;
@@ -81,6 +91,20 @@ class PairMovement {
     local.input_parts = input;
     local.output_parts = output;
     legs_.run_local(local);
+  }
+
+  // What is behind the heads, where it lies.
+  Messages in_place(const std::vector<Part>& parts) const {
+    const std::size_t most = legs_.limits().message_bytes;
+    Messages made;
+    for (int rank = 0; rank < legs_.layout().world_size(); ++rank) {
+      const Part& whole = of(parts, rank);
+      if (legs_.is_here(rank) || fits_head(whole)) continue;
+      for (std::size_t begin = 0; begin < whole.count; begin += most) {
+        made.push_back({rank, {at_byte(whole.data, begin), std::min(most, whole.count - begin)}});
+      }
+    }
+    return made;
   }
 
   std::vector<Pair> pairs_of(const std::vector<Part>& parts) {

@@ -18,6 +18,10 @@ struct InterHostEngines {
   c10::intrusive_ptr<c10d::Backend> (*make)(const std::string& name,
                                             const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                             int size, std::chrono::milliseconds timeout);
+  // Whether send and recv of the engine `name` have done with their tensor's memory once their Work
+  // has been destroyed, whatever has become of the message: collectives then send from and receive
+  // into the user's tensors. Null: of no engine. Local.
+  bool (*releases_memory)(const std::string& name) = nullptr;
 };
 
 // Before the first group over several hosts. The Python package knows every backend that

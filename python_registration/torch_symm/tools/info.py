@@ -2,12 +2,14 @@
 
     python -m torch_symm.info           # a table
     python -m torch_symm.info --json    # the same for programs
+    torchrun ... -m torch_symm.info --group    # also where the launcher's ranks are
 
 The exit status is 1 where torch_symm cannot be used, and the output says why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -48,10 +50,11 @@ VARIABLES = {
 
 
 def collect() -> dict[str, Any]:
-    """All facts as plain values. Loads torch and the compiled module; raises nothing."""
+    """All facts as plain values, with the layouts of this process's groups of symm. Loads torch and
+    the compiled module; raises nothing."""
     import torch
 
-    from torch_symm import _build_info, _environment, _registration
+    from torch_symm import _build_info, _engines, _environment, _registration
     from torch_symm.tools.machine import driver_version, visible_gpus
 
     facts: dict[str, Any] = {
@@ -94,6 +97,13 @@ def collect() -> dict[str, Any]:
     environment = {name: _variable(name, checks.get(name)) for name in VARIABLES}
     facts["isa"] = environment["SYMM_ISA"]["value"]
     facts["environment"] = environment
+    engine = environment["SYMM_INTER_HOST"]["value"]
+    facts["between_hosts"] = None
+    if engine is not None:
+        name = {"auto": "gloo"}.get(engine, engine)
+        problem = "groups are of one host" if name == "none" else _engines.problem(name)
+        facts["between_hosts"] = {"engine": name, "problem": problem}
+    facts["groups"] = _groups() if "devices" in facts else []
     if problems := list(filter(None, (environment[name]["problem"] for name in checks))):
         facts["usable"] = False
         facts["problem"] = facts["problem"] or "; ".join(problems)
@@ -107,6 +117,34 @@ def _variable(name: str, check: Callable[[str], Any] | None) -> dict[str, Any]:
     except ValueError as error:
         facts["problem"] = str(error)
     return facts | {"meaning": VARIABLES[name]}
+
+
+def _groups() -> list[dict[str, Any]]:
+    from torch.distributed import distributed_c10d as c10d
+
+    from torch_symm import host_layout
+
+    layouts = []
+    for group in list(c10d._world.pg_map):
+        with contextlib.suppress(
+            ValueError, RuntimeError
+        ):  # of another backend, or none on the CPU
+            layouts.append(host_layout(group))
+    return layouts
+
+
+def collect_in_group() -> dict[str, Any] | None:
+    """The facts, with those of a group of the ranks that a launcher has started. None on the ranks
+    that have nothing to tell: all but rank 0, where the group can be made. Collective."""
+    import torch.distributed as dist
+
+    try:
+        dist.init_process_group("symm")
+    except (ValueError, RuntimeError) as error:
+        return collect() | {"usable": False, "problem": str(error)}
+    facts = collect() if dist.get_rank() == 0 else None
+    dist.destroy_process_group()
+    return facts
 
 
 def show(facts: dict[str, Any]) -> None:
@@ -123,6 +161,11 @@ def show(facts: dict[str, Any]) -> None:
     for device, problem in facts.get("devices", {}).items():
         table.add_row(device, problem or "available")
     _show_gpu(table, facts["gpu"])
+    if between := facts["between_hosts"]:
+        problem = between["problem"]
+        table.add_row("between hosts", f"nothing: {problem}" if problem else between["engine"])
+    for layout in facts["groups"]:
+        table.add_row(f"group {layout['group']}", _described(layout))
     for name, variable in facts["environment"].items():
         value = "not set" if variable["set_to"] is None else repr(variable["set_to"])
         if variable["value"] not in (None, "", variable["set_to"]):
@@ -130,6 +173,16 @@ def show(facts: dict[str, Any]) -> None:
         table.add_row(name, f"{value} ({variable['meaning']})")
     table.add_row("usable", "yes" if facts["usable"] else f"no: {facts['problem']}")
     Console(highlight=False, soft_wrap=True).print(table, markup=False)
+
+
+def _described(layout: dict[str, Any]) -> str:
+    hosts = [
+        f"{name}: {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+        for name, ranks in layout["hosts"].items()
+    ]
+    between = layout["between_hosts"]
+    legs = "symm" if between is None else f"symm inside each host, {between} between them"
+    return f"{'; '.join(hosts)} ({legs})"
 
 
 def _show_gpu(table: Table, gpu: dict[str, Any]) -> None:
@@ -148,9 +201,19 @@ def _show_gpu(table: Table, gpu: dict[str, Any]) -> None:
 @app.command()
 def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    group: Annotated[
+        bool,
+        typer.Option(
+            "--group",
+            help="Make a group of the ranks that torchrun has started, and tell which of them are "
+            "on which host and what carries bytes; rank 0 prints.",
+        ),
+    ] = False,
 ) -> None:
     """Prints versions, instruction sets, devices and environment; exits with 1 if unusable."""
-    facts = collect()
+    facts = collect_in_group() if group else collect()
+    if facts is None:
+        return
     if as_json:
         print(json.dumps(facts, indent=2))
     else:

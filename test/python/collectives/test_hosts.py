@@ -59,6 +59,19 @@ def test_every_call(hosts):
     check_on(hosts, every_call)
 
 
+def other_engine():
+    def make(store, rank, size, timeout):
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    dist.Backend.register_backend("other", make, devices=["cpu"])
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abc"])
+def test_every_call_over_an_engine_that_gets_no_memory_of_the_user(hosts):
+    env = (("SYMM_INTER_HOST", "other"),)
+    check_on(hosts, every_call, env=env, before_init=other_engine)
+
+
 def every_reduction(rank, hosts):
     everybody = list(range(len(hosts)))
     problems = []
@@ -186,6 +199,57 @@ def in_the_host(rank, hosts):
 @pytest.mark.parametrize("hosts", ["aabb", "aba", "aa"])
 def test_the_group_of_a_host(hosts):
     check_on(hosts, in_the_host)
+
+
+def layout_of(rank, hosts):
+    import torch_symm
+
+    expected = {}
+    for one, host in enumerate(hosts):
+        expected.setdefault(f"host-{host}", []).append(one)
+    between = "gloo" if len(expected) > 1 else None
+    wanted = {"hosts": expected, "inside_hosts": "symm", "between_hosts": between}
+    layout = torch_symm.host_layout()
+    problems = [] if layout == {"group": "0", **wanted} else [f"{layout}, not {wanted}"]
+    local = torch_symm.host_layout(torch_symm.local_group())
+    mine = hosts.count(hosts[rank])
+    if local["hosts"] != {f"host-{hosts[rank]}": list(range(mine))} or local["between_hosts"]:
+        problems.append(f"the group of a host: {local}")
+    return problems
+
+
+@pytest.mark.parametrize("hosts", ["aab", "abba", "aa"])
+def test_the_layout_is_told(hosts):
+    check_on(hosts, layout_of)
+
+
+SAYS_WHAT_IT_IS = """
+import os, sys
+import torch.distributed as dist
+rank = int(sys.argv[1])
+os.environ["SYMM_HOST_ID"] = "host-" + "aab"[rank]
+dist.init_process_group("symm", store=dist.FileStore(sys.argv[2], 3), rank=rank, world_size=3)
+dist.new_group([1, 2])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_one_line_in_the_log_says_what_carries_each_leg(run_script):
+    legs = "symm inside each and gloo between them"
+    whole = f"over 2 hosts \\(host-a: ranks 0, 1; host-b: rank 2\\), {legs}"
+    part = f"over 2 hosts \\(host-a: rank 0; host-b: rank 1\\), {legs}"
+    results = run_script(SAYS_WHAT_IT_IS, world_size=3, env={"TORCH_CPP_LOG_LEVEL": "INFO"})
+    for rank, result in enumerate(results):
+        assert result.exit_code == 0, result.stderr
+        lines = [line for line in result.stderr.splitlines() if "symm: group" in line]
+        wanted = [['group "0"', f"rank {rank} of 3", whole]]
+        if rank > 0:
+            name = f"rank {rank - 1} \\(global rank {rank}\\) of 2"
+            wanted.append([name, r"global ranks \[1, 2\]", part])
+        assert len(lines) == len(wanted), result.stderr
+        for line, words in zip(lines, wanted, strict=True):
+            assert not unsaid(line, words), line
 
 
 def refused_set_up(rank, setup, hosts, engines, words):

@@ -10,12 +10,15 @@ from torch.nn.parallel import DistributedDataParallel
 import model
 from errors import ERRORS, message_of, unsaid
 from harness import DEVICE, IS_SYMM, ON_CUDA, check, expect_no_mismatch, run_ranks, synchronize
+from hosts import check_on
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="of what symm promises beyond gloo")
 
 # (shape, number of its sparse dimensions).
 SHAPES = [((7,), 1), ((50, 3), 1), ((11, 13), 2), ((5, 1, 9, 2), 3), ((1000, 64), 1), ((6, 0), 1)]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32]
+# Between hosts their places, and their values, are more than the leaders exchange.
+LARGE = [((300_001,), 1), ((9000, 64), 1)]
 
 
 def entries(shape, sparse_dimensions, dtype, rank, salt):
@@ -43,10 +46,10 @@ def problems_of(what, got, dense, mine, size, shape_of):
     return problems
 
 
-def like_the_dense_one(rank):
+def like_the_dense_one(rank, shapes=SHAPES, dtypes=DTYPES):
     size, problems = dist.get_world_size(), []
-    for salt, (shape, dimensions) in enumerate(SHAPES):
-        for dtype in DTYPES:
+    for salt, (shape, dimensions) in enumerate(shapes):
+        for dtype in dtypes:
             of_shape = (shape, dimensions, dtype)
             what = f"{shape} {dtype}"
             given = entries(*of_shape, rank, salt)
@@ -133,8 +136,8 @@ class Words(torch.nn.Module):
         return self.head(self.embedding(words).mean(1))
 
 
-def trained(rank, sparse):
-    network = DistributedDataParallel(Words(sparse).to(DEVICE))
+def trained(rank, sparse, group=None):
+    network = DistributedDataParallel(Words(sparse).to(DEVICE), process_group=group)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     words = torch.Generator().manual_seed(rank)
     for _step in range(4):
@@ -146,13 +149,44 @@ def trained(rank, sparse):
     return [p.detach().cpu().clone() for p in network.parameters()]
 
 
+def differences(some, others):
+    return [
+        f"differs by {(one - other).abs().max()}"
+        for one, other in zip(some, others, strict=True)
+        if not torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+    ]
+
+
 def trains_alike(rank):
-    problems = []
-    for one, other in zip(trained(rank, True), trained(rank, False), strict=True):
-        if not torch.allclose(one, other, rtol=1e-5, atol=1e-6):
-            problems.append(f"differs by {(one - other).abs().max()}")
-    return problems
+    return differences(trained(rank, True), trained(rank, False))
 
 
 def test_data_parallel_training_with_sparse_gradients():
     check(trains_alike, 2)
+
+
+def on_hosts(rank, hosts, function, *args):
+    return function(rank, *args)
+
+
+@pytest.mark.skipif(ON_CUDA, reason="CUDA tensors are refused over several hosts")
+class TestOverHosts:
+    @pytest.mark.parametrize("hosts", ["aabb", "aab", "abab", "ab"])
+    def test_it_has_the_bits_of_the_dense_one_there(self, hosts):
+        check_on(hosts, on_hosts, like_the_dense_one)
+        check_on(hosts, on_hosts, like_the_dense_one, LARGE, [torch.float32])
+
+    def test_shapes_that_differ_are_named_on_every_rank(self):
+        check_on("aab", on_hosts, shapes_that_differ)
+
+    def test_a_sparse_and_a_dense_call_do_not_mix(self):
+        check_on("ab", on_hosts, sparse_against_dense, timeout=5.0)
+
+    @pytest.mark.parametrize("hosts", ["aabb", "aba"])
+    def test_training_is_like_over_gloo(self, hosts):
+        check_on(hosts, on_hosts, trains_as_over_gloo)
+
+
+def trains_as_over_gloo(rank):
+    gloo = dist.new_group(backend="gloo")
+    return differences(trained(rank, True), trained(rank, True, gloo))

@@ -81,19 +81,37 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def run_script_on_ranks(
-    script: Path, ranks: int, *options: str, env: dict | None = None, timeout: float = 100.0
-) -> list[subprocess.CompletedProcess]:
-    """The script as torchrun's ranks would run it, with the variables that torchrun sets."""
+def _environments(ranks: int, env: dict | None) -> list[dict]:
+    """With the variables that torchrun sets."""
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for size in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         job[size] = str(ranks)
-    environments = [
+    return [
         {**(os.environ if env is None else env), **job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         for rank in range(ranks)
     ]
 
+
+def run_script_on_ranks(
+    script: Path, ranks: int, *options: str, env: dict | None = None, timeout: float = 100.0
+) -> list[subprocess.CompletedProcess]:
+    """The script as torchrun's ranks would run it."""
+
     def run():
         runpy.run_path(str(script), run_name="__main__")
+
+    return _run(run, list(options), _environments(ranks, env), timeout)
+
+
+def run_module_on_hosts(
+    module: str, hosts: list[str], *options: str, timeout: float = 100.0
+) -> list[subprocess.CompletedProcess]:
+    """``torchrun -m module options``, with a rank on each of `hosts`."""
+    environments = _environments(len(hosts), None)
+    for environment, host in zip(environments, hosts, strict=True):
+        environment["SYMM_HOST_ID"] = host
+
+    def run():
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     return _run(run, list(options), environments, timeout)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from programs import run_module
+from programs import run_module, run_module_on_hosts
 from torch_symm import _environment
 from torch_symm.tools.info import VARIABLES
 
@@ -63,6 +63,34 @@ def test_the_table_tells_about_gpus() -> None:
     lines = {" ".join(line.split()) for line in text.splitlines()}
     assert "GPU multicast off, by TORCH_SYMM_MEM_DISABLE_MULTICAST=1" in lines
     assert "GPUs torch sees none" in lines
+
+
+def test_what_would_carry_bytes_between_hosts_is_told() -> None:
+    def between(**variables: str) -> dict:
+        return json.loads(run_info("--json", **variables).stdout)["between_hosts"]
+
+    assert between() == {"engine": "gloo", "problem": ""}
+    assert between(SYMM_INTER_HOST="none")["problem"] == "groups are of one host"
+    assert "no backend 'mpi2'" in between(SYMM_INTER_HOST="mpi2")["problem"]
+    lines = run_info(SYMM_INTER_HOST="none").stdout.splitlines()
+    assert "between hosts nothing: groups are of one host" in [" ".join(x.split()) for x in lines]
+
+
+@pytest.mark.cpu("of a group over several hosts")
+def test_the_ranks_of_a_launcher_are_told_with_their_hosts() -> None:
+    first, *others = run_module_on_hosts("torch_symm.info", ["a", "b", "b"], "--group", timeout=50)
+    assert [done.returncode for done in (first, *others)] == [0, 0, 0], first.stderr
+    assert [done.stdout for done in others] == ["", ""]
+    legs = "symm inside each host, gloo between them"
+    assert f"group 0 a: rank 0; b: ranks 1, 2 ({legs})" in " ".join(first.stdout.split())
+
+
+@pytest.mark.cpu("of a group over several hosts")
+def test_a_group_that_cannot_be_is_told_with_its_reason() -> None:
+    facts = json.loads(run_info("--json", "--group").stdout)
+    assert facts["usable"] is False
+    assert "environment variable" in facts["problem"]
+    assert facts["groups"] == []
 
 
 @pytest.mark.cuda
