@@ -21,10 +21,13 @@ namespace symm {
 
 namespace {
 
-// Some microseconds of spinning, then yields: these cost a rank with a core of its own next to
-// nothing, and let two ranks on one core take turns.
-constexpr WaitPolicy kCoreEach{.pauses = 300, .yields = 500, .moves_apart = true};
+// With a core for each rank a tenth of a millisecond of spinning, which is longer than most steps
+// take (NOTE [Waiting]).
+constexpr WaitPolicy kCoreEach{.pauses = 4000, .yields = 0, .moves_apart = true};
 constexpr WaitPolicy kSharedCores{.pauses = 4, .yields = 50, .moves_apart = false};
+
+// Rounds until a waiter looks whether it shares a core with whom it waits for, some microseconds.
+constexpr int kPausesAlone = 300;
 
 // The longest sleep without a look at what no signal reports.
 constexpr std::chrono::microseconds kSupervisionPeriod{2000};
@@ -114,24 +117,23 @@ void note_cpu(SignalLine& own) {
   if (load_relaxed(&own.cpu) != cpu) store_relaxed(&own.cpu, cpu);
 }
 
-bool spin_or_yield(int round, const WaitPolicy& policy, const SignalLine* awaited) {
+bool spin(int round, const WaitPolicy& policy, const SignalLine* awaited) {
+  // After each sleep too: a sleeper may be woken on the CPU of who wakes it.
+  const bool looks = round == kPausesAlone || round >= policy.pauses;
+  if (looks && policy.moves_apart && awaited != nullptr) part_from(*awaited);
   if (round < policy.pauses) {
     pause_core();
     return true;
   }
-  // Not once a wait: a sleeper may be woken on the CPU of who wakes it.
-  if (policy.moves_apart && awaited != nullptr) part_from(*awaited);
-  if (round < policy.pauses + policy.yields) {
-    ::sched_yield();
-    return true;
-  }
-  return false;
+  if (round >= policy.pauses + policy.yields) return false;
+  ::sched_yield();
+  return true;
 }
 
 bool wait_for(const SignalLine& line, std::uint64_t target, int peer, const WaitPolicy& policy,
               WaitSupervisor& supervisor) {
   for (int round = 0; !has_reached(load_acquire(&line.value), target); ++round) {
-    if (spin_or_yield(round, policy, &line)) continue;
+    if (spin(round, policy, &line)) continue;
     if (!supervisor.keep_waiting(peer)) return has_reached(load_acquire(&line.value), target);
     const std::uint64_t seen = load_acquire(&line.value);
     // A sleeper increments `waiters` in the peer's line: the only write to a region by another

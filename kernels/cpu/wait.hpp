@@ -1,11 +1,17 @@
 // How a host thread waits for a signal, and how a waiter is woken.
 //
 // NOTE [Waiting]
-// A waiter first spins (the other rank runs on another core and is about to signal), then yields
-// (it may need this core), then sleeps in a futex on the signal's own word, for a bounded time, so
-// that a supervisor can look at what no signal reports: an abort, a dead peer, a deadline. Where
-// there are more ranks than cores, spinning takes the core from the rank that is waited for, so
-// almost none is done. A writer makes a system call only when a sleeper is counted.
+// A waiter first spins (the other rank runs on another core and is about to signal), then sleeps in
+// a futex on the signal's own word, for a bounded time, so that a supervisor can look at what no
+// signal reports: an abort, a dead peer, a deadline. Where there are more ranks than cores,
+// spinning takes the core from the rank that is waited for, so almost none is done; it yields
+// instead, before it sleeps, which is the quickest way to that rank. A writer makes a system call
+// only when a sleeper is counted.
+//
+// To Linux sched_yield() means that the thread has had its turn: another program's thread on this
+// core gets a slice of milliseconds, and that in each of the many waits of a call, where a sleeper
+// runs as soon as it is woken. So nobody yields with a core of its own (docs/benchmarks.md, "Other
+// programs beside").
 //
 // NOTE [Two ranks on one core]
 // The scheduler may leave two ranks on one core although another one is free: each gives the core
@@ -59,7 +65,7 @@ void sleep_on(SignalLine& line, std::uint64_t seen, std::chrono::microseconds li
 
 // One round of waiting: `round` counts from 0. True while the next round should not sleep.
 // `awaited`: a line of the rank that is waited for, null where that is not known.
-bool spin_or_yield(int round, const WaitPolicy& policy, const SignalLine* awaited);
+bool spin(int round, const WaitPolicy& policy, const SignalLine* awaited);
 
 // Notes on a line of this rank on which CPU the calling thread is. Also after a wait, which may
 // have moved it: who followed an old note would come to where the thread is now.

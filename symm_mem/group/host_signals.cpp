@@ -14,6 +14,8 @@ namespace {
 // Between two looks at the connections and the clock.
 constexpr std::chrono::milliseconds kSupervisionPeriod{1};
 constexpr std::chrono::microseconds kSleep{50};
+// Pads have no word to sleep on, so a waiter gives its core away before it sleeps for a time.
+constexpr int kYields = 50;
 
 }  // namespace
 
@@ -29,7 +31,11 @@ class HostSignals::Patience {
   template <typename Attempt, typename StandingOf>
   void until(Attempt&& attempt, StandingOf&& standing) {
     for (int round = 0; !attempt(); ++round) {
-      if (spin_or_yield(round, group_.policy(), nullptr)) continue;
+      if (spin(round, group_.policy(), nullptr)) continue;
+      if (round < group_.policy().pauses + kYields) {
+        std::this_thread::yield();
+        continue;
+      }
       std::this_thread::sleep_for(kSleep);
       if (Deadline::Clock::now() < next_look_) continue;
       next_look_ = Deadline::Clock::now() + kSupervisionPeriod;

@@ -212,7 +212,7 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
     note_cpu(*doorbell_);
     const int peer = transfer.peer();
     const SignalLine* awaited = peer == kAnySource ? nullptr : &memory_->control(peer).doorbell;
-    if (spin_or_yield(round++, policy_, awaited)) continue;
+    if (spin(round++, policy_, awaited)) continue;
     sleep_on(*doorbell_, bell, kLookPeriod);
     try {
       check_interrupts();
