@@ -43,8 +43,8 @@ struct alignas(4096) GroupPage {
   static constexpr int kMaskBits = 64;
   static constexpr int kMaskWords = (kMaxRanks + kMaskBits - 1) / kMaskBits;
 
-  SignalLine exchange;      // number of the last metadata exchange that this rank has entered
-  std::uint64_t gave_up;    // number of the last one that it has given up
+  SignalLine exchange;    // number of the last metadata exchange that this rank has entered
+  std::uint64_t gave_up;  // number of the last one that it has given up
   // Whom it was then waiting for, as far as it knew; written before `gave_up`. A reader may find
   // those of a later exchange: they are for messages.
   std::uint64_t missed[kMaskWords];

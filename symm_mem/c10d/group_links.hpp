@@ -10,10 +10,10 @@
 // peers see its end at once.
 //
 // NOTE [Logical groups]
-// torch's set_group_info() names ranks and a Store that need not be a group of c10d. Such a group has
-// no backend and is never destroyed; its time-out is its Store's. torch's own functions call it for
-// groups of c10d as well and never take it back, so a name that c10d has had here stays c10d's: of a
-// destroyed group it must not lead to a Store without peers.
+// torch's set_group_info() names ranks and a Store that need not be a group of c10d. Such a group
+// has no backend and is never destroyed; its time-out is its Store's. torch's own functions call it
+// for groups of c10d as well and never take it back, so a name that c10d has had here stays c10d's:
+// of a destroyed group it must not lead to a Store without peers.
 //
 // Thread safe. What is collective says so, blocks, and must be called without Python's interpreter
 // lock.

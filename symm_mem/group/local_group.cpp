@@ -312,8 +312,8 @@ LocalGroup::RankMask LocalGroup::missed(std::uint64_t number) const {
   }
   if (given_up) return mask;
   for (const int rank : absent(number)) {
-    mask[static_cast<std::size_t>(rank / GroupPage::kMaskBits)] |=
-        std::uint64_t{1} << (rank % GroupPage::kMaskBits);
+    mask[static_cast<std::size_t>(rank / GroupPage::kMaskBits)] |= std::uint64_t{1}
+                                                                   << (rank % GroupPage::kMaskBits);
   }
   return mask;
 }

@@ -28,9 +28,9 @@
 // same from them.
 //
 // A rank that gives up an exchange, or a rendezvous that it began, stores that number on its page,
-// and whom it missed, which those who give up because of it pass on. Ranks that wait for it, or come
-// later, raise; all go on with the next number over the same connections. It may then write over a message that a late rank still reads, which looks again
-// once it has read.
+// and whom it missed, which those who give up because of it pass on. Ranks that wait for it, or
+// come later, raise; all go on with the next number over the same connections. It may then write
+// over a message that a late rank still reads, which looks again once it has read.
 //
 // Metadata exchanges and share() are collective over the group, in the same order on every rank,
 // and independent of the order of collectives (NOTE [Streams of frames] in peer_frame.hpp); a mutex
