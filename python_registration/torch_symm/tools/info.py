@@ -126,9 +126,8 @@ def _groups() -> list[dict[str, Any]]:
 
     layouts = []
     for group in list(c10d._world.pg_map):
-        with contextlib.suppress(
-            ValueError, RuntimeError
-        ):  # of another backend, or none on the CPU
+        # Left out: those of another backend, and those without one for the CPU.
+        with contextlib.suppress(ValueError, RuntimeError):
             layouts.append(host_layout(group))
     return layouts
 
