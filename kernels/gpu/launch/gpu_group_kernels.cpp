@@ -292,6 +292,7 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
   facts.tile_bytes = wire_tile(wire_).bytes;
   facts.most_blocks = std::clamp(plan.channels, 1, static_cast<int>(layout.wire_blocks));
   facts.box_tiles = layout.wire_box_tiles(wire_);
+  // An all_reduce always: in one hop a rank could place results over inputs that it still sends.
   facts.two_hops = args.kind == CollectiveKind::kAllReduce
                        ? plan.algorithm == Algorithm::kLLTwoShot
                        : config_.world_size > 2 && bytes > kOneHopBytes;
@@ -313,6 +314,7 @@ void GpuGroupKernels::launch_over_lanes(const CollectiveArgs& args, const Plan& 
   facts.world_size = config_.world_size;
   facts.tile_bytes = kPieceUnit;
   facts.whole = true;
+  // An all_reduce always: in one hop a rank could place results over inputs that it still sends.
   facts.two_hops = args.kind == CollectiveKind::kAllReduce || config_.world_size > 2;
   route_.begin(args, facts);
   start_lanes(*route_.next(), call, plan.channels, options);
