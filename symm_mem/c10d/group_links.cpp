@@ -102,8 +102,9 @@ std::vector<std::int64_t> global_ranks_of(c10d::ProcessGroup& group) {
 }
 
 bool is_registered(const GroupLink& link) {
+  if (link.is_logical()) return true;
   try {
-    return link.belongs_to(group_by_name(link.name()).get());
+    return link.belongs_to(c10d::resolve_process_group(link.name()).get());
   } catch (const c10::Error&) {  // no group of that name
     return false;
   }
@@ -143,7 +144,11 @@ SegmentUser::~SegmentUser() {
 }
 
 GroupLink::GroupLink(const GroupPtr& group, std::string name, std::shared_ptr<LocalGroup> peers)
-    : name_(std::move(name)), group_(group), identity_(group.get()), peers_(std::move(peers)) {}
+    : name_(std::move(name)),
+      group_(group),
+      identity_(group.get()),
+      logical_(group->getDeviceTypes().empty()),
+      peers_(std::move(peers)) {}
 
 bool GroupLink::belongs_to(const c10d::ProcessGroup* group) const {
   return identity_ == group && !group_.expired();
@@ -216,7 +221,7 @@ GroupPtr group_by_name(const std::string& name) {
   const std::lock_guard lock(names.mutex);
   try {
     GroupPtr group = c10d::resolve_process_group(name);
-    names.of_c10d.insert(name);
+    if (!names.of_c10d.contains(name)) names.of_c10d.insert(name);
     return group;
   } catch (const c10::Error&) {
     if (names.of_c10d.contains(name)) throw;

@@ -72,6 +72,7 @@ class GroupLink {
   void check_usable() const;
   bool belongs_to(const c10d::ProcessGroup* group) const;
   const c10d::ProcessGroup* group() const { return identity_; }  // may be gone
+  bool is_logical() const { return logical_; }                   // NOTE [Logical groups]
 
   // Of operations that name no time-out: what the group's backend for `device` has. Local.
   std::chrono::milliseconds timeout(c10::DeviceType device) const;
@@ -103,6 +104,7 @@ class GroupLink {
   const std::string name_;
   const c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;
   const c10d::ProcessGroup* const identity_;
+  const bool logical_;
   const std::shared_ptr<LocalGroup> peers_;
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Joined> joined_;

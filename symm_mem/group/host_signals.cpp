@@ -14,8 +14,6 @@ namespace {
 // Between two looks at the connections and the clock.
 constexpr std::chrono::milliseconds kSupervisionPeriod{1};
 constexpr std::chrono::microseconds kSleep{50};
-// Pads have no word to sleep on, so a waiter gives its core away before it sleeps for a time.
-constexpr int kYields = 50;
 
 }  // namespace
 
@@ -32,10 +30,6 @@ class HostSignals::Patience {
   void until(Attempt&& attempt, StandingOf&& standing) {
     for (int round = 0; !attempt(); ++round) {
       if (spin(round, group_.policy(), nullptr)) continue;
-      if (round < group_.policy().pauses + kYields) {
-        std::this_thread::yield();
-        continue;
-      }
       std::this_thread::sleep_for(kSleep);
       if (Deadline::Clock::now() < next_look_) continue;
       next_look_ = Deadline::Clock::now() + kSupervisionPeriod;

@@ -18,7 +18,7 @@ pytest.importorskip("rich")
 
 from torch_symm._registration import load
 from torch_symm.tools.tune.candidates import Candidate, candidates, shared_out
-from torch_symm.tools.tune.config import TUNED
+from torch_symm.tools.tune.config import TUNED, TuneConfig
 from torch_symm.tools.tune.table import (
     Point,
     choose,
@@ -29,6 +29,7 @@ from torch_symm.tools.tune.table import (
     present,
     staged_bytes,
 )
+from torch_symm.tools.tune.worker import new_group_by, table_of
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -146,6 +147,29 @@ def test_every_group_tries_at_most_one_candidate_of_a_collective():
         assert not any(
             one.algorithm in ("multimem", "copy_engine") for g in groups for one in g.values()
         )
+
+
+def plan_of_a_group_by(rank, candidate):
+    """What rank 1 is told of rank 0's call in a group that tries `candidate`."""
+    import datetime
+
+    from torch_symm import ccl
+
+    config = TuneConfig(collectives=("all_reduce",))
+    table = table_of({"all_reduce": candidate}, config)
+    group = new_group_by(table, datetime.timedelta(seconds=60))
+    tensor = torch.ones(1 << 18)
+    other = ccl.Config("one_shot") if rank == 1 else None
+    return message_of(
+        dist.DistBackendError, ccl.all_reduce, tensor, tensor, group=group, config=other
+    )
+
+
+@pytest.mark.cpu("the host's table")
+def test_a_group_tries_its_candidate():
+    """The ring, which no row of the compiled table names."""
+    for text in run_ranks(plan_of_a_group_by, 2, Candidate("ring", 64 << 10), fresh=True):
+        assert "ring)" in text
 
 
 ARGUMENTS = ["--factor", "4", "--budget-ms", "2", "--passes", "1", "--device", DEVICE, "-n", "2"]

@@ -18,9 +18,16 @@ from torch_symm.tools.record_file import write_records
 from torch_symm.tools.tune.candidates import Candidate
 from torch_symm.tools.tune.config import TuneConfig
 from torch_symm.tools.tune.job import Measured
-from torch_symm.tools.tune.table import Point, choose, document, least_times, merged, new_rows
-
-_VARIABLE = "SYMM_TUNING_FILE"
+from torch_symm.tools.tune.table import (
+    VARIABLE,
+    Point,
+    choose,
+    document,
+    least_times,
+    merged,
+    new_rows,
+    tuning_file,
+)
 
 
 class TuneReport(Report):
@@ -115,16 +122,11 @@ class TuneReport(Report):
 
     def _write_table(self, content: dict[str, Any]) -> None:
         write_records(self._output, content)
-        given = os.environ.get(_VARIABLE)
-        os.environ[_VARIABLE] = str(self._output)
-        try:
+        with tuning_file(str(self._output)):
             load().plan_tables()  # raises where a group would
-        finally:
-            os.environ.pop(_VARIABLE)
-            os.environ.update({} if given is None else {_VARIABLE: given})
-        self._text(f"# written; to use it: {_VARIABLE}={self._output}")
+        self._text(f"# written; to use it: {VARIABLE}={self._output}")
 
 
 def _file_in_force() -> dict[str, Any]:
-    path = os.environ.get(_VARIABLE)
+    path = os.environ.get(VARIABLE)
     return {} if path is None else json.loads(Path(path).read_text())

@@ -6,14 +6,17 @@ all that may decide (NOTE [What may decide] in kernels/plan/plan.hpp).
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_symm.tools.tune.candidates import Candidate
 
 Row = dict[str, Any]
+VARIABLE = "SYMM_TUNING_FILE"
 
 # What a further boundary between sizes must save, as a part of one size's time.
 _BOUNDARY = 0.02
@@ -60,6 +63,18 @@ def least_times(points: Iterable[Point]) -> list[Point]:
         known = merged_points.get(point.size, point)
         merged_points[point.size] = known.with_least_of(point)
     return [merged_points[size] for size in sorted(merged_points)]
+
+
+@contextlib.contextmanager
+def tuning_file(path: str) -> Iterator[None]:
+    """Have what reads the tables inside, such as groups that are made, read the file ``path``."""
+    given = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = path
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        os.environ.update({} if given is None else {VARIABLE: given})
 
 
 def staged_bytes(collective: str, world_size: int, size: int) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,9 +19,7 @@ from torch_symm.tools.ranks.process import Messenger, RankContext
 from torch_symm.tools.ranks.session import SET_UP_S
 from torch_symm.tools.tune.candidates import Candidate
 from torch_symm.tools.tune.config import TuneConfig
-from torch_symm.tools.tune.table import merged, staged_bytes
-
-_VARIABLE = "SYMM_TUNING_FILE"
+from torch_symm.tools.tune.table import merged, staged_bytes, tuning_file
 
 
 def tune_rank(
@@ -45,35 +42,33 @@ def table_of(tried: dict[str, Candidate], config: TuneConfig) -> dict[str, Any]:
     return {config.rows_key: rows}
 
 
+def new_group_by(table: dict[str, Any], timeout: timedelta) -> dist.ProcessGroup:
+    """Return a group of all ranks whose plan table is ``table``. Collective."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(table, file)
+        file.flush()
+        with tuning_file(file.name):
+            return dist.new_group(backend="symm", timeout=timeout)
+
+
 @dataclass
 class TuneSession(Session):
     """Its first group goes by the table as it is, each other one by candidates."""
 
-    config: TuneConfig = field()
+    config: TuneConfig
 
     def make_groups(self, phase: Phase, without: dict[int, str]) -> None:
         """Make the groups that are not in ``without``. Collective."""
-        given = os.environ.get(_VARIABLE)
         for index in phase.members:
             if index in without:
                 continue
             self.messenger.begin(f"making group {index}", SET_UP_S, [index])
-            with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-                if index > 0:
-                    json.dump(table_of(self.config.tried[index - 1], self.config), file)
-                    file.flush()
-                    os.environ[_VARIABLE] = file.name
-                try:
-                    timeout = timedelta(seconds=self.config.timeout_s)
-                    self.groups[index] = dist.new_group(backend="symm", timeout=timeout)
-                    self._touch(self.groups[index])
-                finally:
-                    os.environ.pop(_VARIABLE, None)
-                    os.environ.update({} if given is None else {_VARIABLE: given})
-
-    def _touch(self, group: dist.ProcessGroup) -> None:
-        """Make what a group makes with its first call, which reads the variable."""
-        dist.barrier(group)
+            timeout = timedelta(seconds=self.config.timeout_s)
+            if index == 0:
+                self.groups[index] = dist.new_group(backend="symm", timeout=timeout)
+            else:
+                table = table_of(self.config.tried[index - 1], self.config)
+                self.groups[index] = new_group_by(table, timeout)
 
     def members(self, collective: str, size: int) -> Iterator[tuple[int, dist.ProcessGroup]]:
         """Yield the groups whose call of ``size`` bytes is none of the others'."""
