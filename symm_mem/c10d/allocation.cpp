@@ -282,7 +282,7 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
     std::optional<SegmentRendezvous> rendezvous;
     if (!before && !captured) rendezvous.emplace(round, segment_).post();
     const auto [number, all] =
-        peers.exchange_words(LocalGroup::Purpose::kRendezvous, mine, kWords, timeout);
+        peers.exchange_words(LocalGroup::Purpose::kRendezvous, mine, kWords, round.deadline);
     check_same(peers, all, kSymmetric, "value of symmetric");
     if (before && all_have(all, kId, before->id())) {
       if (symmetric) {
@@ -312,7 +312,7 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
     std::shared_ptr<Segment> pads = buffers;
     if (!built_in_pad) {
       layout.pad_offset = 0;
-      pads = peers.share(allocate_segment(device_, layout.pad_bytes), round.deadline.remaining());
+      pads = peers.share(allocate_segment(device_, layout.pad_bytes), round.deadline);
     }
     link->let_go(freed_everywhere(all));
     link->join(user, number, buffers, symmetric);
@@ -320,7 +320,7 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
                                                 std::move(pads));
     return true;
   };
-  peers.run_rendezvous(timeout, std::ref(step));
+  peers.run_rendezvous(Deadline(timeout), std::ref(step));
   if (shared != before) replace_membership(before, shared);
   return shared;
 }

@@ -149,8 +149,9 @@ std::shared_ptr<SharedAllocation> agree(const at::Tensor& tensor, const Input& i
   std::shared_ptr<SharedAllocation> known;
   if (input.allocation) known = input.allocation->shared_with(link->group());
   const auto words = words_of(tensor, input, known ? known->id() : 0);
-  const auto [number, everybody] = peers.exchange_words(
-      LocalGroup::Purpose::kView, words, words.size(), link->timeout(tensor.device().type()));
+  const auto [number, everybody] =
+      peers.exchange_words(LocalGroup::Purpose::kView, words, words.size(),
+                           Deadline(link->timeout(tensor.device().type())));
   if (input.problem != Problem::kNone) {
     throw Error(ErrorCode::kInvalidArgument, peers.memory_prefix(),
                 "contiguous_view: ", problem_text(input.problem, describe(tensor, input.problem)));
@@ -256,8 +257,9 @@ std::vector<std::string> all_gather_message(const std::string& group_name,
     return blocking_call([&] {
       const std::shared_ptr<GroupLink> link = link_of_group(group_name);
       const auto* bytes = reinterpret_cast<const std::uint8_t*>(message.data());
-      const auto metadata = link->peers().exchange_metadata(
-          LocalGroup::Purpose::kMessage, {bytes, message.size()}, link->timeout(c10::kCPU));
+      const auto metadata =
+          link->peers().exchange_metadata(LocalGroup::Purpose::kMessage, {bytes, message.size()},
+                                          Deadline(link->timeout(c10::kCPU)));
       std::vector<std::string> messages;
       for (const auto& one : metadata.messages) messages.emplace_back(one.begin(), one.end());
       return messages;

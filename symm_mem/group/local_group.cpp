@@ -55,8 +55,8 @@ int ranks_on_host(int world_size) {
 
 class LocalGroup::ExchangeSupervisor final : public WaitSupervisor {
  public:
-  ExchangeSupervisor(const LocalGroup& group, std::uint64_t number, milliseconds timeout)
-      : group_(group), number_(number), deadline_(timeout) {}
+  ExchangeSupervisor(const LocalGroup& group, std::uint64_t number, const Deadline& deadline)
+      : group_(group), number_(number), deadline_(deadline) {}
 
   bool keep_waiting(int peer) override {
     check_interrupts();
@@ -359,8 +359,8 @@ std::vector<int> LocalGroup::absent(std::uint64_t number) const {
   return ranks;
 }
 
-void LocalGroup::await_all(std::uint64_t number, const char* call, milliseconds timeout) {
-  ExchangeSupervisor supervisor(*this, number, timeout);
+void LocalGroup::await_all(std::uint64_t number, const char* call, const Deadline& deadline) {
+  ExchangeSupervisor supervisor(*this, number, deadline);
   int late = 0;
   // What a rank did before it ended counts.
   while (late < world_size_ && (wait_for(page(late).exchange, number, late, policy_, supervisor) ||
@@ -374,7 +374,7 @@ void LocalGroup::await_all(std::uint64_t number, const char* call, milliseconds 
     for (const int rank : absent(number)) names += (names.empty() ? "" : ", ") + rank_report(rank);
     if (names.empty()) names = rank_report(late);
     throw Error(ErrorCode::kTimeout, memory_prefix_, call, ": ", names, " did not come within ",
-                timeout.count(), " ms");
+                deadline.timeout().count(), " ms");
   }
   check_usable();
   throw Error(ErrorCode::kPeerLost, memory_prefix_, call, ": ", rank_name(late),
@@ -394,7 +394,7 @@ void LocalGroup::check_purposes(const std::vector<std::uint64_t>& purposes) cons
 template <typename Element>
 LocalGroup::Metadata<Element> LocalGroup::exchange(Purpose purpose,
                                                    std::span<const Element> message,
-                                                   milliseconds timeout) {
+                                                   const Deadline& deadline) {
   if (message.size_bytes() > GroupPage::kMessageBytes) {
     throw Error(ErrorCode::kInvalidArgument, memory_prefix_, "a message has at most ",
                 GroupPage::kMessageBytes, " bytes, got ", message.size_bytes());
@@ -410,7 +410,7 @@ LocalGroup::Metadata<Element> LocalGroup::exchange(Purpose purpose,
   std::vector<std::uint64_t> purposes;
   Metadata<Element> result{number, std::vector<std::vector<Element>>(global_ranks_.size())};
   try {
-    await_all(number, purpose_name(mine.purpose), timeout);
+    await_all(number, purpose_name(mine.purpose), deadline);
     for (int peer = 0; peer < world_size_; ++peer) {
       const GroupPage::Message& theirs = page(peer).messages[number % 2];
       purposes.push_back(theirs.purpose);
@@ -430,22 +430,22 @@ LocalGroup::Metadata<Element> LocalGroup::exchange(Purpose purpose,
 }
 
 LocalGroup::Metadata<std::uint8_t> LocalGroup::exchange_metadata(
-    Purpose purpose, std::span<const std::uint8_t> message, milliseconds timeout) {
-  return exchange(purpose, message, timeout);
+    Purpose purpose, std::span<const std::uint8_t> message, const Deadline& deadline) {
+  return exchange(purpose, message, deadline);
 }
 
 LocalGroup::Metadata<std::uint64_t> LocalGroup::exchange_words(Purpose purpose,
                                                                std::span<const std::uint64_t> words,
                                                                std::size_t least,
-                                                               milliseconds timeout) {
-  Metadata<std::uint64_t> result = exchange(purpose, words, timeout);
+                                                               const Deadline& deadline) {
+  Metadata<std::uint64_t> result = exchange(purpose, words, deadline);
   for (std::vector<std::uint64_t>& theirs : result.messages) {
     if (theirs.size() < least) theirs.resize(least);
   }
   return result;
 }
 
-void LocalGroup::run_rendezvous(milliseconds timeout,
+void LocalGroup::run_rendezvous(const Deadline& deadline,
                                 const std::function<bool(const MeshRound& round)>& step) {
   const auto lock = hold();
   check_usable();
@@ -462,8 +462,7 @@ void LocalGroup::run_rendezvous(milliseconds timeout,
   const auto end = [this] {
     mesh_->restart({FrameStream::kSymmetricMemory, std::uint64_t{number_} + 1});
   };
-  const MeshRound round{
-      *mesh_, {FrameStream::kSymmetricMemory, number}, Deadline(timeout), is_over};
+  const MeshRound round{*mesh_, {FrameStream::kSymmetricMemory, number}, deadline, is_over};
   try {
     if (step(round)) end();
   } catch (const Error& error) {
@@ -478,12 +477,12 @@ void LocalGroup::run_rendezvous(milliseconds timeout,
 }
 
 std::shared_ptr<Segment> LocalGroup::share(std::shared_ptr<LocalSegment> local,
-                                           milliseconds timeout) {
+                                           const Deadline& deadline) {
   std::shared_ptr<Segment> segment;
-  run_rendezvous(timeout, [&](const MeshRound& round) {
+  run_rendezvous(deadline, [&](const MeshRound& round) {
     SegmentRendezvous rendezvous(round, std::move(local));
     rendezvous.post();
-    exchange_metadata(Purpose::kShare, {}, round.deadline.remaining());
+    exchange_metadata(Purpose::kShare, {}, round.deadline);
     segment = rendezvous.run();
     return true;
   });

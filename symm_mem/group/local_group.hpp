@@ -62,6 +62,7 @@
 #include "symm_mem/group/pending_work.hpp"
 #include "symm_mem/group/segment_table.hpp"
 #include "symm_mem/group/watchdog.hpp"
+#include "symm_mem/process/deadline.hpp"
 #include "symm_mem/segment/segment.hpp"
 
 namespace symm {
@@ -179,19 +180,18 @@ class LocalGroup {
   };
   // `message` has at most GroupPage::kMessageBytes. Throws kTimeout and kPeerLost naming the ranks.
   Metadata<std::uint8_t> exchange_metadata(Purpose purpose, std::span<const std::uint8_t> message,
-                                           std::chrono::milliseconds timeout);
+                                           const Deadline& deadline);
   // The same of 64-bit words; a peer's message of less than `least` words is filled up with zeros.
   Metadata<std::uint64_t> exchange_words(Purpose purpose, std::span<const std::uint64_t> words,
-                                         std::size_t least, std::chrono::milliseconds timeout);
+                                         std::size_t least, const Deadline& deadline);
   // Runs `step`, which makes the exchange with the next number and what follows from it, over the
   // connections: a step that throws because a rank did not come or is gone gives that exchange up.
   // `step` returns whether any rank may have sent something over the connections.
-  void run_rendezvous(std::chrono::milliseconds timeout,
+  void run_rendezvous(const Deadline& deadline,
                       const std::function<bool(const MeshRound& round)>& step);
 
   // A rendezvous of its own: two rounds.
-  std::shared_ptr<Segment> share(std::shared_ptr<LocalSegment> local,
-                                 std::chrono::milliseconds timeout);
+  std::shared_ptr<Segment> share(std::shared_ptr<LocalSegment> local, const Deadline& deadline);
 
   // Held by a caller over several exchanges that belong together.
   std::unique_lock<std::recursive_mutex> hold() {
@@ -223,10 +223,10 @@ class LocalGroup {
   RankMask missed(std::uint64_t number) const;
   // `missed` is for messages of the peers.
   void give_up(std::uint64_t number, const RankMask& missed) noexcept;
-  void await_all(std::uint64_t number, const char* call, std::chrono::milliseconds timeout);
+  void await_all(std::uint64_t number, const char* call, const Deadline& deadline);
   template <typename Element>
   Metadata<Element> exchange(Purpose purpose, std::span<const Element> message,
-                             std::chrono::milliseconds timeout);
+                             const Deadline& deadline);
   void check_purposes(const std::vector<std::uint64_t>& purposes) const;  // by rank
   std::vector<int> absent(std::uint64_t number) const;
   std::vector<int> missed_by(int peer) const;

@@ -39,7 +39,8 @@ std::optional<PeerMemory::Refusal> PeerMemory::probe(LocalGroup& group,
     words[kError] = static_cast<std::uint64_t>(refusal->error);
   }
   const auto results =
-      group.exchange_words(LocalGroup::Purpose::kMessage, words, kWords, timeout).messages;
+      group.exchange_words(LocalGroup::Purpose::kMessage, words, kWords, Deadline(timeout))
+          .messages;
   bool crowded = false;
   for (int rank = 0; rank < group.world_size(); ++rank) {
     const std::vector<std::uint64_t>& theirs = results[static_cast<std::size_t>(rank)];

@@ -19,7 +19,11 @@ class Deadline {
 
   // A time-out below zero counts as zero.
   explicit Deadline(std::chrono::milliseconds timeout)
-      : end_(Clock::now() + std::clamp(timeout, std::chrono::milliseconds(0), kLongestTimeout)) {}
+      : timeout_(std::clamp(timeout, std::chrono::milliseconds(0), kLongestTimeout)),
+        end_(Clock::now() + timeout_) {}
+
+  // The whole of it, for messages.
+  std::chrono::milliseconds timeout() const { return timeout_; }
 
   bool passed() const { return Clock::now() >= end_; }
 
@@ -35,6 +39,7 @@ class Deadline {
   }
 
  private:
+  std::chrono::milliseconds timeout_;
   Clock::time_point end_;
 };
 

@@ -180,7 +180,8 @@ TEST(FailureMessages, MemoryOfAGroupNamesGlobalRanks) {
         LocalGroup::connect(store, group_config("test", rank, 2));
   });
   expect_error(error_of([&] {
-                 groups[0]->share(LocalSegment::allocate(host_runtime(), 8), milliseconds(50));
+                 groups[0]->share(LocalSegment::allocate(host_runtime(), 8),
+                                  Deadline(milliseconds(50)));
                }),
                ErrorCode::kTimeout,
                {"group 'test', rank 0 (global rank 10): ", "rank 1 (global rank 11) did not come"});
@@ -204,7 +205,7 @@ TEST(FailureMessages, SegmentsThatDoNotFitAreThoseOfGlobalRanksToo) {
   const auto errors = test::errors_of_ranks(2, [&](int rank) {
     const auto group = LocalGroup::connect(store, group_config("test", rank, 2));
     const std::size_t bytes = rank == 0 ? 4096 : 8192;
-    group->share(LocalSegment::allocate(host_runtime(), bytes), kPatience);
+    group->share(LocalSegment::allocate(host_runtime(), bytes), Deadline(kPatience));
   });
   for (const auto& error : errors) {
     expect_error(error, ErrorCode::kMismatch,

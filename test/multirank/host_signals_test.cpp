@@ -38,8 +38,8 @@ class Signals : public ::testing::Test {
     signals_.resize(groups_.size());
     run_ranks(world_size, [&](int rank) {
       const auto index = static_cast<std::size_t>(rank);
-      segments_[index] =
-          groups_[index]->share(LocalSegment::allocate(host_runtime(), kPadBytes), kTimeout);
+      segments_[index] = groups_[index]->share(LocalSegment::allocate(host_runtime(), kPadBytes),
+                                               Deadline(kTimeout));
       const SignalPads pads{{segments_[index]->bases(), groups_.size()}, kPadBytes};
       signals_[index] = std::make_unique<HostSignals>(*groups_[index], pads);
     });

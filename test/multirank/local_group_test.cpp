@@ -56,7 +56,7 @@ Bytes message_of(int rank, int number) {
 LocalGroup::Metadata<std::uint8_t> exchange(LocalGroup& group, int number,
                                             Purpose purpose = Purpose::kView,
                                             std::chrono::milliseconds timeout = kTimeout) {
-  return group.exchange_metadata(purpose, message_of(group.rank(), number), timeout);
+  return group.exchange_metadata(purpose, message_of(group.rank(), number), Deadline(timeout));
 }
 
 TEST(LocalGroup, EveryMetadataExchangeGivesEverybodysMessage) {
@@ -77,12 +77,14 @@ TEST(LocalGroup, EveryMetadataExchangeGivesEverybodysMessage) {
 TEST(LocalGroup, AMessageHasALargestSize) {
   const Groups groups = connect_groups(2);
   run_ranks(2, [&](int rank) {
-    expect_error(test::error_of([&] {
-                   of(groups, rank).exchange_metadata(Purpose::kMessage, Bytes(4097), kTimeout);
-                 }),
-                 ErrorCode::kInvalidArgument, {"4096", "4097"});
+    expect_error(
+        test::error_of([&] {
+          of(groups, rank).exchange_metadata(Purpose::kMessage, Bytes(4097), Deadline(kTimeout));
+        }),
+        ErrorCode::kInvalidArgument, {"4096", "4097"});
     const Bytes largest(4096, static_cast<std::uint8_t>(rank));
-    const auto got = of(groups, rank).exchange_metadata(Purpose::kMessage, largest, kTimeout);
+    const auto got =
+        of(groups, rank).exchange_metadata(Purpose::kMessage, largest, Deadline(kTimeout));
     EXPECT_EQ(got.messages[1], Bytes(4096, 1));
   });
 }
@@ -117,7 +119,8 @@ TEST(LocalGroup, AGroupOfOneNeedsNobody) {
   MemoryStore store;
   const auto group = LocalGroup::connect(store, config_of(0, 1));
   EXPECT_EQ(exchange(*group, 1).messages[0], message_of(0, 1));
-  EXPECT_EQ(group->share(LocalSegment::allocate(host_runtime(), 1), 1ms)->world_size(), 1);
+  EXPECT_EQ(group->share(LocalSegment::allocate(host_runtime(), 1), Deadline(1ms))->world_size(),
+            1);
   EXPECT_EQ(group->region(0), nullptr);
 }
 
@@ -137,7 +140,7 @@ TEST(LocalGroup, DifferentPurposesAreAnErrorOfAllAndTheGroupGoesOn) {
 std::shared_ptr<Segment> share(LocalGroup& group, std::chrono::milliseconds timeout = kTimeout) {
   const auto local = LocalSegment::allocate(host_runtime(), 100);
   local->base()[0] = static_cast<std::byte>(group.rank() + 1);
-  return group.share(local, timeout);
+  return group.share(local, Deadline(timeout));
 }
 
 void expect_sharing_works(const Groups& groups) {
@@ -232,7 +235,8 @@ TEST(LocalGroup, RefusalsThatAllRanksShareLeaveTheGroupUsable) {
   const Groups groups = connect_groups(2);
   const auto errors = errors_of_ranks(2, [&](int rank) {
     of(groups, rank)
-        .share(LocalSegment::allocate(host_runtime(), rank == 0 ? 100 : 100'000), kTimeout);
+        .share(LocalSegment::allocate(host_runtime(), rank == 0 ? 100 : 100'000),
+               Deadline(kTimeout));
   });
   for (const auto& error : errors) expect_error(error, ErrorCode::kMismatch, {"same size"});
   expect_sharing_works(groups);

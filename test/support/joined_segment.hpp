@@ -17,7 +17,7 @@ inline std::shared_ptr<Segment> join_segment(Communicator& communicator,
                                              bool symmetric = false) {
   communicator.check_segment(*local);
   auto segment =
-      communicator.local_group()->share(std::move(local), std::chrono::milliseconds(20000));
+      communicator.local_group()->share(std::move(local), Deadline(std::chrono::seconds(20)));
   communicator.add_segment(segment, symmetric);
   return segment;
 }

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from errors import message_of, unsaid
 from harness import DEVICE, IS_SYMM, expect_no_mismatch
@@ -33,6 +34,7 @@ def summed(group, count, what):
 def groups_of_their_own(rank, port):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(SIZE)}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)
     from torch.distributed import _dist2
 
     if DEVICE == "cuda":
@@ -62,14 +64,16 @@ def groups_of_their_own(rank, port):
 
 
 def test_groups_of_dist2():
-    reports = run_processes(groups_of_their_own, SIZE, free_port())
+    # A store that ends with no rank: one that is refused lets go of its own at once.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    reports = run_processes(groups_of_their_own, SIZE, store.port)
     assert all(report.returned for report in reports), describe(reports)
     expect_no_mismatch([report.value for report in reports])
 
 
 def merged_from_two(rank, ports):
     """Groups of two and of one rank become one of three."""
-    from torch.distributed import PrefixStore, TCPStore, _dist2
+    from torch.distributed import PrefixStore, _dist2
 
     part = 0 if rank < 2 else 1
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[part])}
