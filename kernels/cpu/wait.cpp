@@ -21,9 +21,9 @@ namespace symm {
 
 namespace {
 
-// With a core for each rank a tenth of a millisecond of spinning, which is longer than most steps
+// With a core for each rank 25 us of spinning, which is longer than most steps
 // take (NOTE [Waiting]).
-constexpr WaitPolicy kCoreEach{.pauses = 4000, .yields = 0, .moves_apart = true};
+constexpr WaitPolicy kCoreEach{.pauses = 1000, .yields = 0, .moves_apart = true};
 constexpr WaitPolicy kSharedCores{.pauses = 4, .yields = 50, .moves_apart = false};
 
 // Rounds until a waiter looks whether it shares a core with whom it waits for, some microseconds.

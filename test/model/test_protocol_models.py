@@ -14,7 +14,8 @@ from survey import survey
 if missing_tools():
     pytest.skip(f"model check: {', '.join(missing_tools())} not installed", allow_module_level=True)
 
-LONG = {"host channels", "device channels", "wire calls", "signal pads", "lanes of three ranks"}
+LONG = {"host channels", "device channels", "wire calls", "signal pads"}
+LONG |= {"lanes", "lanes of three ranks"}
 PROTOCOLS = [
     *["host channels", "device channels", "blocks of threads", "wire calls"],
     *["wire barriers", "p2p channels", "lanes", "lanes of three ranks", "signal pads", "mailboxes"],

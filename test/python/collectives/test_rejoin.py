@@ -272,6 +272,7 @@ def run_torchrun(tmp_path, victims, stage, world=WORLD, restarts=2):
     assert result.read_text() == f"{restarts}\n"
 
 
+@pytest.mark.long
 def test_torchrun_restarts(tmp_path):
     run_torchrun(tmp_path, {1}, "after", world=2, restarts=1)
 

@@ -163,9 +163,8 @@ def answers_of(rank: int, dtype: torch.dtype) -> list[tuple[str, int, int]]:
     return [(answer.question, answer.elements, answer.different) for answer in answers]
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_programs_give_the_same_bits_in_other_batches_and_buckets(dtype):
     """Over gloo most of the logits and of DDP's parameters differ."""
     first, *others = run_ranks(answers_of, WORLD_SIZE, dtype, fresh=True, time_limit=200)

@@ -89,6 +89,6 @@ def raises_in_the_middle(rank, hosts, call, aborted, path):
 
 
 @pytest.mark.parametrize("call", [all_to_all, gather, scatter])
-@pytest.mark.parametrize("aborted", [True, False])
+@pytest.mark.parametrize("aborted", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_engine_leaves_the_tensors_alone(call, aborted, tmp_path):
     check_on(HOSTS, raises_in_the_middle, call, aborted, str(tmp_path / "stopped"), timeout=TIMEOUT)

@@ -74,6 +74,7 @@ def many(rank):
     return len(events), [event.kind for event in events[-2:]], events[0].begin < events[-1].begin
 
 
+@pytest.mark.long
 def test_a_full_ring_keeps_the_last():
     env = {"SYMM_TIMELINE": "1", "TRITON_INTERPRET": "1"}
     assert run_ranks(many, 1, env=env) == [(4096, ["put", "signal"], True)]

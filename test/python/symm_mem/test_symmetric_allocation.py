@@ -274,6 +274,7 @@ def many_cycles(rank, early, late):
     return footprints
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_ten_thousand_cycles_leave_nothing():

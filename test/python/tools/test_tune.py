@@ -192,6 +192,7 @@ def plan_of_rank_0(rank, count):
     return message_of(dist.DistBackendError, ccl.all_reduce, tensor, tensor, config=config)
 
 
+@pytest.mark.long
 def test_a_run(tmp_path):
     """Everything is measured and checked; a run with a budget goes on where it stopped."""
     if ON_CUDA:
