@@ -89,7 +89,11 @@ void PeerBoard::publish(const std::string& socket_path) {
   }
   own_.socket_path = socket_path;
   own_.published = now_in_nanoseconds();
-  store_.set(store_key(config_.rank), encode_peer_record(own_));
+  try {
+    store_.set(store_key(config_.rank), encode_peer_record(own_));
+  } catch (const Error& error) {
+    throw Error(error.code(), prefix_, error.what());
+  }
   published_ = true;
 }
 
@@ -111,12 +115,12 @@ void PeerBoard::check_key_is_free(const PeerRecord& holder) const {
 std::optional<std::vector<std::uint8_t>> PeerBoard::stored(int rank) const {
   try {
     return store_.get(store_key(rank));
-  } catch (const Error&) {
+  } catch (const Error& error) {
     for (const Deadline end(kTimeToEnd); !end.passed();) {
       look();
       std::this_thread::sleep_for(kShortestSleep);
     }
-    throw;
+    throw Error(error.code(), prefix_, error.what());
   }
 }
 

@@ -67,6 +67,7 @@ STORES = "hostile Store values", hostile_store_faults.hostile_store
 RANKS = "hostile ranks", hostile_rank_faults.hostile_rank
 CONFINED = "no ptrace, pid namespaces", namespace_faults.confined_ranks
 ON_A_HOST = "kill -9 on one of two hosts", host_faults.killed_on_a_host
+STORE_GONE = "the Store of two hosts gone", host_faults.store_gone
 CUT = "the wire between hosts cut", host_faults.cut_between_hosts
 SOAK = "random programs", soak_faults.random_programs_for
 SAME_BITS = "same bits every way", repeat_faults.same_bits
@@ -93,6 +94,7 @@ ON_CPU = {
     "F17-ranks": each(*RANKS, hostile_rank_faults.VARIANTS, 12),
     "F18": each(*CONFINED, 4 * len(namespace_faults.KINDS), len(namespace_faults.KINDS)),
     "F19": each(*ON_A_HOST, 50, 6, 1.0),
+    "F19-store": each(*STORE_GONE, 50, 3, 3.0),
     "F20": Fault(*SOAK, 60, 0.05, is_soak=True),
     "F20-asan": Fault("the same in C++, ASan", soak_faults.under("asan"), 60, 0, is_soak=True),
     "F20-tsan": Fault("the same in C++, TSan", soak_faults.under("tsan"), 60, 0, is_soak=True),

@@ -2,13 +2,19 @@
 
 import contextlib
 import ctypes
+import datetime
+import multiprocessing
 import os
 import signal
 import subprocess
 import time
 
-from rank_processes import describe
-from trials import COLLECTIVES, Ending, Trial, loop, looping_ranks, what_is_missing
+import torch
+import torch.distributed as dist
+
+from harness import BACKEND
+from rank_processes import describe, start_ranks
+from trials import COLLECTIVES, Ending, Progress, Trial, loop, looping_ranks, quiet, what_is_missing
 
 HOSTS = "aabb"
 WORDS = [word for word in COLLECTIVES if word != "send|recv"]  # that is the engine's own
@@ -139,3 +145,65 @@ def cut_between_hosts(index: int) -> Trial:
         wire.cut()
         reports = ranks.finish(TIMEOUT + HANG)
     return _judge(reports, [], cut, TIMEOUT + 1.0, lambda rank: _words(word, rank, []))
+
+
+def _serve_a_store(port) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port.send(server.port)
+    signal.pause()
+
+
+def _outlive_the_store(rank, port, progress, word, count):
+    """Calls go on before and after its end; then a group is asked for, then the first one left."""
+    torch.set_num_threads(1)
+    quiet()
+    os.environ["SYMM_HOST_ID"] = f"host-{HOSTS[rank]}"
+    limit = datetime.timedelta(seconds=TIMEOUT)
+    store = dist.TCPStore("127.0.0.1", port, timeout=limit, wait_for_workers=False)
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=len(HOSTS), timeout=limit)
+    wrong = iteration = 0
+    while iteration < progress.end():
+        wrong += not COLLECTIVES[word](rank, len(HOSTS), count, iteration)
+        iteration += 1
+        progress.set(rank, iteration)
+    started, text = time.monotonic(), None
+    try:
+        dist.new_group(range(len(HOSTS)))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    ended = time.monotonic()
+    dist.destroy_process_group()
+    return Ending(iteration, wrong, started, ended, text)
+
+
+def store_gone(index: int) -> Trial:
+    """The Store's process is killed: the group's calls go on with the right values, a new group is
+    an error on every rank within T + 1 s, and the first one can be left."""
+    word, count = WORDS[index % len(WORDS)], COUNTS[index // len(WORDS) % len(COUNTS)]
+    progress = Progress(len(HOSTS))
+    context = multiprocessing.get_context("fork")
+    port, port_of_server = context.Pipe(duplex=False)
+    server = context.Process(target=_serve_a_store, args=(port_of_server,))
+    server.start()
+    ranks = start_ranks(_outlive_the_store, len(HOSTS), (port.recv(), progress, word, count))
+    try:
+        started = progress.wait_for(3)
+        server.kill()
+        server.join()
+        at = progress.furthest()
+        progress.set_end(at + 20)
+        reports = ranks.finish(TIMEOUT + HANG if started else 0)
+    finally:
+        server.kill()
+    problems = [describe([r]) for r in reports if not isinstance(r.value, Ending)]
+    endings = [(r.rank, r.value) for r in reports if isinstance(r.value, Ending)]
+    for rank, ending in endings:
+        took = ending.ended - ending.started
+        if ending.wrong or ending.iterations < at + 20:
+            problems.append(f"rank {rank}: {ending.wrong} of {ending.iterations} calls wrong")
+        elif took > TIMEOUT + 1.0:
+            problems.append(f"rank {rank}: after {took:.3f} s: {ending.error}")
+        elif problem := what_is_missing(ending.error, [rf"group '\d+', rank {rank}: the store"]):
+            problems.append(f"rank {rank}: {problem}")
+    seconds = [ending.ended - ending.started for _, ending in endings]
+    return Trial(not problems, seconds, "\n".join(problems))

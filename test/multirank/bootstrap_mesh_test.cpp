@@ -162,6 +162,27 @@ TEST(BootstrapMesh, WorldOfOneTouchesNeitherStoreNorFiles) {
   EXPECT_EQ(mesh->exchange(3, Bytes{1}, -1, 0ms, nullptr).size(), 1u);
 }
 
+// Whether it can be read no more or written no more.
+TEST(BootstrapMesh, AStoreThatIsGoneIsToldWithTheGroupAndTheRank) {
+  struct GoneStore final : KeyValueStore {
+    explicit GoneStore(bool readable_) : readable(readable_) {}
+    void set(const std::string&, const Bytes&) override {
+      throw Error(ErrorCode::kSystem, "nobody listens");
+    }
+    std::optional<Bytes> get(const std::string&) override {
+      if (!readable) throw Error(ErrorCode::kSystem, "nobody answers");
+      return std::nullopt;
+    }
+    bool readable;
+  };
+  for (const bool readable : {true, false}) {
+    GoneStore store(readable);
+    expect_error(error_of([&] { BootstrapMesh::connect(store, mesh_config(1, 2)); }),
+                 ErrorCode::kSystem,
+                 {"group 'test', rank 1", readable ? "nobody listens" : "nobody answers"});
+  }
+}
+
 TEST(BootstrapMesh, LargestPayloadAndMessage) {
   test::MemoryStore store;
   run_ranks(2, [&](int rank) {

@@ -9,6 +9,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 import calls
 import model
@@ -16,7 +18,7 @@ from call import Call
 from errors import ERRORS, message_of, unsaid
 from harness import IS_SYMM, ON_CUDA, Setup, expect_no_mismatch
 from hosts import check_on, join, run_on
-from random_programs import ANY_CALL, carry_out, random_program
+from random_programs import ANY_CALL, carry_out, examples, programs_over_hosts
 from rank_processes import describe, start_ranks
 
 pytestmark = [
@@ -96,8 +98,8 @@ def test_every_dtype_and_operator(hosts):
     check_on(hosts, every_reduction)
 
 
-def random_calls(rank, hosts, seed):
-    world, groups, steps = random_program(seed, len(hosts))
+def calls_over_hosts(rank, hosts, groups, steps):
+    world = len(hosts)
 
     def of_group(step):
         ranks = range(world) if step["group"] < 0 else groups[step["group"]]
@@ -111,9 +113,10 @@ def random_calls(rank, hosts, seed):
     return carry_out(rank, world, groups, steps)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_random_programs_and_groups(seed):
-    check_on(LAYOUTS[seed % len(LAYOUTS)], random_calls, seed)
+@examples(10)
+@given(programs_over_hosts(st.integers(2, 5)))
+def test_random_programs_groups_and_layouts(program):
+    check_on(program[0], calls_over_hosts, *program[1:])
 
 
 def one_dies(rank, hosts, dead):

@@ -1,11 +1,16 @@
 """Programs of random calls over random groups, carried out against the sequential model.
 
 A program is (world size, groups as lists of ranks, steps as dicts), the same on every rank.
+Hypothesis shrinks those that tests draw; their examples are the same on every run, and
+SYMM_RANDOM_EXAMPLES asks for more.
 """
 
+import os
 import random
 
 import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
 
 import calls
 import model
@@ -46,6 +51,55 @@ def random_program(seed: int, world_size: int):
             }
         )
     return world_size, groups, steps
+
+
+SIZES = st.one_of(st.integers(0, 5), st.integers(0, 3000), st.sampled_from(EDGES))
+
+
+def examples(usual: int):
+    """The settings of a test that draws programs."""
+    return settings(
+        max_examples=int(os.environ.get("SYMM_RANDOM_EXAMPLES", usual)),
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+@st.composite
+def programs(draw, world_sizes):
+    """(world size, groups as lists of ranks, steps)."""
+    world_size = draw(world_sizes)
+    ranks = st.lists(st.integers(0, world_size - 1), min_size=1, max_size=world_size, unique=True)
+    groups = draw(st.lists(ranks, min_size=0, max_size=3))
+    steps = []
+    for salt in range(draw(st.integers(5, 25))):
+        collective = draw(st.integers(0, len(ANY_CALL) - 1))
+        dtype = draw(st.sampled_from(ANY_DTYPE))
+        steps.append(
+            {
+                "collective": collective,
+                "group": draw(st.integers(-1, len(groups) - 1)),
+                "dtype": dtype,
+                "op": draw(st.sampled_from(ops_of(collective, dtype))),
+                "count": draw(SIZES),
+                "aligned": draw(st.booleans()),
+                "async_op": draw(st.booleans()),
+                "salt": salt,
+            }
+        )
+    return world_size, groups, steps
+
+
+@st.composite
+def programs_over_hosts(draw, world_sizes):
+    """(hosts, one letter a rank, at least two of them; groups; steps)."""
+    world_size, groups, steps = draw(programs(world_sizes))
+    letters = st.lists(st.sampled_from("abc"), min_size=world_size, max_size=world_size)
+    hosts = "".join(draw(letters.filter(lambda drawn: len(set(drawn)) > 1)))
+    return hosts, groups, steps
 
 
 def carry_out(rank, world_size, groups, steps) -> list[str]:
