@@ -108,7 +108,7 @@ def stopped_for_half_the_timeout(index: int) -> Trial:
         time.sleep(TIMEOUT / 2)
         ranks.signal(victim, signal.SIGCONT)
         resumed = time.monotonic()
-        progress.set_end(progress.furthest() + 100)
+        progress.ask_to_end()
         reports = ranks.finish(20.0)
     problems = [describe([r]) for r in reports if not isinstance(r.value, Ending)]
     endings = [r.value for r in reports if isinstance(r.value, Ending)]

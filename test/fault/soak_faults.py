@@ -34,6 +34,7 @@ def _episode(rank, setup, progress, seed):
         problems = random_programs.carry_out(rank, *program)
         done.append((time.monotonic() - start, len(program[2]), problems))
         progress.set(rank, len(done))
+        progress.choose_end(rank, len(done), 3)
     return done
 
 
@@ -45,8 +46,8 @@ def random_programs_of(seed: int, world: int, seconds: float) -> Iterator[Trial]
         last_step = time.monotonic()
         while len(ranks.running()) == world and time.monotonic() - last_step < HANG:
             ranks.listen(0.02)
-            if time.monotonic() > end and progress.end() == Progress.NEVER:
-                progress.set_end(progress.furthest() + 2)
+            if time.monotonic() > end:
+                progress.ask_to_end()
             while told < progress.furthest() - 1:
                 told, last_step = told + 1, time.monotonic()
                 yield Trial(True, [])  # what was wrong with it is told at the end

@@ -30,7 +30,7 @@ class Trial:
 
 
 class Progress:
-    """One counter a rank and one word for the injector, shared by fork."""
+    """One counter a rank and two words for the injector, shared by fork."""
 
     NEVER = (1 << 62) - 1
 
@@ -51,6 +51,17 @@ class Progress:
 
     def end(self) -> int:
         return self.get(self._world_size)
+
+    def ask_to_end(self) -> None:
+        """Rank 0 then chooses the iteration. The injector cannot: it may lose its core for longer
+        than the ranks take to get there, and then they end at different ones."""
+        self.set(self._world_size + 1, 1)
+
+    def choose_end(self, rank: int, done: int, ahead: int) -> None:
+        """Called between two iterations; no rank gets `ahead` of rank 0 while that is here."""
+        asked = rank == 0 and self.get(self._world_size + 1) == 1
+        if asked and self.end() == self.NEVER:
+            self.set_end(done + ahead)
 
     def furthest(self) -> int:
         return max(self.get(rank) for rank in range(self._world_size))
@@ -209,6 +220,7 @@ def loop(rank, setup: Setup, progress: Progress, word: str, count: int, victim=N
             wrong += not right
             iteration += 1
             progress.set(rank, iteration)
+            progress.choose_end(rank, iteration, 100)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         ending = Ending(iteration, wrong, started, time.monotonic(), text)
