@@ -83,17 +83,25 @@ PeerBoard::PeerBoard(KeyValueStore& store, const BootstrapMeshConfig& config)
   if (found != failed.end()) begin_ = std::max(begin_, found->second);
 }
 
+Error PeerBoard::of_group(const Error& error) const {
+  return Error(error.code(), prefix_, error.what());
+}
+
+void PeerBoard::put(const PeerRecord& record) {
+  try {
+    store_.set(store_key(config_.rank), encode_peer_record(record));
+  } catch (const Error& error) {
+    throw of_group(error);
+  }
+}
+
 void PeerBoard::publish(const std::string& socket_path) {
   if (const auto bytes = stored(config_.rank)) {
     if (const auto holder = parse_if_whole(*bytes, config_.rank)) check_key_is_free(*holder);
   }
   own_.socket_path = socket_path;
   own_.published = now_in_nanoseconds();
-  try {
-    store_.set(store_key(config_.rank), encode_peer_record(own_));
-  } catch (const Error& error) {
-    throw Error(error.code(), prefix_, error.what());
-  }
+  put(own_);
   published_ = true;
 }
 
@@ -120,7 +128,7 @@ std::optional<std::vector<std::uint8_t>> PeerBoard::stored(int rank) const {
       look();
       std::this_thread::sleep_for(kShortestSleep);
     }
-    throw Error(error.code(), prefix_, error.what());
+    throw of_group(error);
   }
 }
 
@@ -137,7 +145,7 @@ std::optional<PeerRecord> PeerBoard::read(int rank) {
     check_world_size(record, config_.world_size, names());
     return record;
   } catch (const Error& error) {
-    throw Error(error.code(), prefix_, error.what());
+    throw of_group(error);
   }
 }
 
@@ -249,7 +257,7 @@ void PeerBoard::end_own() {
   PeerRecord over = own_;
   over.joining = 0;
   over.payload.clear();
-  store_.set(store_key(config_.rank), encode_peer_record(over));
+  put(over);
 }
 
 }  // namespace symm

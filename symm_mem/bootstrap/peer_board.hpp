@@ -81,6 +81,8 @@ class PeerBoard {
   }
 
  private:
+  Error of_group(const Error& error) const;  // the same, with the group and this rank
+  void put(const PeerRecord& record);        // under this rank's key
   std::optional<std::vector<std::uint8_t>> stored(int rank) const;
   std::optional<PeerRecord> await(int rank, const Deadline& deadline);
   void check_key_is_free(const PeerRecord& holder) const;

@@ -154,6 +154,24 @@ def _serve_a_store(port) -> None:
     signal.pause()
 
 
+@contextlib.contextmanager
+def _store_of_its_own():
+    """(port, what ends the process that serves a Store there)."""
+    context = multiprocessing.get_context("fork")
+    port, port_of_server = context.Pipe(duplex=False)
+    server = context.Process(target=_serve_a_store, args=(port_of_server,))
+    server.start()
+
+    def end():
+        server.kill()
+        server.join()
+
+    try:
+        yield port.recv(), end
+    finally:
+        end()
+
+
 def _outlive_the_store(rank, port, progress, word, count):
     """Calls go on before and after its end; then a group is asked for, then the first one left."""
     torch.set_num_threads(1)
@@ -186,19 +204,12 @@ def store_gone(index: int) -> Trial:
     an error on every rank within T + 1 s, and the first one can be left."""
     word, count = WORDS[index % len(WORDS)], COUNTS[index // len(WORDS) % len(COUNTS)]
     progress = Progress(len(HOSTS))
-    context = multiprocessing.get_context("fork")
-    port, port_of_server = context.Pipe(duplex=False)
-    server = context.Process(target=_serve_a_store, args=(port_of_server,))
-    server.start()
-    ranks = start_ranks(_outlive_the_store, len(HOSTS), (port.recv(), progress, word, count))
-    try:
+    with _store_of_its_own() as (port, end):
+        ranks = start_ranks(_outlive_the_store, len(HOSTS), (port, progress, word, count))
         started = progress.wait_for(3)
-        server.kill()
-        server.join()
+        end()
         progress.set_end(0)
         reports = ranks.finish(TIMEOUT + HANG if started else 0)
-    finally:
-        server.kill()
     problems = [describe([r]) for r in reports if not isinstance(r.value, Ending)]
     endings = [(r.rank, r.value) for r in reports if isinstance(r.value, Ending)]
     for rank, ending in endings:

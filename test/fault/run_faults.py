@@ -6,10 +6,11 @@
     SYMM_TEST_DEVICE=cuda python test/fault/run_faults.py ...
 
 On CUDA the survivors of F1 and F2 then make a new group on the same GPUs and check its sums. The
-figures are seconds: for F1, F2, F7 and F9 from the injection until a survivor's error; for F4 and
-F8 from a rank's own call until its error; for F5 from SIGCONT until the loop's end; for F10 until
-the new group has given its first result; for F11 until all processes were gone; for F12 a group's
-making, first call and end; for F20 a random program; for the others the length of the trial.
+figures are seconds: for F1, F2, F7, F9, F19 and F19-wire from the injection until a survivor's
+error; for F4, F8 and F19-store from a rank's own call until its error; for F5 from SIGCONT until
+the loop's end; for F10 until the new group has given its first result; for F11 until all processes
+were gone; for F12 a group's making, first call and end; for F20 a random program; for the others
+the length of the trial.
 The status is 1 where a trial has failed or a p99 is over its limit.
 """
 
