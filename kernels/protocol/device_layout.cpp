@@ -21,18 +21,30 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   while (layout.wire_blocks > 1 && box_bytes() < kLeastWireBox) layout.wire_blocks /= 2;
   layout.wire_box_bytes = box_bytes();
   layout.wire_done = take(layout.wire_blocks * world * sizeof(std::uint64_t));
-  layout.p2p_signals = take(world * kP2pChannels * sizeof(P2pSignal));
+  layout.p2p_freed = take(world * kP2pChannels * sizeof(std::uint32_t));
   layout.local = take(sizeof(LocalState));
   layout.table = take(kMaxSegments * world * sizeof(std::byte*));
 
   layout.wire_boxes = take(2 * layout.wire_blocks * world * layout.wire_box_bytes);
-  // A quarter for p2p slots, an eighth for the slots of pipelines, the rest for those of lanes; p2p
-  // boxes are beside the workspace.
-  const std::uint64_t p2p_bytes = quarter / (world * kP2pChannels * kP2pSlots);
-  layout.p2p_box_bytes = align_down(min_size(p2p_bytes / 4, kMostP2pBox), 1024);
-  layout.p2p_boxes = take(world * kP2pChannels * kP2pSlots * layout.p2p_box_bytes);
-  layout.p2p_slot_bytes = align_down(p2p_bytes, kCacheLine);
-  layout.p2p_slots = take(world * kP2pChannels * kP2pSlots * layout.p2p_slot_bytes);
+  // A quarter for the slots of messages, an eighth for those of pipelines, the rest for those of
+  // lanes; p2p boxes are beside the workspace.
+  const std::uint64_t of_channel = quarter / (world * kP2pChannels * kP2pBoxes);
+  layout.p2p_box_bytes = align_down(min_size(of_channel / 4, kMostP2pBox), 1024);
+  layout.p2p_boxes = take(world * kP2pChannels * kP2pBoxes * layout.p2p_box_bytes);
+  const std::uint64_t senders = world > 1 ? world - 1 : 1;
+  const auto part_bytes = [&] {
+    const std::uint64_t parts = senders * kSlotPartsOfSender * layout.message_slots_of_tag;
+    return static_cast<std::uint32_t>(align_down(quarter / parts, kChunkUnit));
+  };
+  layout.message_slots_of_tag = kMostMessageSlots;
+  while (layout.message_slots_of_tag > kLeastMessageSlots && part_bytes() < kChunkUnit) {
+    layout.message_slots_of_tag /= 2;
+  }
+  layout.message_slot_part = part_bytes();
+  layout.message_signals =
+      take(world * kTagChannels * layout.message_slots_of_tag * sizeof(MessageSignal));
+  layout.message_slots =
+      take(senders * kSlotPartsOfSender * layout.message_slots_of_tag * layout.message_slot_part);
   layout.slot_bytes = align_down(quarter / 2 / (kMaxChannels * kSlots), kCacheLine);
   layout.slots = take(kMaxChannels * kSlots * layout.slot_bytes);
 
@@ -43,7 +55,6 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   };
   // Calls of two hops have two lists.
   const std::uint64_t lanes[kBulkHops] = {lanes_of_block(false), lanes_of_block(true)};
-  const std::uint64_t senders = world > 1 ? world - 1 : 1;
   const auto slot_bytes = [&] {
     const std::uint64_t slots = layout.bulk_blocks * (lanes[0] + lanes[1]) * senders * kBulkSlots;
     return align_down(min_size((quarter + quarter / 2) / slots, kMostBulkSlot), kLeastBulkSlot);

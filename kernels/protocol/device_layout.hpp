@@ -8,8 +8,8 @@
 //   table        addresses of the group's symmetric segments, for reading in place
 //   wire boxes   tiles from peers: two sets, by parity of a block's epoch, of one box a block and
 //                sender
-//   p2p boxes    tiles of short messages from peers: one box a p2p slot
-//   p2p slots    messages from peers (transfers): kP2pSlots slots a p2p channel
+//   p2p boxes    tiles of short messages from peers: kP2pBoxes boxes a p2p channel
+//   message slots  chunks of longer messages from peers, by sender and tag channel
 //   slots        this rank's staged data, read by peers (channels): kSlots slots a channel
 //   bulk slots   chunks from peers: kBulkSlots slots a lane, hop and sender
 //
@@ -36,22 +36,35 @@ inline constexpr int kMaxChannels = 64;
 // Symmetric segments that one group can know.
 inline constexpr int kMaxSegments = 256;
 
-// P2p channels from one rank to another. A tag channel is kP2pChannelsPerTag of them: number 0 is
-// all_to_all's, number 1 + tag % kMessageTagChannels carries the messages of send and recv with
-// that tag. So messages whose tags differ modulo kMessageTagChannels never wait for each other.
-inline constexpr int kP2pChannelsPerTag = 4;
+// Tag channels from one rank to another: number 0 is all_to_all's, number 1 + tag %
+// kMessageTagChannels carries the messages of send and recv with that tag. So messages whose tags
+// differ modulo kMessageTagChannels never wait for each other.
 inline constexpr int kMessageTagChannels = 4;
 inline constexpr int kTagChannels = 1 + kMessageTagChannels;
+// Short messages go through the p2p channels of their tag channel.
+inline constexpr int kP2pChannelsPerTag = 4;
 inline constexpr int kP2pChannels = kTagChannels * kP2pChannelsPerTag;
-inline constexpr std::uint32_t kP2pSlots = 4;
+inline constexpr std::uint32_t kP2pBoxes = 4;
 // The largest message that one p2p channel carries alone.
 inline constexpr std::uint64_t kMostUndividedMessage = 8u << 10;
-// In a p2p slot before the data of a piece: the header, and the rest of its cache line.
-inline constexpr std::uint64_t kSlotHeader = kCacheLine;
 // At most, of a p2p box.
 inline constexpr std::uint64_t kMostP2pBox = 17u << 10;
-// In a box or slot before the data of a piece.
-struct alignas(16) PieceHeader {
+// Longer ones go as chunks through the slots of their tag channel (NOTE [Chunks of messages] in
+// kernels/gpu/wire/message_chunks.cuh): at most so many, a power of two.
+inline constexpr std::uint32_t kMostMessageSlots = 256;
+inline constexpr std::uint32_t kLeastMessageSlots = 4;
+// How large they are: those of tag channel 1 have four parts, as most programs use tag 0 alone, the
+// others one.
+inline constexpr int kTagChannelOfTag0 = 1;
+inline constexpr std::uint32_t kSlotPartsOfTag0 = 4;
+inline constexpr std::uint32_t kSlotPartsOfSender = kSlotPartsOfTag0 + kTagChannels - 1;
+
+// That chunks, of messages and of lanes, are a multiple of, and of how many bytes at least.
+inline constexpr std::uint32_t kChunkUnit = 512;
+inline constexpr std::uint32_t kLeastChunk = 1024;
+
+// Before the data in a box, and beside a chunk.
+struct alignas(16) MessageHeader {
   std::uint64_t bytes;  // of the whole message
   std::int64_t tag;
 };
@@ -60,7 +73,8 @@ inline constexpr int kAllToAllTagChannel = 0;
 // nobody else knows how much that is.
 inline constexpr std::uint64_t kMostShareByMessages = 256u << 10;
 constexpr int tag_channel_of(std::int64_t tag) {
-  return 1 + static_cast<int>(static_cast<std::uint64_t>(tag) % kMessageTagChannels);
+  return kTagChannelOfTag0 +
+         static_cast<int>(static_cast<std::uint64_t>(tag) % kMessageTagChannels);
 }
 
 // How data and its epoch travel in one store (NOTE [Wires] in kernels/gpu/wire/tile.cuh); the same
@@ -158,11 +172,12 @@ struct alignas(kCacheLine) ChannelSignal {
       LocationMessage locations[kSlots];  // of the call that begins in step s, at s % kSlots
 };
 
-// Signals of one peer to one p2p channel of this rank: as receiver, filled slots; as sender, freed
-// slots.
-struct alignas(8) P2pSignal {
-  std::uint32_t filled;
-  std::uint32_t freed;
+// Signals of one peer to one slot of a tag channel: what the peer has sent to this rank's, and what
+// it has taken from its own of what this rank sent. Chunks are counted from the group's start.
+struct MessageSignal {
+  alignas(kCacheLine) std::uint32_t filled;
+  MessageHeader header;
+  alignas(kCacheLine) std::uint32_t freed;
 };
 
 // LocalState::sequence in units: the blocks of a launch each add a part, so that it passes the next
@@ -170,8 +185,15 @@ struct alignas(8) P2pSignal {
 inline constexpr std::uint64_t kSequenceUnit = 1u << 16;
 
 struct P2pCounter {
-  std::uint64_t sent;      // slots and boxes filled at the peer, ever
+  std::uint64_t sent;      // boxes filled at the peer, ever
   std::uint64_t received;  // and emptied here
+};
+
+// How a message goes in chunks: what its size and tag channel say, so that both its ends cut it
+// alike.
+struct MessageCut {
+  std::uint32_t chunk;   // bytes, but for the last
+  std::uint32_t chunks;  // at least 1
 };
 
 // This rank's GPU writes it, and alone reads it, but for `dead`.
@@ -184,25 +206,29 @@ struct alignas(kCacheLine) LocalState {
   std::uint64_t wire_heard[kMaxWireBlocks][kMaxDeviceRanks];
   alignas(kCacheLine) std::uint64_t channel_epoch[kMaxChannels];  // steps of all calls so far
   alignas(kCacheLine) P2pCounter p2p_channels[kMaxDeviceRanks][kP2pChannels];
-  std::uint32_t tag_tickets[kMaxDeviceRanks][kTagChannels][2];  // [..][0] send, [..][1] recv
-  std::uint64_t messages[kMaxDeviceRanks][kTagChannels][2];     // that have ended
+  std::uint32_t tag_tickets[kMaxDeviceRanks][kTagChannels][2];     // [..][0] send, [..][1] recv
+  std::uint32_t message_chunks[kMaxDeviceRanks][kTagChannels][2];  // sent or received, ever
+  std::uint64_t messages[kMaxDeviceRanks][kTagChannels][2];        // that have ended
 };
 
 // Offsets in bytes from the start of a rank's segment; the same on every rank.
 struct DeviceLayout {
   std::uint64_t channel_signals;  // [kMaxChannels][world_size] ChannelSignal
   std::uint64_t wire_done;    // [wire_blocks][world_size] uint64: epoch that the peer's block ended
-  std::uint64_t p2p_signals;  // [world_size][kP2pChannels] P2pSignal
+  std::uint64_t p2p_freed;    // [world_size][kP2pChannels] uint32: boxes that the peer has freed
   std::uint64_t local;        // LocalState
   std::uint64_t table;        // [kMaxSegments][world_size] pointers
   std::uint64_t wire_boxes;   // [2][wire_blocks][world_size] of wire_box_bytes
   std::uint64_t wire_blocks;  // at most kMaxWireBlocks
   std::uint64_t wire_box_bytes;
-  std::uint64_t p2p_boxes;      // [world_size][kP2pChannels][kP2pSlots] of p2p_box_bytes
-  std::uint64_t p2p_box_bytes;  // 0 where not even a tile would fit
-  std::uint64_t p2p_slots;      // [world_size][kP2pChannels][kP2pSlots] of p2p_slot_bytes
-  std::uint64_t p2p_slot_bytes;
-  std::uint64_t slots;  // [kMaxChannels][kSlots] of slot_bytes
+  std::uint64_t p2p_boxes;        // [world_size][kP2pChannels][kP2pBoxes] of p2p_box_bytes
+  std::uint64_t p2p_box_bytes;    // 0 where not even a tile would fit
+  std::uint64_t message_signals;  // [world_size][kTagChannels][message_slots_of_tag] MessageSignal
+  // [world_size - 1][kTagChannels][message_slots_of_tag] of message_slot_bytes()
+  std::uint64_t message_slots;
+  std::uint32_t message_slots_of_tag;  // a power of two
+  std::uint32_t message_slot_part;     // bytes of a slot with one part
+  std::uint64_t slots;                 // [kMaxChannels][kSlots] of slot_bytes
   std::uint64_t slot_bytes;
   // Of the lanes of hop 1, and behind them those of hop 2: a launch of two hops has fewer.
   std::uint64_t bulk_lanes[kBulkHops];
@@ -225,7 +251,37 @@ struct DeviceLayout {
   constexpr std::uint64_t p2p_box_data() const {
     constexpr WireTile kTile = wire_tile(WireKind::kLL);
     if (p2p_box_bytes == 0) return 0;
-    return align_down(p2p_box_bytes / kTile.space * kTile.bytes - sizeof(PieceHeader), kCacheLine);
+    return align_down(p2p_box_bytes / kTile.space * kTile.bytes - sizeof(MessageHeader),
+                      kCacheLine);
+  }
+  constexpr std::uint32_t message_slot_bytes(int tag_channel) const {
+    return tag_channel == kTagChannelOfTag0 ? message_slot_part * kSlotPartsOfTag0
+                                            : message_slot_part;
+  }
+  // The slot for chunk `number` of a sender, by the sender's number among the others.
+  constexpr std::uint64_t message_slot(int sender, int tag_channel, std::uint32_t number) const {
+    std::uint32_t parts = static_cast<std::uint32_t>(sender) * kSlotPartsOfSender +
+                          static_cast<std::uint32_t>(tag_channel);
+    if (tag_channel > kTagChannelOfTag0) parts += kSlotPartsOfTag0 - 1;
+    return message_slots + std::uint64_t{parts} * message_slots_of_tag * message_slot_part +
+           std::uint64_t{slot_of(number)} * message_slot_bytes(tag_channel);
+  }
+  constexpr std::uint64_t message_signal(int peer, int tag_channel, std::uint32_t number) const {
+    const auto tag = static_cast<std::uint32_t>(peer * kTagChannels + tag_channel);
+    return message_signals +
+           std::uint64_t{tag * message_slots_of_tag + slot_of(number)} * sizeof(MessageSignal);
+  }
+  constexpr std::uint32_t slot_of(std::uint32_t chunk) const {
+    return chunk & (message_slots_of_tag - 1);
+  }
+  // A chunk for each slot, as far as chunks stay large enough, and fit.
+  constexpr MessageCut message_cut(std::uint64_t bytes, int tag_channel) const {
+    const auto units = static_cast<std::uint32_t>((bytes + kChunkUnit - 1) / kChunkUnit);
+    const std::uint32_t most = message_slot_bytes(tag_channel) / kChunkUnit;
+    const std::uint32_t fair = units == 0 ? 0 : (units - 1) / message_slots_of_tag + 1;
+    const auto least = static_cast<std::uint32_t>(min_size(kLeastChunk / kChunkUnit, most));
+    const std::uint32_t chunk = fair > most ? most : fair < least ? least : fair;
+    return {chunk * kChunkUnit, units == 0 ? 1 : (units - 1) / chunk + 1};
   }
   // Whether a message goes through boxes: one of each p2p channel that has a part of it. This and
   // the next follow from the size alone, so that the two ends agree. (If their sizes differ, that

@@ -74,13 +74,15 @@ struct TransferItem {
 
 inline constexpr int kMaxTransferItems = 96;
 
-// What the messages of a launch go through (NOTE [Short messages] in transfer.cu), for which there
-// are kernels that need fewer registers.
-enum class MessageForms : std::uint8_t { kBoxes, kSlots, kBoth };
+// How the messages of a launch go, for which there are kernels that need fewer registers.
+enum class MessageForms : std::uint8_t { kBoxes, kChunks, kBoth };
+// Of a block that serves messages.
+inline constexpr unsigned kMessageWarps = 16;
 
 struct TransferParams {
   std::int16_t group_count;
-  std::int16_t channels;  // blocks of a group: p2p channels that its messages need
+  std::int16_t channels;  // p2p channels that the short ones need; 0 where there are none
+  std::int16_t blocks;    // of a group, at least `channels`; each end has its own number
   MessageForms forms;
   bool collective;  // all_to_all
   bool ends_call;

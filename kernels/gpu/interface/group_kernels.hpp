@@ -29,7 +29,7 @@ struct FirstCounts {
   std::uint64_t steps = 0;  // of every channel: its epoch, and `done` of every rank
   std::uint64_t ready = 0;  // at most `steps`: less where no rank has published the last steps
   std::uint64_t wire = 0;   // calls over a wire, of every block
-  std::uint32_t p2p = 0;    // slots of every p2p channel
+  std::uint32_t p2p = 0;    // boxes of every p2p channel, and chunks of every tag channel
   std::uint32_t bulk = 0;   // chunks of every lane, hop and pair of ranks
 
   bool operator==(const FirstCounts&) const = default;

@@ -51,7 +51,7 @@ void load_kernels() {
     }
   };
   for (const MessageForms forms :
-       {MessageForms::kBoxes, MessageForms::kSlots, MessageForms::kBoth}) {
+       {MessageForms::kBoxes, MessageForms::kChunks, MessageForms::kBoth}) {
     load(transfer_kernel_address(forms));
   }
   load(move_pipeline_kernel_address());
@@ -177,7 +177,14 @@ void GpuGroupKernels::start_counters(std::byte* segment) {
   signal.done = first.steps;
   write(layout.channel_signals, std::vector<ChannelSignal>(kMaxChannels * world, signal));
   write(layout.wire_done, std::vector<std::uint64_t>(layout.wire_blocks * world, first.wire));
-  write(layout.p2p_signals, std::vector<P2pSignal>(world * kP2pChannels, {first.p2p, first.p2p}));
+  write(layout.p2p_freed, std::vector<std::uint32_t>(world * kP2pChannels, first.p2p));
+  std::vector<MessageSignal> messages(world * kTagChannels * layout.message_slots_of_tag);
+  for (std::uint32_t i = 0; i < messages.size(); ++i) {
+    // The last chunk in this slot.
+    const std::uint32_t last = first.p2p - 1 - layout.slot_of(first.p2p - 1 - i);
+    messages[i].filled = messages[i].freed = last + 1;
+  }
+  write(layout.message_signals, messages);
   BulkSignal bulk{};
   bulk.filled = bulk.freed = first.bulk;
   const std::size_t lanes = layout.bulk_lanes[0] + layout.bulk_lanes[1];
@@ -188,6 +195,9 @@ void GpuGroupKernels::start_counters(std::byte* segment) {
   std::fill_n(local[0].channel_epoch, kMaxChannels, first.steps);
   for (auto& of_peer : local[0].p2p_channels) {
     std::fill_n(of_peer, kP2pChannels, P2pCounter{first.p2p, first.p2p});
+  }
+  for (auto& of_peer : local[0].message_chunks) {
+    for (auto& of_tag : of_peer) std::fill_n(of_tag, 2, first.p2p);
   }
   write(layout.local, local);
 }
@@ -377,8 +387,8 @@ void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
   if (!has_large || !ops.empty()) {
     schedule_.plan(ops, collective, !has_large, [&](const TransferParams& params) {
       const unsigned own_blocks = params.own.bytes > kMostUndividedMessage ? 4 : 1;
-      const unsigned channels = static_cast<unsigned>(params.group_count * params.channels);
-      const unsigned blocks = channels + (params.own.bytes > 0 || channels == 0 ? own_blocks : 0);
+      const unsigned serving = static_cast<unsigned>(params.group_count * params.blocks);
+      const unsigned blocks = serving + (params.own.bytes > 0 || serving == 0 ? own_blocks : 0);
       start(transfer_kernel_address(params.forms), blocks, params, options);
     });
   }

@@ -9,6 +9,20 @@ namespace {
 
 // Blocks of a launch must all be resident.
 constexpr int kMaxGroupsOfLaunch = 48;
+constexpr int kMaxBlocksOfLaunch = kMaxGroupsOfLaunch * kP2pChannelsPerTag;
+// Of one peer, direction and tag channel, and the chunks for which it has one more warp.
+constexpr int kMaxBlocksOfGroup = 16;
+constexpr int kChunksOfWarp = 1;
+
+// Of each group of a launch, the busiest of which has `chunks`.
+std::int16_t blocks_for(std::uint64_t chunks, int groups, int channels) {
+  constexpr std::uint64_t kChunksOfBlock = kMessageWarps * kChunksOfWarp;
+  const std::uint64_t room = static_cast<std::uint64_t>(kMaxBlocksOfLaunch / std::max(groups, 1));
+  const std::uint64_t most = std::min<std::uint64_t>(kMaxBlocksOfGroup, room);
+  const std::uint64_t wanted = std::min(most, (chunks + kChunksOfBlock - 1) / kChunksOfBlock);
+  return static_cast<std::int16_t>(
+      std::max({wanted, static_cast<std::uint64_t>(channels), std::uint64_t{1}}));
+}
 
 }  // namespace
 
@@ -65,24 +79,34 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   std::ranges::sort(launch, {},
                     [](const Entry& entry) { return std::tuple(entry.group, entry.number); });
   params_.group_count = 0;
-  params_.channels = 1;
+  params_.channels = 0;
   std::size_t in_boxes = 0;
+  std::uint64_t most_chunks = 0;
+  std::uint64_t chunks_of_group = 0;
   for (std::size_t i = 0; i < count; ++i) {
     params_.items[i] = launch[i].item;
-    const int channels = layout_.p2p_channels_of(launch[i].item.bytes);
-    in_boxes += layout_.is_short_message(launch[i].item.bytes);
-    params_.channels = static_cast<std::int16_t>(std::max<int>(params_.channels, channels));
     params_.dtypes[i] = launch[i].dtype;
     if (i == 0 || launch[i].group != launch[i - 1].group) {
       TransferGroup& group = params_.groups[params_.group_count++];
       group = launch[i].group;
       group.first = static_cast<std::uint16_t>(i);
+      chunks_of_group = 0;
     }
     params_.groups[params_.group_count - 1].count += 1;
+    const std::uint64_t bytes = launch[i].item.bytes;
+    if (layout_.is_short_message(bytes)) {
+      ++in_boxes;
+      params_.channels = std::max<std::int16_t>(
+          params_.channels, static_cast<std::int16_t>(layout_.p2p_channels_of(bytes)));
+    } else {
+      chunks_of_group += layout_.message_cut(bytes, launch[i].group.tag_channel).chunks;
+      most_chunks = std::max(most_chunks, chunks_of_group);
+    }
   }
   params_.forms = in_boxes == count ? MessageForms::kBoxes
-                  : in_boxes == 0   ? MessageForms::kSlots
+                  : in_boxes == 0   ? MessageForms::kChunks
                                     : MessageForms::kBoth;
+  params_.blocks = blocks_for(most_chunks, params_.group_count, params_.channels);
   return first + count;
 }
 

@@ -36,8 +36,6 @@
 namespace symm {
 
 inline constexpr unsigned kBulkWarps = kBulkThreads / kWarpThreads;
-inline constexpr std::uint32_t kChunkUnit = 512;  // that chunks are a multiple of
-inline constexpr std::uint32_t kLeastChunk = 1024;
 // So many chunks should a lane have of a piece: with one there would be nothing beside a chunk.
 inline constexpr std::uint32_t kChunksOfLane = 2;
 

@@ -1,0 +1,124 @@
+// Where the messages of one peer, direction and tag channel are in memory.
+#pragma once
+
+#include "kernels/gpu/device/wait.cuh"
+#include "kernels/gpu/wire/tile.cuh"
+
+namespace symm {
+
+static_assert(sizeof(MessageHeader) == kUnitBytes);
+
+// A receiver that waits for the one form of a message looks for the other once in so many failed
+// polls (NOTE [Short messages] in message_boxes.cuh).
+inline constexpr std::uint32_t kOtherFormPeriod = 256;
+
+class MessageMemory {
+ public:
+  __device__ MessageMemory(const GroupParams& group, const TransferGroup& messages)
+      : group_(group),
+        peer_(messages.peer),
+        tag_channel_(messages.tag_channel),
+        direction_(messages.is_send ? 0 : 1) {}
+
+  __device__ const DeviceLayout& layout() const { return group_.layout; }
+  __device__ const int& peer() const { return peer_; }
+  __device__ int tag_channel() const { return tag_channel_; }
+
+  // Of chunk `number` from the peer, or to it.
+  __device__ MessageSignal& own_signal(std::uint32_t number) const {
+    return signal(group_.rank, peer_, number);
+  }
+  __device__ MessageSignal& peer_signal(std::uint32_t number) const {
+    return signal(peer_, group_.rank, number);
+  }
+  __device__ std::byte* own_slot(std::uint32_t number) const {
+    return slot(group_.rank, peer_, number);
+  }
+  __device__ std::byte* peer_slot(std::uint32_t number) const {
+    return slot(peer_, group_.rank, number);
+  }
+  // Of this direction, ever.
+  __device__ std::uint32_t& chunks() const {
+    return local_state(group_).message_chunks[peer_][tag_channel_][direction_];
+  }
+
+  // Of p2p channel `channel` of the tag channel: the boxes that the peer has freed, here and there,
+  // box number `count`, and how many there were.
+  __device__ std::uint32_t& own_freed(int channel) const {
+    return freed(group_.rank, peer_, channel);
+  }
+  __device__ std::uint32_t& peer_freed(int channel) const {
+    return freed(peer_, group_.rank, channel);
+  }
+  __device__ std::byte* own_box(int channel, std::uint64_t count) const {
+    return box(group_.rank, peer_, channel, count);
+  }
+  __device__ std::byte* peer_box(int channel, std::uint64_t count) const {
+    return box(peer_, group_.rank, channel, count);
+  }
+  __device__ std::uint64_t& boxes(int channel) const {
+    P2pCounter& counter = local_state(group_).p2p_channels[peer_][p2p_channel(channel)];
+    return direction_ == 0 ? counter.sent : counter.received;
+  }
+
+ private:
+  __device__ int p2p_channel(int channel) const {
+    return tag_channel_ * kP2pChannelsPerTag + channel;
+  }
+  // In the segment of `owner`, of what `other` sends to it, or says of what was sent to `other`.
+  __device__ MessageSignal& signal(int owner, int other, std::uint32_t number) const {
+    return *reinterpret_cast<MessageSignal*>(
+        segment_of(group_, owner) + group_.layout.message_signal(other, tag_channel_, number));
+  }
+  __device__ std::byte* slot(int owner, int sender, std::uint32_t number) const {
+    return segment_of(group_, owner) +
+           group_.layout.message_slot(sender > owner ? sender - 1 : sender, tag_channel_, number);
+  }
+  __device__ std::uint32_t& freed(int owner, int other, int channel) const {
+    auto* counters =
+        reinterpret_cast<std::uint32_t*>(segment_of(group_, owner) + group_.layout.p2p_freed);
+    return counters[other * kP2pChannels + p2p_channel(channel)];
+  }
+  __device__ std::byte* box(int owner, int sender, int channel, std::uint64_t count) const {
+    const auto number = static_cast<std::uint64_t>(sender * kP2pChannels + p2p_channel(channel));
+    return segment_of(group_, owner) + group_.layout.p2p_boxes +
+           (number * kP2pBoxes + count % kP2pBoxes) * group_.layout.p2p_box_bytes;
+  }
+
+  const GroupParams& group_;
+  const int peer_;
+  const int tag_channel_;
+  const int direction_;
+};
+
+__device__ inline MessageHeader header_of(const MessageSignal& signal) {
+  std::uint64_t bytes = 0;
+  std::uint64_t tag = 0;
+  load_relaxed_pair(reinterpret_cast<const std::uint64_t*>(&signal.header), &bytes, &tag);
+  return {bytes, static_cast<std::int64_t>(tag)};
+}
+
+// The header of the short message in a box of the first p2p channel, as one of `bytes` where none
+// has come. Looked at now and then.
+[[maybe_unused]] static __device__ SYMM_OUTLINED MessageHeader header_in(std::byte* box,
+                                                                         std::uint64_t flag,
+                                                                         MessageHeader expected) {
+  Unit header;
+  if (!LLTile::receive(box, flag, &header)) return expected;
+  return __builtin_bit_cast(MessageHeader, header);
+}
+
+// Whether a message is the one that `item` expects; if not, reported by the threads that
+// `reports`. The same result in every thread with the same header.
+__device__ inline bool matches(const MessageHeader& header, const TransferItem& item, int peer,
+                               Waiter& waiter, bool reports) {
+  if (header.tag == item.tag && header.bytes == item.bytes) return true;
+  if (!reports) return false;
+  if (header.tag != item.tag) {
+    return waiter.fail(DeviceFault::kTagMismatch, peer, static_cast<std::uint64_t>(header.tag),
+                       static_cast<std::uint64_t>(item.tag));
+  }
+  return waiter.fail(DeviceFault::kCountMismatch, peer, header.bytes, item.bytes);
+}
+
+}  // namespace symm

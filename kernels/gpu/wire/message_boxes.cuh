@@ -1,0 +1,187 @@
+// Short messages: tiles through boxes, by a block for each p2p channel.
+//
+// NOTE [Short messages]
+// A p2p channel leads from one rank to another and has kP2pBoxes boxes in the receiver's segment,
+// which it takes in turns. A message that fits in boxes goes as LL tiles (NOTE [Wires] in tile.cuh)
+// in equal parts, one a p2p channel of its tag channel: no fence, and no count of what is filled.
+// The epoch of a box is its number in its channel. A part begins with its header, in the first unit
+// of the first tile; the first part takes a box even where it is empty. A message that fits in one
+// box, up to kMostUndividedMessage, has one part. The tiles are LL's in every group, since two
+// ranks may exchange messages before their group has chosen a wire. Boxes hold tiles alone, as
+// payload in a slot might look like one.
+//
+// Sender and receiver choose by the size between boxes and chunks. A receiver that waits in vain
+// for the one form looks now and then whether the other has come, and reports the header of that.
+#pragma once
+
+#include "kernels/gpu/wire/message.cuh"
+
+namespace symm {
+
+// Writes the tiles [first, last) of a box: the header, and else nothing. By the whole block.
+[[maybe_unused]] static __device__ SYMM_OUTLINED void refresh_tiles(std::byte* box,
+                                                                    std::uint32_t first,
+                                                                    std::uint32_t last,
+                                                                    MessageHeader header,
+                                                                    std::uint64_t flag) {
+  for (std::uint32_t tile = first + threadIdx.x / kTileThreads; tile < last;
+       tile += blockDim.x / kTileThreads) {
+    const bool is_header = tile == 0 && tile_thread() == 0;
+    LLTile::send(box + tile * LLTile::kSpace, is_header ? __builtin_bit_cast(Unit, header) : Unit{},
+                 flag);
+  }
+}
+
+class MessageBoxes {
+ public:
+  // `channel` of the tag channel's.
+  __device__ MessageBoxes(const MessageMemory& memory, int channel)
+      : memory_(memory), channel_(channel), count_(memory.boxes(channel)) {}
+
+  // Before the first message to the peer.
+  __device__ void look_for_credit() { freed_ = load_relaxed(&memory_.own_freed(channel_)); }
+
+  // Both by the whole block, with the same result in every thread. Threads go on by themselves,
+  // each when it has credit, or its unit.
+  __device__ bool send(const TransferItem& item, Waiter& waiter) {
+    const Part part = part_of(item);
+    if (!part.exists) return true;
+    const std::uint32_t tiles = tiles_of(part.bytes);
+    std::uint32_t tile = threadIdx.x / kTileThreads;
+    Unit unit = unit_of(item, part, tile);  // while the credit is looked at
+    const bool ok = has_credit(waiter);
+    if (ok) {
+      std::byte* const box = memory_.peer_box(channel_, count_);
+      for (; tile < tiles; tile += blockDim.x / kTileThreads) {
+        Tile::send(box + tile * Tile::kSpace, unit, flag());
+        unit = unit_of(item, part, tile + blockDim.x / kTileThreads);
+      }
+      refresh(item, tiles);
+    }
+    ++count_;
+    return block_all(ok);
+  }
+
+  // `next_chunk`: the number of the next chunk from the peer.
+  __device__ bool receive(const TransferItem& item, std::uint32_t next_chunk, Waiter& waiter) {
+    const Part part = part_of(item);
+    if (!part.exists) return true;
+    bool ok = true;
+    for (std::uint32_t tile = threadIdx.x / kTileThreads; ok && tile < tiles_of(part.bytes);
+         tile += blockDim.x / kTileThreads) {
+      Unit unit;
+      ok = has_come(item, tile, next_chunk, waiter, &unit);
+      const std::uint64_t offset = offset_of(tile);
+      if (!ok || is_header(tile) || offset >= part.bytes) continue;
+      store_unit(part.data + offset, unit, min_size(part.bytes - offset, kUnitBytes));
+    }
+    if (!block_all(ok)) return false;
+    ++count_;
+    // What was in the box has been loaded, since its epoch was looked at.
+    if (threadIdx.x == 0) {
+      store_relaxed(&memory_.peer_freed(channel_), static_cast<std::uint32_t>(count_));
+    }
+    return true;
+  }
+
+  // After the last message, where no other block reads the count in this launch.
+  __device__ void end() {
+    __syncthreads();
+    if (threadIdx.x == 0) memory_.boxes(channel_) = count_;
+  }
+
+  // Whether a message has a part in a p2p channel.
+  __device__ static bool has_part(const DeviceLayout& layout, const TransferItem& item,
+                                  int channel) {
+    return channel == 0 || part_of(layout, item, channel).bytes > 0;
+  }
+
+ private:
+  using Tile = LLTile;
+  // Epochs of LL tiles repeat: in so many the sender writes all of a box once.
+  static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
+
+  struct Part {
+    std::byte* data;
+    std::uint64_t bytes;
+    bool exists;
+  };
+  __device__ static Part part_of(const DeviceLayout& layout, const TransferItem& item,
+                                 int channel) {
+    const std::uint64_t even =
+        layout.p2p_channels_of(item.bytes) == 1
+            ? item.bytes
+            : align_up((item.bytes + kP2pChannelsPerTag - 1) / kP2pChannelsPerTag, kCacheLine);
+    const std::uint64_t begin = min_size(even * static_cast<std::uint64_t>(channel), item.bytes);
+    const std::uint64_t bytes = min_size(even, item.bytes - begin);
+    return {static_cast<std::byte*>(item.data) + begin, bytes, channel == 0 || bytes > 0};
+  }
+  __device__ Part part_of(const TransferItem& item) const {
+    return part_of(memory_.layout(), item, channel_);
+  }
+
+  // Waits until the box may be filled again. Nothing is acquired: the peer has loaded what was in
+  // it before it said so.
+  __device__ bool has_credit(Waiter& waiter) {
+    const auto target = static_cast<std::uint32_t>(count_ + 1 - kP2pBoxes);
+    if (has_reached(freed_, target)) return true;
+    return waiter.wait(memory_.peer(), [&] {
+      freed_ = load_relaxed(&memory_.own_freed(channel_));
+      return has_reached(freed_, target);
+    });
+  }
+
+  // Waits for this thread's unit of a tile; false too, and reported, where it is the header and
+  // that of another message.
+  __device__ bool has_come(const TransferItem& item, std::uint32_t tile, std::uint32_t next_chunk,
+                           Waiter& waiter, Unit* unit) const {
+    const int& peer = memory_.peer();
+    std::byte* place = memory_.own_box(channel_, count_) + tile * Tile::kSpace;
+    if (!is_header(tile)) {
+      return waiter.wait(peer, [&] { return Tile::receive(place, flag(), unit); });
+    }
+    const MessageSignal& chunk = memory_.own_signal(next_chunk);
+    std::uint32_t polls = 0;
+    const bool came = waiter.wait(peer, [&] {
+      if (Tile::receive(place, flag(), unit)) return true;
+      return ++polls % kOtherFormPeriod == 0 && counter_reached(&chunk.filled, next_chunk + 1);
+    });
+    if (!came) return false;
+    // A later chunk may have come as well: the box counts.
+    const bool is_short = Tile::receive(place, flag(), unit);
+    const MessageHeader header =
+        is_short ? __builtin_bit_cast(MessageHeader, *unit) : header_of(chunk);
+    return matches(header, item, peer, waiter, threadIdx.x == 0);
+  }
+
+  // Writes all tiles of the box from `first` on, in the few epochs in which that is due.
+  __device__ void refresh(const TransferItem& item, std::uint32_t first) const {
+    if (count_ % kRefreshPeriod >= kP2pBoxes) return;
+    const auto tiles = static_cast<std::uint32_t>(memory_.layout().p2p_box_bytes / Tile::kSpace);
+    refresh_tiles(memory_.peer_box(channel_, count_), first, tiles, {item.bytes, item.tag}, flag());
+  }
+
+  // The header is the first unit, and `offset_of` that of another one in the data of a part.
+  __device__ static bool is_header(std::uint32_t tile) { return tile == 0 && tile_thread() == 0; }
+  __device__ static std::uint64_t offset_of(std::uint32_t tile) {
+    return std::uint64_t{tile} * Tile::kBytes + Tile::offset() - sizeof(MessageHeader);
+  }
+  __device__ static std::uint32_t tiles_of(std::uint64_t bytes) {
+    return static_cast<std::uint32_t>((sizeof(MessageHeader) + bytes + Tile::kBytes - 1) /
+                                      Tile::kBytes);
+  }
+  __device__ static Unit unit_of(const TransferItem& item, const Part& part, std::uint32_t tile) {
+    if (is_header(tile)) return __builtin_bit_cast(Unit, MessageHeader{item.bytes, item.tag});
+    const std::uint64_t offset = offset_of(tile);
+    if (offset >= part.bytes) return Unit{};
+    return load_unit(part.data + offset, min_size(part.bytes - offset, kUnitBytes));
+  }
+  __device__ std::uint64_t flag() const { return Tile::flag_of(count_ + 1); }
+
+  const MessageMemory& memory_;
+  const int channel_;
+  std::uint64_t count_;      // boxes filled, or emptied, so far
+  std::uint32_t freed_ = 0;  // of the peer's that this thread knows of
+};
+
+}  // namespace symm
