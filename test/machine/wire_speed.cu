@@ -1,8 +1,9 @@
 // What a collective over a wire or by lanes costs, free of torch: ranks are threads' work on one
-// GPU, each with a segment, a stream and a graph of many calls. Prints a table and writes JSON, a
-// record a line; every result is compared with what it must be.
+// GPU, or on several in turns, each with a segment, a stream and a graph of many calls. Prints a
+// table and writes JSON, a record a line; every result is compared with what it must be.
 //
 //   wire_speed <file.json> [worlds=2,4,8] [calls=200] [replays=21] [workspace MiB=64] [most MiB=4]
+//              [gpus=1] [least MiB=1]
 //
 // With more than 4 MiB it measures large messages: lanes with 8, 16 and 32 blocks beside pipelines.
 // All blocks of all ranks must be on the GPU at once, so ranks have fewer blocks the more they are.
@@ -54,6 +55,7 @@ struct FreePage {
 };
 
 struct Rank {
+  int gpu = 0;
   void* segment = nullptr;
   std::unique_ptr<DevicePage, FreePage> page;
   std::unique_ptr<GroupKernels> kernels;
@@ -67,10 +69,14 @@ struct Rank {
 
 class Rig {
  public:
-  Rig(int world, std::uint64_t workspace, std::size_t most, WireKind wire, bool counts)
+  Rig(int world, std::uint64_t workspace, std::size_t most, WireKind wire, bool counts, int gpus)
       : world_(world), most_(most), layout_(DeviceLayout::of(world, workspace)) {
+    ranks_.reserve(static_cast<std::size_t>(world));
     for (int rank = 0; rank < world; ++rank) {
       Rank& r = ranks_.emplace_back();
+      r.gpu = rank % gpus;
+      check(cudaSetDevice(r.gpu), "SetDevice");
+      reach_others(r.gpu, gpus);
       check(gpuMalloc(&r.segment, layout_.total_bytes), "Malloc");
       check(gpuMemset(r.segment, 0, layout_.total_bytes), "Memset");
       void* page = std::aligned_alloc(4096, sizeof(DevicePage));
@@ -87,9 +93,10 @@ class Rig {
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = bfloat16_of(input_value(rank, i));
       check(gpuMemcpy(r.input, values.data(), most_, gpuMemcpyHostToDevice), "Memcpy");
     }
+    check(cudaSetDevice(0), "SetDevice");
     check(gpuStreamCreateNonBlocking(&gate_stream_), "StreamCreate");
     check(gpuEventCreateUntimed(&gate_), "EventCreate");
-    check(gpuDeviceSynchronize(), "DeviceSynchronize");
+    finish();
     for (int rank = 0; rank < world; ++rank) {
       GroupKernelsConfig config;
       config.rank = rank;
@@ -97,7 +104,7 @@ class Rig {
       config.layout = layout_;
       config.page = at(rank).page.get();
       config.counts_wire_calls = counts;
-      at(rank).kernels = make_gpu_group_kernels(config, 0);
+      at(rank).kernels = make_gpu_group_kernels(config, at(rank).gpu);
       at(rank).kernels->set_wire(wire);
       for (int peer = 0; peer < world; ++peer) {
         at(rank).kernels->set_peer(peer, static_cast<std::byte*>(at(peer).segment));
@@ -106,8 +113,9 @@ class Rig {
   }
   ~Rig() {
     for (Rank& r : ranks_) store_release(&r.page->abort, std::uint32_t{1});
-    check(gpuDeviceSynchronize(), "DeviceSynchronize");
+    finish();
     for (Rank& r : ranks_) {
+      check(cudaSetDevice(r.gpu), "SetDevice");
       r.kernels.reset();
       (void)gpuFree(r.segment);
       (void)gpuFree(r.input);
@@ -124,10 +132,11 @@ class Rig {
   // Median and least microseconds of a call; `error` says what went wrong.
   std::pair<double, double> measure(const Cell& cell, int calls, int replays, std::string* error) {
     for (int rank = 0; rank < world_; ++rank) {
+      check(cudaSetDevice(at(rank).gpu), "SetDevice");
       check(gpuMemset(at(rank).output, 0xff, most_), "Memset");
       capture(rank, cell, calls);
     }
-    check(gpuDeviceSynchronize(), "DeviceSynchronize");
+    finish();
     std::vector<double> times;
     for (int i = 0; i < replays + 3 && error->empty(); ++i) {
       const double time = replay() * 1e3 / calls;
@@ -151,6 +160,7 @@ class Rig {
   double copy_bandwidth() {
     std::vector<double> times;
     Rank& r = at(0);
+    check(cudaSetDevice(r.gpu), "SetDevice");
     for (int i = 0; i < 12; ++i) {
       check(gpuEventRecord(r.begin, r.stream), "EventRecord");
       check(cudaMemcpyAsync(r.output, r.input, most_, cudaMemcpyDeviceToDevice, r.stream), "copy");
@@ -167,6 +177,7 @@ class Rig {
   // A graph of empty kernels on one stream.
   double empty_node(int calls) {
     Rank& r = at(0);
+    check(cudaSetDevice(r.gpu), "SetDevice");
     check(gpuStreamBeginCapture(r.stream, gpuStreamCaptureModeRelaxed), "capture");
     for (int i = 0; i < calls; ++i) empty_kernel<<<1, 32, 0, r.stream>>>();
     finish_capture(r);
@@ -186,6 +197,21 @@ class Rig {
   }
 
  private:
+  static void reach_others(int gpu, int gpus) {
+    for (int other = 0; other < gpus; ++other) {
+      if (other == gpu) continue;
+      const gpuError_t status = cudaDeviceEnablePeerAccess(other, 0);
+      if (status != cudaErrorPeerAccessAlreadyEnabled) check(status, "EnablePeerAccess");
+      (void)cudaGetLastError();
+    }
+  }
+  // Of all ranks' GPUs.
+  void finish() {
+    for (const Rank& r : ranks_) {
+      check(cudaSetDevice(r.gpu), "SetDevice");
+      check(gpuDeviceSynchronize(), "DeviceSynchronize");
+    }
+  }
   Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   std::size_t share(const Cell& cell) const {
     return cell.bytes / kElement / static_cast<std::size_t>(world_);
@@ -279,9 +305,11 @@ class Rig {
   // of their graphs are on their streams.
   double replay() {
     std::atomic<bool> open{false};
+    check(cudaSetDevice(0), "SetDevice");
     check(cudaLaunchHostFunc(gate_stream_, &wait_for_gate, &open), "LaunchHostFunc");
     check(gpuEventRecord(gate_, gate_stream_), "EventRecord");
     for (Rank& r : ranks_) {
+      check(cudaSetDevice(r.gpu), "SetDevice");
       check(gpuStreamWaitEvent(r.stream, gate_), "StreamWaitEvent");
       check(gpuEventRecord(r.begin, r.stream), "EventRecord");
       check(gpuGraphLaunch(r.graph, r.stream), "GraphLaunch");
@@ -290,6 +318,7 @@ class Rig {
     open = true;
     float slowest = 0;
     for (Rank& r : ranks_) {
+      check(cudaSetDevice(r.gpu), "SetDevice");
       check(gpuStreamSynchronize(r.stream), "StreamSynchronize");
       float milliseconds = 0;
       check(gpuEventElapsedTime(&milliseconds, r.begin, r.end), "EventElapsedTime");
@@ -361,7 +390,8 @@ int main(int count, char** arguments) {
   };
   if (count < 2) {
     std::fprintf(stderr,
-                 "usage: wire_speed <file.json> [worlds] [calls] [replays] [workspace] [most]\n");
+                 "usage: wire_speed <file.json> [worlds] [calls] [replays] [workspace] [most] "
+                 "[gpus] [least]\n");
     return 2;
   }
   const int calls = std::atoi(argument(3, "200").c_str());
@@ -369,6 +399,8 @@ int main(int count, char** arguments) {
   const std::uint64_t workspace = static_cast<std::uint64_t>(std::atoi(argument(5, "64").c_str()))
                                   << 20;
   const std::size_t most = static_cast<std::size_t>(std::atoi(argument(6, "4").c_str())) << 20;
+  const int gpus = std::atoi(argument(7, "1").c_str());
+  const std::size_t smallest = static_cast<std::size_t>(std::atoi(argument(8, "1").c_str())) << 20;
   const bool large = most > kSmallBytes;
   std::FILE* json = std::fopen(arguments[1], "w");
   if (json == nullptr) {
@@ -388,26 +420,28 @@ int main(int count, char** arguments) {
     for (const WireKind wire : {WireKind::kLine, WireKind::kLL}) {
       for (const bool counts : {true, false}) {
         if (large && (wire == WireKind::kLL || !counts)) continue;
-        auto rig = std::make_unique<Rig>(world, workspace, most, wire, counts);
+        auto rig = std::make_unique<Rig>(world, workspace, most, wire, counts, gpus);
         const double bandwidth = rig->copy_bandwidth();
         if (is_first) {
           const double us = rig->empty_node(calls);
           write("{\"empty_kernel_us\": " + std::to_string(us) + "}");
           std::printf("empty kernel %.2f us\n", us);
         }
-        for (const Cell& cell : large ? large_cells(most, world) : cells_of(wire, counts)) {
+        for (const Cell& cell :
+             large ? large_cells(smallest, most, world) : cells_of(wire, counts)) {
           std::string error;
           const auto [median, least] = rig->measure(cell, calls, replays, &error);
           const double floor = traffic(cell, world) / bandwidth;
           char record[512];
           std::snprintf(record, sizeof(record),
-                        "{\"world\": %d, \"wire\": \"%s\", \"page_stores\": %s, \"collective\": "
+                        "{\"world\": %d, \"gpus\": %d, \"wire\": \"%s\", \"page_stores\": %s, "
+                        "\"collective\": "
                         "\"%s\", \"algorithm\": \"%s\", \"blocks\": %d, \"bytes\": %zu, "
                         "\"us\": %.3f, \"least_us\": %.3f, \"floor_us\": %.3f, \"error\": "
                         "\"%s\"}",
-                        world, wire == WireKind::kLine ? "line" : "ll", counts ? "true" : "false",
-                        cell.name, algorithm_name(cell.algorithm).data(), cell.blocks, cell.bytes,
-                        median, least, floor, error.c_str());
+                        world, gpus, wire == WireKind::kLine ? "line" : "ll",
+                        counts ? "true" : "false", cell.name, algorithm_name(cell.algorithm).data(),
+                        cell.blocks, cell.bytes, median, least, floor, error.c_str());
           write(record);
           std::printf("%d ranks %-4s %-9s %-24s %-11s %2d %9zu B %9.2f us (least %.2f; %.2f) %s\n",
                       world, wire == WireKind::kLine ? "line" : "ll",
@@ -418,7 +452,7 @@ int main(int count, char** arguments) {
           if (error.empty()) continue;
           ++failures;
           rig = nullptr;  // a group that has failed is not used again
-          rig = std::make_unique<Rig>(world, workspace, most, wire, counts);
+          rig = std::make_unique<Rig>(world, workspace, most, wire, counts, gpus);
         }
       }
     }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures collectives over wires and by lanes on one GPU (wire_speed.cu): builds the program with nvcc, unless it
+# Measures collectives over wires and by lanes (wire_speed.cu): builds the program with nvcc, unless it
 # is there, and runs it. Needs neither CMake nor torch.
 #
 #   test/machine/wire_speed.sh [build | run]      default: both
@@ -7,7 +7,7 @@
 #   OUT=<folder>     gets wire_speed.json (default build/machine)
 #   ARCH=90          compute capability, without its point
 #   JOBS=            sources compiled at once (default: processors)
-#   WORLDS=2,4,8 CALLS=200 REPLAYS=21 WORKSPACE=64 MOST=4
+#   WORLDS=2,4,8 CALLS=200 REPLAYS=21 WORKSPACE=64 MOST=4 GPUS=1 LEAST=1
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
@@ -37,4 +37,4 @@ out=${OUT:-build/machine}
 mkdir -p "$out"
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1
 "$program" "$out/wire_speed.json" "${WORLDS:-2,4,8}" "${CALLS:-200}" "${REPLAYS:-21}" \
-  "${WORKSPACE:-64}" "${MOST:-4}"
+  "${WORKSPACE:-64}" "${MOST:-4}" "${GPUS:-1}" "${LEAST:-1}"

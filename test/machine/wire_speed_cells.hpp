@@ -18,11 +18,11 @@ struct Cell {
   Algorithm algorithm;
   std::size_t bytes;
   const char* name;
-  bool transfers = false;  // by p2p channels: all_to_all, else rank 0 sends to rank 1
+  bool transfers = false;  // by messages: all_to_all, else rank 0 sends to rank 1
   int blocks = 0;          // 0: as many as fit
 };
 
-inline std::vector<Cell> large_cells(std::size_t most, int world) {
+inline std::vector<Cell> large_cells(std::size_t least, std::size_t most, int world) {
   using enum CollectiveKind;
   struct Operation {
     CollectiveKind kind;
@@ -30,7 +30,7 @@ inline std::vector<Cell> large_cells(std::size_t most, int world) {
     const char* name;
   };
   std::vector<Cell> cells;
-  for (std::size_t bytes = std::size_t{1} << 20; bytes <= most; bytes *= 4) {
+  for (std::size_t bytes = least; bytes <= most; bytes *= 4) {
     for (const Operation& op : {Operation{kAllReduce, Algorithm::kTwoShot, "all_reduce"},
                                 Operation{kReduceScatter, Algorithm::kPipelined, "reduce_scatter"},
                                 Operation{kAllGather, Algorithm::kPipelined, "all_gather"},

@@ -185,17 +185,20 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
             [protocols.copy_barriers(2), protocols.copy_barriers(3, calls=2)],
         ),
         Family(
-            "p2p channels",
+            "messages",
             [
-                protocols.block_pipeline("p2p channel", 4, 12),
-                protocols.block_pipeline("p2p channel", 4, 12, wrap=8),
                 protocols.box_pipeline(4, 12),
+                protocols.message_chunks(2, 6, 1, 1, wide=True),
+                protocols.message_chunks(4, 8, 2, 3),
+                protocols.message_chunks(4, 12, 2, 2, wrap=8),
+                protocols.message_chunks(2, 6, 3, 1),
             ],
             [
-                named(
-                    protocols.block_pipeline("p2p channel", 4, 12, "no barrier"), "no block barrier"
-                ),
                 named(protocols.box_pipeline(4, 12, "no barrier"), "a box freed by one thread"),
+                *[
+                    named(protocols.message_chunks(4, 8, 2, 3, fault=fault), fault)
+                    for fault in ["one count", "posted early", "freed early", "a credit too many"]
+                ],
             ],
         ),
         lane_family(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from program import ACQUIRE, RELAXED, RELEASE, SEQ_CST, Program, Thread
 
 Pairs = set[tuple[int, int]]
@@ -124,18 +126,15 @@ def _barrier(thread: Thread, rank: int, peers: list[int], epoch: int) -> None:
     thread.fence(ACQUIRE, "barrier after")
 
 
-def block_pipeline(name: str, slots: int, pieces: int, fault: str = "", wrap: int = 0) -> Program:
+def block_pipeline(name: str, slots: int, pieces: int, fault: str = "") -> Program:
     """A block of two threads hands pieces to a block of another rank through slots.
 
-    name "p2p channel": P2pChannel::send and P2pChannel::receive of kernels/gpu/entry/transfer.cu;
     name "channel": open_slot, publish, await and read_done of
     kernels/gpu/simple/block_executor.cuh. Each thread writes half of a slot and
     reads both; thread 0 keeps the counters. Fault "no barrier": thread 0 tells without the barrier
-    of the block before. `wrap`: where the counters wrap.
+    of the block before.
     """
     program = Program(f"{name} of {slots} slots, blocks of 2 threads", first_choice_only=True)
-    program.wrap = wrap
-    program.name += f", counters wrap at {wrap}" if wrap else ""
     for me in range(2):  # the sender
         thread = program.thread()
         for n in range(pieces):
@@ -164,10 +163,70 @@ def block_pipeline(name: str, slots: int, pieces: int, fault: str = "", wrap: in
     return program
 
 
+def message_chunks(
+    slots: int, chunks: int, senders: int, receivers: int, wide: bool = False, **options: object
+) -> Program:
+    """Warps of two ranks that take the chunks of messages in turns, as many warps as each has.
+
+    MessageChunks::send and MessageChunks::receive of kernels/gpu/wire/message_chunks.cuh. `wide`:
+    a warp has two threads, of which each moves one half; else one, without the orders inside a
+    warp. Options: `wrap`, where the numbers wrap; `fault` "one count": all slots share one pair of
+    words; "posted early" or "freed early", before the chunk was copied; "a credit too many", one
+    more than there are slots.
+    """
+    wrap, fault = options.get("wrap", 0), options.get("fault", "")
+    program = Program(f"chunks through {slots} slots, {senders} and {receivers} warps")
+    program.first_choice_only = True
+    program.name += ", 2 threads a warp" if wide else ""
+    program.name += f", numbers wrap at {wrap}" if wrap else ""
+    program.wrap = wrap
+    threads = range(2 if wide else 1)
+
+    def word(name: str, n: int) -> tuple[str, int]:
+        return (name, 0 if fault == "one count" else n % slots)
+
+    def barrier(thread: Thread, warp: object, site: str) -> None:
+        if wide:
+            thread.block_barrier(warp, 2, site)
+
+    for warp, me in itertools.product(range(senders), threads):
+        thread = program.thread()
+        for n in range(warp, chunks, senders):
+            if me == 0:
+                credit = slots + (fault == "a credit too many")
+                thread.wait_ge(
+                    word("freed", n), n + 1 - credit, ACQUIRE, "chunk await slot", grants=True
+                )
+            barrier(thread, ("sender", warp), "chunk send wait")
+            if fault == "posted early" and me == 0:
+                thread.store(word("filled", n), n + 1, RELEASE, "chunk post")
+            thread.write(("slot", n % slots, me), n + 1)
+            barrier(thread, ("sender", warp), "chunk send copied")
+            if me == 0:
+                thread.write(("header", n % slots), n + 1)
+                if fault != "posted early":
+                    thread.store(word("filled", n), n + 1, RELEASE, "chunk post")
+    for warp, me in itertools.product(range(receivers), threads):
+        thread = program.thread()
+        for n in range(warp, chunks, receivers):
+            if me == 0:
+                thread.wait_ge(word("filled", n), n + 1, ACQUIRE, "chunk await", grants=True)
+                thread.read(("header", n % slots), n + 1)
+            barrier(thread, ("receiver", warp), "chunk receive wait")
+            if fault == "freed early" and me == 0:
+                thread.store(word("freed", n), n + 1, RELEASE, "chunk free")
+            for half in threads:
+                thread.read(("slot", n % slots, half), n + 1)
+            barrier(thread, ("receiver", warp), "chunk receive copied")
+            if me == 0 and fault != "freed early":
+                thread.store(word("freed", n), n + 1, RELEASE, "chunk free")
+    return program
+
+
 def box_pipeline(slots: int, pieces: int, fault: str = "") -> Program:
     """A block of two threads hands pieces to a block of another rank through boxes of tiles.
 
-    P2pChannel::send_tiles and P2pChannel::receive_tiles of kernels/gpu/entry/transfer.cu. Each
+    MessageBoxes::send and MessageBoxes::receive of kernels/gpu/wire/message_boxes.cuh. Each
     thread stores a word, data and epoch in one, when it has credit itself, and receives one. Fault
     "no barrier": the receiver's thread 0 frees the box when it has its own word.
     """

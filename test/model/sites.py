@@ -26,6 +26,8 @@ LANE = "kernels/gpu/wire/lane.cuh"
 BULK = "kernels/gpu/wire/bulk.cuh"
 CHUNK = "kernels/gpu/wire/chunk.cuh"
 TRANSFER = "kernels/gpu/entry/transfer.cu"
+BOXES = "kernels/gpu/wire/message_boxes.cuh"
+CHUNKS = "kernels/gpu/wire/message_chunks.cuh"
 PAD = "kernels/protocol/signal_pad.hpp"
 MAILBOX = "backend/engine/host/mailbox_progress.cpp"
 CALLS = "backend/engine/device/device_trace.cpp"
@@ -100,28 +102,25 @@ SITES: dict[str, list[Site]] = {
     ],
     "barrier before": [Site("kernels/gpu/entry/move.cu", "bool meet(", "release_earlier_work()")],
     "barrier after": [Site("kernels/gpu/entry/move.cu", "bool meet(", "acquire_for_later_work()")],
-    "p2p channel wait freed": [
-        Site(TRANSFER, "bool send_slots(", "count_ + 1 - kP2pSlots"),
-        Site(TRANSFER, "bool send_slots(", "counter_reached(freed, target)"),
+    "chunk await slot": [
+        Site(CHUNKS, "bool await_slot(", "counter_reached(freed, target)"),
+        Site(CHUNKS, "bool send(", "await_slot(number, waiter)"),
         *REACHED,
     ],
-    "p2p channel tell filled": [
-        Site(TRANSFER, "bool send_slots(", "release_before_barrier()"),
-        Site(TRANSFER, "bool send_slots(", "release_after_barrier()"),
-        Site(TRANSFER, "bool send_slots(", ".filled, static_cast<std::uint32_t>(count_ + 1))"),
-    ],
-    "p2p channel wait filled": [
-        Site(TRANSFER, "bool is_filled(", "counter_reached(filled, "),
+    "chunk send wait": [Site(CHUNKS, "bool send(", "warp_all(")],
+    "chunk send copied": [Site(CHUNKS, "memory_.peer_slot(number), data", "warp_barrier();")],
+    "chunk post": [Site(CHUNKS, "void post_chunk(", "store_release(&theirs.filled, number + 1)")],
+    "chunk await": [
+        Site(CHUNKS, "bool await_chunk(", "counter_reached(&signal.filled, number + 1)"),
         *REACHED,
     ],
-    "p2p channel tell freed": [
-        Site(TRANSFER, "bool receive_slots(", "release_after_barrier()"),
-        Site(TRANSFER, "bool receive_slots(", ".freed, static_cast<std::uint32_t>(count_ + 1))"),
-    ],
+    "chunk receive wait": [Site(CHUNKS, "bool receive(", "warp_all(")],
+    "chunk receive copied": [Site(CHUNKS, "memory_.own_slot(number), bytes", "warp_barrier();")],
+    "chunk free": [Site(CHUNKS, "bool receive(", "peer_signal(number).freed, number + 1)")],
     "p2p box credit": [
-        Site(TRANSFER, "bool has_credit(", "count_ + 1 - kP2pSlots"),
-        Site(TRANSFER, "bool has_credit(", "has_reached(freed_, target)"),
-        Site(TRANSFER, "bool has_credit(", "freed_ = load_relaxed("),
+        Site(BOXES, "bool has_credit(", "count_ + 1 - kP2pBoxes"),
+        Site(BOXES, "bool has_credit(", "has_reached(freed_, target)"),
+        Site(BOXES, "bool has_credit(", "freed_ = load_relaxed("),
     ],
     "lane send slot": [Site(BULK, "bool send(int", "lane_.await_slot(0"), *AWAIT_SLOT],
     "lane send wait": [Site(BULK, "bool send(int", "warp_all(")],
@@ -244,13 +243,20 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "dead)": "a dead group's counters are left as they are",
     },
     TRANSFER: {
-        "store_relaxed(&signal(peer_, group_.rank).freed, static_cast<std::uint32_t>(count_))": (
-            "modelled; it has no order: what ended are reads that returned"
-        ),
         "device_fence()": "between the blocks of a launch",
         "device_fetch_add(ticket": "between the blocks of a launch",
         "page_of(group)": "progress that hosts read for messages only",
         "local_state(group).dead": "a dead group's counters are left as they are",
+    },
+    BOXES: {
+        "store_relaxed(&memory_.peer_freed(channel_)": (
+            "modelled; it has no order: what ended are reads that returned"
+        ),
+        "freed_ = load_relaxed(&memory_.own_freed(channel_))": "a first look; the wait is modelled",
+        "counter_reached(&chunk.filled": "a chunk in place of a short message: an error's report",
+    },
+    CHUNKS: {
+        "store_relaxed_pair(reinterpret_cast": "headers are cells: shown to be free of races",
     },
     LANE: {
         "store_relaxed_pair(reinterpret_cast": "headers are cells: shown to be free of races",

@@ -7,7 +7,7 @@ import pytest
 import lanes
 from channels import SLOTS
 from checker import ROOT
-from sites import BULK, CHUNK, LANE, NOT_MODELLED, SITES, Site
+from sites import BULK, CHUNK, CHUNKS, LANE, NOT_MODELLED, SITES, Site
 
 ORDERS = re.compile(
     r"\b(load_acquire|load_relaxed|load_relaxed_pair|store_release|store_relaxed"
@@ -54,8 +54,8 @@ def test_every_order_of_the_protocols_is_in_a_model_or_left_out_by_name(file):
     assert not unknown, "no model knows of\n" + "\n".join(unknown)
 
 
-@pytest.mark.parametrize("file", [LANE, BULK, CHUNK])
-def test_every_barrier_of_a_lane_is_in_the_model(file):
+@pytest.mark.parametrize("file", [LANE, BULK, CHUNK, CHUNKS])
+def test_every_barrier_of_a_warp_is_in_the_model(file):
     barriers = [line for line in lines_of(file) if BARRIERS.search(line)]
     sites = {site for named in SITES.values() for site in named}
     assert len(barriers) == sum(

@@ -18,7 +18,7 @@ LONG = {"host channels", "device channels", "wire calls", "signal pads"}
 LONG |= {"lanes", "lanes of three ranks"}
 PROTOCOLS = [
     *["host channels", "device channels", "blocks of threads", "wire calls"],
-    *["wire barriers", "p2p channels", "lanes", "lanes of three ranks", "signal pads", "mailboxes"],
+    *["wire barriers", "messages", "lanes", "lanes of three ranks", "signal pads", "mailboxes"],
     *["memory of a rank that gives up", "device call records", "reports", "sleep and wake"],
 ]
 

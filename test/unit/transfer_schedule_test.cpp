@@ -81,13 +81,40 @@ TEST_F(TransferScheduleTest, ALaunchHasTheChannelsOfItsLargestMessage) {
   ops_.push_back({memory_.data(), kMostUndividedMessage + 1, 0, 0, false});
   EXPECT_EQ(plan()[0].channels, kP2pChannelsPerTag);
   EXPECT_EQ(plan()[0].forms, MessageForms::kBoxes);
+  EXPECT_EQ(plan()[0].blocks, kP2pChannelsPerTag);
   ops_.push_back({memory_.data(), 1u << 20, 0, 0, false});
   EXPECT_EQ(plan()[0].forms, MessageForms::kBoth);
+  EXPECT_EQ(plan()[0].channels, kP2pChannelsPerTag);
   // Without boxes every message is divided.
   const DeviceLayout least = DeviceLayout::of(64, kLeastDeviceWorkspace);
   EXPECT_EQ(least.p2p_box_bytes, 0u);
   EXPECT_FALSE(least.is_short_message(0));
   EXPECT_EQ(least.p2p_channels_of(0), kP2pChannelsPerTag);
+}
+
+// Blocks for the chunks of the busiest group, as far as all groups of the launch have room.
+TEST_F(TransferScheduleTest, BlocksOfChunks) {
+  const DeviceLayout layout = DeviceLayout::of(kWorld, 64u << 20);
+  const std::uint64_t least = layout.p2p_box_data() * kP2pChannelsPerTag + 1;
+  const auto chunks = [&](std::uint64_t bytes) { return layout.message_cut(bytes, 1).chunks; };
+  ops_.push_back({memory_.data(), least, 0, 2, true});
+  EXPECT_EQ(plan()[0].forms, MessageForms::kChunks);
+  EXPECT_EQ(plan()[0].channels, 0);
+  EXPECT_EQ(plan()[0].blocks, (chunks(least) + kMessageWarps - 1) / kMessageWarps);
+  ops_.push_back({memory_.data(), 1u << 30, 0, 2, true});
+  const int most = plan()[0].blocks;
+  EXPECT_GT(most, 4);
+  for (int tag = 0; tag < kMessageTagChannels; ++tag) {
+    for (const int peer : {0, 2}) {
+      for (const bool is_send : {false, true}) {
+        ops_.push_back({memory_.data(), 1u << 30, tag, peer, is_send});
+      }
+    }
+  }
+  const TransferParams& full = plan()[0];
+  EXPECT_EQ(full.group_count, 16);
+  EXPECT_LE(full.group_count * full.blocks, 192);
+  EXPECT_GE(full.group_count * full.blocks, 192 - 16);
 }
 
 TEST_F(TransferScheduleTest, DtypesStayWithTheirMessages) {
