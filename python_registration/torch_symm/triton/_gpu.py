@@ -21,6 +21,7 @@ from torch_symm.triton.settings import CHECK
 
 BAD_PEER = layout.BAD_PEER
 GAVE_UP = layout.GAVE_UP
+RANK = layout.RANK
 STATUS = layout.STATUS
 WORLD_SIZE = layout.WORLD_SIZE
 
@@ -107,10 +108,10 @@ def check_access(ptr, peer, ctx, mask):
 
 @triton.jit
 def safe_peer(peer, ctx):
-    """`peer`, or with SYMM_CHECK=1 one that is there."""
+    """`peer`, or with SYMM_CHECK=1 this rank where it is not there."""
     if CHECK:
         there = (peer >= 0) & (peer < tl.load(ctx + WORLD_SIZE))
-        peer = tl.where(there, peer, 0)
+        peer = tl.where(there, peer, tl.load(ctx + RANK))
     return peer
 
 

@@ -28,8 +28,9 @@ def context(
     """The one argument `ctx` of a kernel that uses `torch_symm.triton`. Collective.
 
     It is made once, before any capture, and passed to any number of kernels, also captured ones;
-    those of one group that run at the same time need a context each. On return every rank has made
-    its own, and has what the others wrote to the tensors before.
+    those of one group that run at the same time need a context each. Keep it until the last of them
+    is done. On return every rank has made its own, and has what the others wrote to the tensors
+    before.
 
     Args:
         tensors: symmetric tensors, of the same sizes in the same order on every rank. Kernels may

@@ -1,5 +1,5 @@
-"""Kernels over torch_symm.triton for its tests. Imported by ranks alone, which run them in
-Triton's interpreter (conftest.py): the test process must stay free of it."""
+"""Kernels over torch_symm.triton for its tests. Imported by ranks alone: on the CPU they have
+Triton's interpreter (conftest.py), of which the test process must stay free."""
 
 import triton
 import triton.language as tl
@@ -17,6 +17,23 @@ def ring_kernel(box, flag, source, count, turn, ctx, BLOCK: tl.constexpr):
     index = tl.arange(0, BLOCK)
     symm.put_signal(box + index, source + index, flag, turn, right, ctx, mask=index < count)
     symm.wait_until(flag, "eq", turn, ctx, source=left)
+
+
+@triton.jit
+def relay_kernel(box, flag, turns, source, out, count, ctx, BLOCK: tl.constexpr):
+    """A ring of puts that counts its turns itself, so that each launch has the same arguments."""
+    rank = symm.my_rank(ctx)
+    ranks = symm.world_size(ctx)
+    right = (rank + 1) % ranks
+    left = (rank + ranks - 1) % ranks
+    index = tl.arange(0, BLOCK)
+    inside = index < count
+    turn = tl.load(turns) + 1
+    symm.put_signal(box + index, source + index, flag, 1, right, ctx, mask=inside, OPERATION="add")
+    symm.wait_until(flag, "eq", turn, ctx, source=left)
+    tl.store(out + index, tl.load(box + index, mask=inside), mask=inside)
+    tl.store(turns, turn)
+    symm.barrier(ctx)  # every box is read
 
 
 @triton.jit
@@ -54,7 +71,8 @@ def count_kernel(words, old, repeats, ctx):
     the second one."""
     for turn in range(repeats):
         tl.store(old + turn, symm.atomic_add(words, 1, 0, ctx, SEM="relaxed"))
-        seen = symm.load(words + 1, 0, ctx)
+        # An atomic's result is the same for all threads of a program; a load's may not be.
+        seen = symm.atomic_add(words + 1, 0, 0, ctx, SEM="relaxed")
         found = symm.atomic_cas(words + 1, seen, seen + 1, 0, ctx)
         while found != seen:
             seen = found
@@ -152,14 +170,22 @@ def programs_kernel(box, rounds, ctx):
 
 
 @triton.jit
-def message_kernel(data, flag, wrong, rounds, ctx, BLOCK: tl.constexpr):
-    """Rank 0 sends block after block, rank 1 answers each: a signal that outran its data shows."""
+def message_kernel(data, flag, wrong, rounds, ctx, ORDER: tl.constexpr, BLOCK: tl.constexpr):
+    """Rank 0 sends block after block, rank 1 answers each: a flag that outran its data shows. What
+    orders them is the signal, or a fence before a word without an order."""
     index = tl.arange(0, BLOCK)
     bad = tl.zeros((BLOCK,), dtype=tl.int32)
     for turn in range(1, rounds + 1):
         if symm.my_rank(ctx) == 0:
             symm.store(data + index, turn + index, 1, ctx)
-            symm.signal_set(flag, turn, 1, ctx)
+            if ORDER == "signal":
+                symm.signal_set(flag, turn, 1, ctx)
+            else:
+                if ORDER == "fence":
+                    symm.fence()
+                else:
+                    symm.quiet()
+                symm.atomic_exch(flag, turn, 1, ctx, SEM="relaxed")
             symm.wait_until(flag, "eq", turn, ctx, source=1)
         else:
             symm.wait_until(flag, "eq", turn, ctx, source=0)

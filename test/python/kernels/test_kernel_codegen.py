@@ -11,11 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from kernel_runs import NEEDS_TRITON
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.cpu("the same without a GPU"),
-    pytest.mark.skipif(find_spec("triton") is None, reason="needs triton"),
+    NEEDS_TRITON,
 ]
 
 VERSION = version("triton") if find_spec("triton") else "0"

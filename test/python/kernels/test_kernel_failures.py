@@ -1,7 +1,6 @@
 """What goes wrong with kernels over torch_symm.triton: waits that nobody ends, and bad input."""
 
 import datetime
-import importlib.util
 import os
 import signal
 import subprocess
@@ -13,45 +12,38 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from kernel_runs import NEEDS_TRITON, TIME_LIMIT, error_of, launch, ordinary, symmetric
 
-from harness import IS_SYMM, Setup, check, run_ranks
+from harness import DEVICE, IS_SYMM, ON_CUDA, Setup, check, run_ranks
 from rank_processes import describe, run_processes
+from symmetric import meet
 
-pytestmark = [
-    pytest.mark.cpu("the interpreter's tensors are on the CPU"),
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
-]
+pytestmark = [NEEDS_TRITON, pytest.mark.timeout(150)]
 
-SOON = 5.0  # seconds in which a wait ends that nobody can satisfy; the group's time-out is 30
-
-
-def symmetric(*shape, dtype=torch.int32, value=0):
-    import torch_symm
-
-    return torch_symm.full(shape, value, dtype=dtype, device="cpu")
-
-
-def error_of(call) -> tuple[str, str]:
-    """The type and the text of what `call` raises."""
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "", "nothing was raised"
+# Seconds in which a wait ends that nobody can satisfy; the group's time-out is 30.
+SOON = 10.0 if ON_CUDA else 5.0
+NOT_ON_A_GPU = pytest.mark.cpu("only the interpreter looks at addresses, and stops at an error")
+THE_SAME = pytest.mark.cpu("the same without a GPU")
 
 
 def waiting(source, timeout=None, meanwhile=None):
-    """(what a wait for a signal that nobody sends has raised, after how many seconds)."""
+    """(what a wait for a signal that nobody sends has raised, after how many seconds, its context).
+    Collective but for the wait: the others meet()."""
     import library_kernels as kernels
 
-    flag, out = symmetric(1), torch.zeros(1, dtype=torch.int32)
+    flag, out = symmetric(1, value=1), ordinary(1)
     ctx = kernels.symm.context(flag, timeout=timeout)
+    launch(kernels.wait_kernel, flag, out, ctx, source)  # ends at once
+    flag.zero_()
+    out.zero_()
+    meet()
     begun = time.monotonic()
     if meanwhile is not None:
         threading.Timer(0.3, meanwhile).start()
-    raised = error_of(lambda: kernels.wait_kernel[(1,)](flag, out, ctx, source))
-    assert out.item() == 0, "the kernel went on behind the wait"
-    return raised, time.monotonic() - begun, ctx, kernels
+    raised = error_of(launch, kernels.wait_kernel, flag, out, ctx, source)
+    seconds = time.monotonic() - begun
+    assert ON_CUDA or out.item() == 0, "the kernel went on behind the wait"
+    return raised, seconds, ctx
 
 
 def with_a_victim(rank, setup, end):
@@ -60,20 +52,25 @@ def with_a_victim(rank, setup, end):
     if rank == 2:
         import library_kernels as kernels
 
-        kernels.symm.context(symmetric(1))
+        ctx = kernels.symm.context(symmetric(1))
+        meet()
         time.sleep(0.3)
         end()
-        return None
-    raised, seconds, _, _ = waiting({0: 2, 1: 0, 3: -1}[rank])
+        return ctx.rank
+    raised, seconds, _ = waiting({0: 2, 1: 0, 3: -1}[rank])
     time.sleep(1)  # a rank that ends has ended, too
     return raised, seconds
+
+
+def fresh_ranks(body, world_size, **settings):
+    return run_ranks(body, world_size, fresh=True, time_limit=TIME_LIMIT, **settings)
 
 
 def test_a_killed_rank_frees_the_others():
     with tempfile.TemporaryDirectory() as folder:
         setup = Setup(f"{folder}/store", 4)
         end = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-        reports = run_processes(with_a_victim, 4, setup, end)
+        reports = run_processes(with_a_victim, 4, setup, end, time_limit=TIME_LIMIT)
     assert reports[2].exit_code == -signal.SIGKILL
     survivors = [reports[rank] for rank in (0, 1, 3)]
     assert all(report.returned for report in survivors), describe(reports)
@@ -86,15 +83,17 @@ def test_a_killed_rank_frees_the_others():
 
 
 def timed_out(rank):
-    raised, seconds, ctx, kernels = waiting(1 - rank, datetime.timedelta(milliseconds=300))
-    again = error_of(lambda: kernels.barrier_kernel[(1,)](ctx))
-    dist.barrier()
-    kernels.barrier_kernel[(1,)](kernels.symm.context(dist.group.WORLD))  # a new one works
+    import library_kernels as kernels
+
+    raised, seconds, ctx = waiting(1 - rank, datetime.timedelta(milliseconds=300))
+    again = error_of(lambda: kernels.barrier_kernel[(1,)](ctx))  # the launch itself raises
+    meet()
+    launch(kernels.barrier_kernel, kernels.symm.context(dist.group.WORLD))  # a new one works
     return raised, again, seconds
 
 
 def test_a_wait_times_out():
-    for rank, (raised, again, seconds) in enumerate(run_ranks(timed_out, 2, fresh=True)):
+    for rank, (raised, again, seconds) in enumerate(fresh_ranks(timed_out, 2)):
         assert raised[0] == "DistBackendError"
         assert f"Timed out after 300 ms waiting for rank {1 - rank}" in raised[1]
         assert again == raised
@@ -105,14 +104,15 @@ def left(rank):
     if rank == 1:
         import library_kernels as kernels
 
-        kernels.symm.context(symmetric(1))
-        return None  # which destroys the group and ends
+        ctx = kernels.symm.context(symmetric(1))
+        meet()
+        return ctx.rank  # then the group is destroyed, and the process ends
     return waiting(1)[:2]
 
 
 @pytest.mark.skipif(not IS_SYMM, reason="gloo's ranks leave together")
 def test_a_rank_that_has_left_ends_the_waits_for_it():
-    raised, seconds = run_ranks(left, 2, fresh=True)[0]
+    raised, seconds = fresh_ranks(left, 2)[0]
     assert raised[0] == "DistBackendError"
     assert "rank 1 has ended or left the group" in raised[1]
     assert seconds < SOON
@@ -122,23 +122,23 @@ def one_leaves_early(rank):
     """Rank 1 leaves; what rank 0 waits for, from anybody, comes from rank 2 a moment later."""
     import library_kernels as kernels
 
-    flag, out = symmetric(1), torch.zeros(1, dtype=torch.int32)
+    flag, out = symmetric(1), ordinary(1, value=0)
     ctx = kernels.symm.context(flag)
     if rank == 0:
-        kernels.wait_kernel[(1,)](flag, out, ctx, -1)
+        launch(kernels.wait_kernel, flag, out, ctx, -1)
     elif rank == 2:
         time.sleep(0.5)
-        kernels.signal_kernel[(1,)](flag, 0, ctx)
+        launch(kernels.signal_kernel, flag, 0, ctx)
     return out.item()
 
 
 @pytest.mark.skipif(not IS_SYMM, reason="gloo's ranks leave together")
 def test_a_rank_that_has_left_ends_no_wait_for_others():
-    assert run_ranks(one_leaves_early, 3, fresh=True) == [1, 0, 0]
+    assert fresh_ranks(one_leaves_early, 3) == [1, 0, 0]
 
 
 def aborted(rank):
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend = dist.group.WORLD._get_backend(torch.device(DEVICE))
     return waiting(1 - rank, meanwhile=backend.abort if rank == 0 else None)[:2]
 
 
@@ -150,7 +150,7 @@ def test_an_abort_ends_the_waits_of_all():
             setup.join(rank)
             return aborted(rank)
 
-        reports = run_processes(run, 2, Setup(f"{folder}/store", 2))
+        reports = run_processes(run, 2, Setup(f"{folder}/store", 2), time_limit=TIME_LIMIT)
     assert all(report.returned for report in reports), describe(reports)
     for report in reports:
         (kind, text), seconds = report.value
@@ -164,13 +164,13 @@ def destroyed(rank):
 
     group = dist.new_group([0, 1])
     ctx = kernels.symm.context(symmetric(1), group=group)
-    kernels.barrier_kernel[(1,)](ctx)
+    launch(kernels.barrier_kernel, ctx)
     dist.destroy_process_group(group)
     return error_of(lambda: kernels.barrier_kernel[(1,)](ctx))
 
 
 def test_a_context_of_a_destroyed_group():
-    for kind, text in run_ranks(destroyed, 2, fresh=True):
+    for kind, text in fresh_ranks(destroyed, 2):
         assert kind == "DistBackendError"
         assert text.startswith("ctx: the context's group cannot be used")
         assert "destroyed" in text
@@ -180,48 +180,86 @@ def bad_input(rank):
     import library_kernels as kernels
 
     context = kernels.symm.context
-    box, ordinary = symmetric(8), torch.zeros(8, dtype=torch.int32)
+    box, plain = symmetric(8), ordinary(8)
     ctx = context(box)
-    half = symmetric(8, dtype=torch.float16)
-
-    def unequal():
-        kernels.copy_kernel[(1,)](box, torch.zeros(8), ctx, BLOCK=8)
-
-    def half_atomic():
-        kernels.count_kernel[(1,)](half, ordinary, 1, context(half))
-
+    half, floats = symmetric(8, dtype=torch.float16), ordinary(8, dtype=torch.float32)
+    of_half = context(half)
+    meet()
     return [
-        error_of(lambda: context(ordinary)),
-        error_of(lambda: context(box, 3)),
-        error_of(lambda: context(box, group="nobody")),
-        error_of(lambda: context(box, channels=0)),
-        error_of(lambda: kernels.peer_kernel[(1,)](box, 2, ctx)),
-        error_of(lambda: kernels.peer_kernel[(1,)](box, -1, ctx)),
-        error_of(lambda: kernels.peer_kernel[(1,)](ordinary, 1, ctx)),
-        error_of(lambda: kernels.peer_kernel[(1,)](box, 1, ordinary.long())),
-        error_of(unequal),
-        error_of(half_atomic),
+        error_of(context, plain),
+        error_of(context, box, 3),
+        error_of(context, box, group="nobody"),
+        error_of(context, box, channels=0),
+        error_of(launch, kernels.copy_kernel, box, floats, ctx, BLOCK=8),
+        error_of(launch, kernels.count_kernel, half, plain, 1, of_half),
     ]
 
 
+STATIC = "CompileTimeAssertionFailure" if ON_CUDA else "AssertionError"
 EXPECTED = [
     ("ValueError", "triton.context: tensors[0]: expected a tensor with elements in symmetric"),
     ("TypeError", "triton.context: tensors[1]: expected a tensor, a SymmetricTensor or, alone"),
     ("InvalidArgumentError", "triton.context: group: this rank has no group named 'nobody'"),
     ("ValueError", "triton.context: channels: expected at least 1, got 0"),
-    ("ValueError", "peer: expected a rank from 0 to 1, got 2 on rank "),
-    ("ValueError", "peer: expected a rank from 0 to 1, got -1 on rank "),
-    ("ValueError", "ptr: expected addresses in one tensor of the context, got 0x"),
-    ("InterpreterError", "ctx: expected what torch_symm.triton.context() has returned"),
-    ("AssertionError", "put: source: expected the dtype of dest"),
-    ("AssertionError", "atomics: ptr: expected elements of 32 or 64 bits"),
+    (STATIC, "put: source: expected the dtype of dest"),
+    (STATIC, "atomics: ptr: expected elements of 32 or 64 bits"),
 ]
 
 
-def test_bad_input():
-    for raised in run_ranks(bad_input, 2, fresh=True):
-        for (kind, text), (expected_kind, words) in zip(raised, EXPECTED, strict=True):
+def expect_errors(found, expected):
+    for raised in found:
+        for (kind, text), (expected_kind, words) in zip(raised, expected, strict=True):
             assert (kind, words in text) == (expected_kind, True), text
+
+
+def test_bad_input():
+    expect_errors(fresh_ranks(bad_input, 2), EXPECTED)
+
+
+def bad_peers(rank):
+    """Each with a context of its own: on a GPU the first error stays. The kernel then writes to its
+    own rank."""
+    import library_kernels as kernels
+
+    box, raised = symmetric(8), []
+    for peer in (2, -1):
+        ctx = kernels.symm.context(box)
+        raised.append(error_of(launch, kernels.peer_kernel, box, peer, ctx))
+        if ON_CUDA:
+            raised.append(error_of(lambda ctx=ctx: kernels.barrier_kernel[(1,)](ctx)))
+    meet()
+    return raised, box[0].item()
+
+
+def test_a_peer_that_is_not_there():
+    results = fresh_ranks(bad_peers, 2, env={"SYMM_CHECK": "1"})
+    for rank, (raised, _) in enumerate(results):
+        text = f"peer: expected a rank from 0 to 1, got %d on rank {rank}"
+        times = 2 if ON_CUDA else 1  # the next launch says so, too
+        assert raised == [("ValueError", text % peer) for peer in (2, -1) for _ in range(times)]
+    assert [written for _, written in results] == [7 if ON_CUDA else -1] * 2
+
+
+def bad_addresses(rank):
+    import library_kernels as kernels
+
+    box, plain = symmetric(8), ordinary(8)
+    ctx = kernels.symm.context(box)
+    return [
+        error_of(launch, kernels.peer_kernel, plain, 1, ctx),
+        error_of(launch, kernels.peer_kernel, box, 1, plain.long()),
+    ]
+
+
+BAD_ADDRESSES = [
+    ("ValueError", "ptr: expected addresses in one tensor of the context, got 0x"),
+    ("InterpreterError", "ctx: expected what torch_symm.triton.context() has returned"),
+]
+
+
+@NOT_ON_A_GPU
+def test_bad_addresses():
+    expect_errors(fresh_ranks(bad_addresses, 2), BAD_ADDRESSES)
 
 
 def after_bad_input(rank):
@@ -230,12 +268,13 @@ def after_bad_input(rank):
 
     box = symmetric(8)
     ctx = kernels.symm.context(box)
-    kind, _ = error_of(lambda: kernels.peer_kernel[(1,)](box, 9, ctx))
-    kernels.peer_kernel[(1,)](box, 1 - rank, ctx)
-    kernels.barrier_kernel[(1,)](ctx)
+    kind, _ = error_of(launch, kernels.peer_kernel, box, 9, ctx)
+    launch(kernels.peer_kernel, box, 1 - rank, ctx)
+    launch(kernels.barrier_kernel, ctx)
     return [] if (kind, box[0].item()) == ("ValueError", 7) else [f"{kind}, {box}"]
 
 
+@NOT_ON_A_GPU
 def test_a_wrong_argument_ends_nothing():
     check(after_bad_input, 2)
 
@@ -269,6 +308,7 @@ def test_a_launch_asks_the_context_what_has_failed(run_script):
         assert "Timed out after 3000 ms waiting for rank 1" in result.stdout
 
 
+@THE_SAME
 def test_the_interpreter_must_be_known_when_triton_is_imported():
     program = "import os, triton; os.environ['TRITON_INTERPRET'] = '1'; import torch_symm.triton"
     result = run_python(program, TRITON_INTERPRET="0")
@@ -283,6 +323,7 @@ def run_python(program, **env):
     )
 
 
+@THE_SAME
 def test_without_triton():
     program = "import sys; sys.modules['triton'] = None; import torch_symm.triton"
     result = run_python(program)
@@ -290,6 +331,7 @@ def test_without_triton():
     assert "ImportError: torch_symm.triton needs Triton: pip install torch-symm" in result.stderr
 
 
+@THE_SAME
 def test_a_wrong_value_of_a_variable():
     result = run_python("import torch_symm.triton", SYMM_CHECK="yes")
     assert result.returncode == 1

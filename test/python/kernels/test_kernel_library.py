@@ -1,30 +1,19 @@
-"""torch_symm.triton in Triton's interpreter: kernels of several processes over shared memory."""
-
-import importlib.util
+"""torch_symm.triton: kernels of several processes over symmetric memory, compiled on a GPU, in
+Triton's interpreter on the CPU."""
 
 import pytest
 import torch
 import torch.distributed as dist
+from kernel_runs import NEEDS_TRITON, TIME_LIMIT, differs, launch, ordinary, symmetric
 
-from harness import check, run_ranks
-from symmetric import destroy, member_of_each
+from harness import DEVICE, check, run_ranks
+from symmetric import destroy, meet, member_of_each
 
-pytestmark = [
-    pytest.mark.cpu("the interpreter's tensors are on the CPU"),
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
-]
+pytestmark = [NEEDS_TRITON, pytest.mark.timeout(150)]
 
 
-def symmetric(*shape, dtype=torch.int32, value=-1):
-    """Poisoned: a word that nobody has written shows."""
-    import torch_symm
-
-    return torch_symm.full(shape, value, dtype=dtype, device="cpu")
-
-
-def differs(what, got, expected):
-    expected = torch.as_tensor(expected, dtype=got.dtype)
-    return [] if torch.equal(got, expected) else [f"{what}: got {got}, expected {expected}"]
+def run(body, world_size, *args):
+    check(body, world_size, *args, time_limit=TIME_LIMIT)
 
 
 def ring(rank, dtype, count):
@@ -36,8 +25,8 @@ def ring(rank, dtype, count):
     box = whole[7:]  # an interior pointer
     ctx = kernels.symm.context(whole, flag)
     for turn in range(1, 4):
-        source = (torch.arange(128) % 11 + 20 * rank + turn).to(dtype)
-        kernels.ring_kernel[(1,)](box, flag[1:], source, count, turn, ctx, BLOCK=128)
+        source = (torch.arange(128) % 11 + 20 * rank + turn).to(DEVICE, dtype)
+        launch(kernels.ring_kernel, box, flag[1:], source, count, turn, ctx, BLOCK=128)
         expected = (torch.arange(128) % 11 + 20 * left + turn).to(dtype)
         problems += differs(f"turn {turn}", box[:count], expected[:count])
         problems += differs("behind the mask", box[count:128], [99] * (128 - count))
@@ -48,7 +37,7 @@ def ring(rank, dtype, count):
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ring_of_puts(world_size):
-    check(ring, world_size, torch.float32, 101)
+    run(ring, world_size, torch.float32, 101)
 
 
 DTYPES = [torch.int8, torch.float16, torch.bfloat16, torch.int64, torch.float64]
@@ -56,7 +45,7 @@ DTYPES = [torch.int8, torch.float16, torch.bfloat16, torch.int64, torch.float64]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 def test_dtypes_of_a_put(dtype):
-    check(ring, 2, dtype, 128)
+    run(ring, 2, dtype, 128)
 
 
 def exchange(rank, ways):
@@ -66,10 +55,10 @@ def exchange(rank, ways):
     box = symmetric(ranks * count)
     ctx = kernels.symm.context(box)
     for salt, way in enumerate(ways):
-        position = torch.arange(ranks * count, dtype=torch.int32)
+        position = torch.arange(ranks * count, dtype=torch.int32, device=DEVICE)
         source = position + 10_000 * rank + 100_000 * salt
         out = torch.full_like(source, -1)
-        kernels.exchange_kernel[(1,)](box, source, out, count, ctx, WAY=way, BLOCK=64)
+        launch(kernels.exchange_kernel, box, source, out, count, ctx, WAY=way, BLOCK=64)
         mine = torch.arange(rank * count, (rank + 1) * count)
         expected = torch.cat([mine + 10_000 * peer + 100_000 * salt for peer in range(ranks)])
         problems += differs(way, out, expected)
@@ -78,7 +67,7 @@ def exchange(rank, ways):
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_store_load_and_get(world_size):
-    check(exchange, world_size, ["store", "load", "get", "store"])
+    run(exchange, world_size, ["store", "load", "get", "store"])
 
 
 def counting(rank, repeats):
@@ -86,14 +75,14 @@ def counting(rank, repeats):
 
     words = symmetric(2, value=0)
     ctx = kernels.symm.context(words)
-    old = torch.full((repeats,), -1, dtype=torch.int32)
-    kernels.count_kernel[(1,)](words, old, repeats, ctx)
+    old = ordinary(repeats)
+    launch(kernels.count_kernel, words, old, repeats, ctx)
     return words.tolist(), old.tolist()
 
 
 def test_atomics_of_processes_lose_nothing():
     repeats, ranks = 300, 3
-    results = run_ranks(counting, ranks, repeats)
+    results = run_ranks(counting, ranks, repeats, time_limit=TIME_LIMIT)
     assert results[0][0] == [ranks * repeats] * 2
     assert results[1][0] == [0, 0]
     # Each value was seen by one rank, once: no two adds have met.
@@ -105,29 +94,29 @@ def each_atomic(rank):
 
     ranks = dist.get_world_size()
     left = (rank - 1) % ranks
-    words, out = symmetric(8, dtype=torch.int64), torch.full((8,), -1, dtype=torch.int64)
+    words, out = (make(8, dtype=torch.int64) for make in (symmetric, ordinary))
     words.copy_(torch.arange(10, 18))
     ctx = kernels.symm.context(words)
-    kernels.atomics_kernel[(1,)](words, out, ctx)
+    launch(kernels.atomics_kernel, words, out, ctx)
     expected = [15, 100 + left, -7, 70, 14 & 12, 15 | 12, 1000, 17]
     return differs("old", out, range(10, 18)) + differs("new", words, expected)
 
 
 def test_each_atomic():
-    check(each_atomic, 3)
+    run(each_atomic, 3)
 
 
 def comparisons(rank):
     import library_kernels as kernels
 
     word, other = symmetric(1, value=0), symmetric(1, value=0)
-    out = torch.full((6,), -1, dtype=torch.int32)
-    kernels.compare_kernel[(1,)](word, other, out, kernels.symm.context(word, other))
+    out = ordinary(6)
+    launch(kernels.compare_kernel, word, other, out, kernels.symm.context(word, other))
     return differs("seen", out, [1, 2, 3, 4, -4, -9] if rank == 1 else [-1] * 6)
 
 
 def test_each_comparison():
-    check(comparisons, 3)
+    run(comparisons, 3)
 
 
 def summed(rank):
@@ -136,14 +125,14 @@ def summed(rank):
     ranks = dist.get_world_size()
     box, count = symmetric(8 * (ranks + 1)), symmetric(1, value=0)
     ctx = kernels.symm.context(box, count)
-    kernels.gather_sum_kernel[(1,)](box, count, 10**rank, ctx, BLOCK=8)
+    launch(kernels.gather_sum_kernel, box, count, 10**rank, ctx, BLOCK=8)
     value = sum(10**r for r in range(ranks))
     expected = [value + ranks * i for i in range(8)] if rank == 0 else [-1] * 8
     return differs("sum", box[:8], expected)
 
 
 def test_signals_add_up():
-    check(summed, 4)
+    run(summed, 4)
 
 
 def strided_groups(rank):
@@ -156,18 +145,18 @@ def strided_groups(rank):
     assert (part.rank, part.world_size) == (ranks.index(rank), 2)
     block = torch.arange(32).view(4, 8)
     for _ in range(2):
-        kernels.two_groups_kernel[(1,)](tile, world, part, ROWS=4, COLUMNS=8)
+        launch(kernels.two_groups_kernel, tile, world, part, ROWS=4, COLUMNS=8)
         problems += differs("world", tile[0], 1000 * ((rank - 1) % 4) + block)
         problems += differs("part", tile[1], 1000 * (1 - ranks.index(rank)) + block)
-        dist.barrier()
+        meet()
         tile.fill_(-1)
-        dist.barrier()
+        meet()
     destroy(groups)
     return problems
 
 
 def test_strided_groups_in_one_kernel():
-    check(strided_groups, 4)
+    run(strided_groups, 4)
 
 
 def many_programs(rank):
@@ -175,26 +164,27 @@ def many_programs(rank):
 
     box = symmetric(128, value=0)
     ctx = kernels.symm.context(box, channels=5)
-    kernels.programs_kernel[(5,)](box, 4, ctx)
+    launch(kernels.programs_kernel, box, 4, ctx, programs=5)
     return differs("wrong rounds of each program", box[64:69], [0] * 5)
 
 
 def test_programs_meet_by_channels():
-    check(many_programs, 3)
+    run(many_programs, 3)
 
 
-def messages(rank):
+def messages(rank, order):
     import library_kernels as kernels
 
     data, flag = symmetric(256), symmetric(1, value=0)
-    wrong = torch.full((1,), -1, dtype=torch.int32)
+    wrong = ordinary(1)
     ctx = kernels.symm.context(data, flag)
-    kernels.message_kernel[(1,)](data, flag, wrong, 80, ctx, BLOCK=256)
+    launch(kernels.message_kernel, data, flag, wrong, 80, ctx, ORDER=order, BLOCK=256)
     return differs("words older than their signal", wrong, [0])
 
 
-def test_data_comes_before_its_signal():
-    check(messages, 2)
+@pytest.mark.parametrize("order", ["signal", "fence", "quiet"])
+def test_data_comes_before_its_signal(order):
+    run(messages, 2, order)
 
 
 def alone(rank):
@@ -202,11 +192,11 @@ def alone(rank):
 
     box, flag = symmetric(128, dtype=torch.float32), symmetric(1)
     ctx = kernels.symm.context(box, flag)
-    source = torch.arange(128, dtype=torch.float32)
-    kernels.ring_kernel[(1,)](box, flag, source, 128, 1, ctx, BLOCK=128)
-    kernels.barrier_kernel[(1,)](kernels.symm.context(dist.group.WORLD))
-    return differs("box", box, source)
+    source = torch.arange(128, dtype=torch.float32, device=DEVICE)
+    launch(kernels.ring_kernel, box, flag, source, 128, 1, ctx, BLOCK=128)
+    launch(kernels.barrier_kernel, kernels.symm.context(dist.group.WORLD))
+    return differs("box", box, range(128))
 
 
 def test_a_group_of_one():
-    check(alone, 1)
+    run(alone, 1)

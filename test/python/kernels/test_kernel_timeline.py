@@ -1,44 +1,39 @@
 """SYMM_TIMELINE=1: what kernels did when, as a trace."""
 
-import importlib.util
 import json
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from kernel_runs import NEEDS_TRITON, TIME_LIMIT, launch, symmetric
 
-from harness import run_ranks
+from harness import DEVICE, run_ranks
 
-pytestmark = [
-    pytest.mark.cpu("the interpreter's clock"),
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
-]
+pytestmark = [NEEDS_TRITON, pytest.mark.timeout(150)]
 
+ENV = {"SYMM_TIMELINE": "1"}
 LATE = 0.4  # seconds
 
 
 def ring(rank, path):
     import library_kernels as kernels
 
-    import torch_symm
-
-    box = torch_symm.zeros(64, dtype=torch.float32, device="cpu")
-    flag = torch_symm.zeros(1, dtype=torch.int32, device="cpu")
+    box, flag = symmetric(64, dtype=torch.float32), symmetric(1)
+    source = torch.ones(64, device=DEVICE)
     ctx = kernels.symm.context(box, flag)
-    for turn in (1, 2):  # the first one is for the interpreter, which reads the kernel's text
+    for turn in (2, 3):  # in the first one the kernel is compiled, or its text read
         dist.barrier()
-        if (turn, rank) == (2, 0):
+        if (turn, rank) == (3, 0):
             time.sleep(LATE)
-        kernels.ring_kernel[(1,)](box, flag, torch.ones(64), 64, turn, ctx, BLOCK=64)
+        launch(kernels.ring_kernel, box, flag, source, 64, turn, ctx, BLOCK=64)
     kernels.symm.write_timeline(path, ctx)
     return [tuple(one) for one in kernels.symm.events(ctx)]
 
 
 def test_a_trace_of_all_ranks(tmp_path):
     path = tmp_path / "trace.json"
-    env = {"SYMM_TIMELINE": "1", "TRITON_INTERPRET": "1"}
-    results = run_ranks(ring, 3, str(path), env=env)
+    results = run_ranks(ring, 3, str(path), env=ENV, time_limit=TIME_LIMIT)
     for rank, events in enumerate(results):
         turn = [
             ("put", (rank + 1) % 3, 256, 0),
@@ -65,19 +60,16 @@ def many(rank):
     """More events than the ring has; the last ones stay."""
     import library_kernels as kernels
 
-    import torch_symm
-
-    box = torch_symm.zeros(128, dtype=torch.int32, device="cpu")
+    box = symmetric(128)
     ctx = kernels.symm.context(box)
-    kernels.fill_kernel[(1,)](box, 4100, ctx)
+    launch(kernels.fill_kernel, box, 4100, ctx)
     events = kernels.symm.events(ctx)
     return len(events), [event.kind for event in events[-2:]], events[0].begin < events[-1].begin
 
 
 @pytest.mark.long
 def test_a_full_ring_keeps_the_last():
-    env = {"SYMM_TIMELINE": "1", "TRITON_INTERPRET": "1"}
-    assert run_ranks(many, 1, env=env) == [(4096, ["put", "signal"], True)]
+    assert run_ranks(many, 1, env=ENV, time_limit=TIME_LIMIT) == [(4096, ["put", "signal"], True)]
 
 
 def without(rank):

@@ -1,6 +1,5 @@
 """SYMM_RACE_CHECK=1: the examples are clean, and none is with one of its signals taken away."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -10,13 +9,14 @@ import example_kernels
 import pytest
 import torch
 import torch.distributed as dist
+from kernel_runs import NEEDS_TRITON
 
 from harness import run_ranks
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.cpu("the checker is Triton's interpreter's"),
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
+    NEEDS_TRITON,
 ]
 
 ENV = {"SYMM_RACE_CHECK": "1", "TRITON_INTERPRET": "1"}
