@@ -25,7 +25,7 @@ void check_request(CollectiveKind kind, const PlanRequest& request, PlanTarget t
     refuse("algorithm", "expected one of auto, " + algorithm_list(kind, target) + on_target +
                             "; got " + std::string(algorithm_name(request.algorithm)));
   }
-  // all_to_all uses p2p channels, in a number of its own.
+  // all_to_all uses tag channels, with blocks of its own.
   const bool launches_blocks =
       kind != CollectiveKind::kAllToAll && request.algorithm != kCopyEngine;
   if (const int asked = request.channels; asked != 0) {

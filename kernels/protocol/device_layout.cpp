@@ -2,6 +2,14 @@
 
 namespace symm {
 
+namespace {
+
+constexpr std::uint64_t at_least(std::uint64_t value, std::uint64_t least) {
+  return value < least ? least : value;
+}
+
+}  // namespace
+
 DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   const auto world = static_cast<std::uint64_t>(world_size);
   DeviceLayout layout{};
@@ -26,15 +34,21 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   layout.table = take(kMaxSegments * world * sizeof(std::byte*));
 
   layout.wire_boxes = take(2 * layout.wire_blocks * world * layout.wire_box_bytes);
-  // A quarter for the slots of messages, an eighth for those of pipelines, the rest for those of
-  // lanes; p2p boxes are beside the workspace.
+  // Three sixteenths for the slots of messages, a thirty-second, or what they need at least, for
+  // those of pipelines, which no row of the plan table names, and the rest for those of lanes; p2p
+  // boxes are beside the workspace.
+  const std::uint64_t senders = world > 1 ? world - 1 : 1;
+  const std::uint64_t for_messages = at_least(
+      workspace_bytes / 16 * 3, senders * kSlotPartsOfSender * kLeastMessageSlots * kChunkUnit);
+  const std::uint64_t for_pipelines =
+      at_least(workspace_bytes / 32, std::uint64_t{kMaxChannels} * kSlots * 1024);
+  const std::uint64_t for_lanes = workspace_bytes - quarter - for_messages - for_pipelines;
   const std::uint64_t of_channel = quarter / (world * kP2pChannels * kP2pBoxes);
   layout.p2p_box_bytes = align_down(min_size(of_channel / 4, kMostP2pBox), 1024);
   layout.p2p_boxes = take(world * kP2pChannels * kP2pBoxes * layout.p2p_box_bytes);
-  const std::uint64_t senders = world > 1 ? world - 1 : 1;
   const auto part_bytes = [&] {
     const std::uint64_t parts = senders * kSlotPartsOfSender * layout.message_slots_of_tag;
-    return static_cast<std::uint32_t>(align_down(quarter / parts, kChunkUnit));
+    return static_cast<std::uint32_t>(align_down(for_messages / parts, kChunkUnit));
   };
   layout.message_slots_of_tag = kMostMessageSlots;
   while (layout.message_slots_of_tag > kLeastMessageSlots && part_bytes() < kChunkUnit) {
@@ -45,7 +59,7 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
       take(world * kTagChannels * layout.message_slots_of_tag * sizeof(MessageSignal));
   layout.message_slots =
       take(senders * kSlotPartsOfSender * layout.message_slots_of_tag * layout.message_slot_part);
-  layout.slot_bytes = align_down(quarter / 2 / (kMaxChannels * kSlots), kCacheLine);
+  layout.slot_bytes = align_down(for_pipelines / (kMaxChannels * kSlots), kCacheLine);
   layout.slots = take(kMaxChannels * kSlots * layout.slot_bytes);
 
   const auto lanes_of_block = [world_size](bool two_lists) {
@@ -57,10 +71,10 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   const std::uint64_t lanes[kBulkHops] = {lanes_of_block(false), lanes_of_block(true)};
   const auto slot_bytes = [&] {
     const std::uint64_t slots = layout.bulk_blocks * (lanes[0] + lanes[1]) * senders * kBulkSlots;
-    return align_down(min_size((quarter + quarter / 2) / slots, kMostBulkSlot), kLeastBulkSlot);
+    return align_down(min_size(for_lanes / slots, kMostBulkSlot), kLeastBulkSlot);
   };
-  // From five ranks on so few that eight fit on one GPU.
-  layout.bulk_blocks = world <= 4 ? kMaxBulkBlocks : kMaxBulkBlocks / 2;
+  // So few that two, four or eight ranks fit on one GPU.
+  layout.bulk_blocks = kMaxBulkBlocks / (world <= 2 ? 1 : world <= 4 ? 2 : 4);
   while (layout.bulk_blocks > 1 && slot_bytes() < kLeastBulkSlot) layout.bulk_blocks /= 2;
   layout.bulk_slot_bytes = slot_bytes();
   for (int hop = 0; hop < kBulkHops; ++hop) {

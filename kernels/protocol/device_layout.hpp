@@ -50,14 +50,18 @@ inline constexpr std::uint64_t kMostUndividedMessage = 8u << 10;
 // At most, of a p2p box.
 inline constexpr std::uint64_t kMostP2pBox = 17u << 10;
 // Longer ones go as chunks through the slots of their tag channel (NOTE [Chunks of messages] in
-// kernels/gpu/wire/message_chunks.cuh): at most so many, a power of two.
-inline constexpr std::uint32_t kMostMessageSlots = 256;
-inline constexpr std::uint32_t kLeastMessageSlots = 4;
-// How large they are: those of tag channel 1 have four parts, as most programs use tag 0 alone, the
-// others one.
+// kernels/gpu/wire/message_chunks.cuh): at most so many, a power of two, and fewer where a part
+// of them would be smaller.
+inline constexpr std::uint32_t kMostMessageSlots = 512;
+inline constexpr std::uint32_t kLeastMessageSlots = 2;
+// How large they are, in parts of what a sender has: most programs use tag 0 alone, whose tag
+// channel has most; the shares of an all_to_all are short (kMostShareByMessages).
+inline constexpr int kAllToAllTagChannel = 0;
 inline constexpr int kTagChannelOfTag0 = 1;
-inline constexpr std::uint32_t kSlotPartsOfTag0 = 4;
-inline constexpr std::uint32_t kSlotPartsOfSender = kSlotPartsOfTag0 + kTagChannels - 1;
+inline constexpr std::uint32_t kSlotPartsOfAllToAll = 2;
+inline constexpr std::uint32_t kSlotPartsOfTag0 = 11;
+inline constexpr std::uint32_t kSlotPartsOfSender =
+    kSlotPartsOfAllToAll + kSlotPartsOfTag0 + kMessageTagChannels - 1;
 
 // That chunks, of messages and of lanes, are a multiple of, and of how many bytes at least.
 inline constexpr std::uint32_t kChunkUnit = 512;
@@ -68,7 +72,6 @@ struct alignas(16) MessageHeader {
   std::uint64_t bytes;  // of the whole message
   std::int64_t tag;
 };
-inline constexpr int kAllToAllTagChannel = 0;
 // Shares of an all_to_all that are larger go by lanes: what a pair of ranks exchanges decides, as
 // nobody else knows how much that is.
 inline constexpr std::uint64_t kMostShareByMessages = 256u << 10;
@@ -92,7 +95,7 @@ inline constexpr std::uint64_t kLeastWireBox = 4096;
 
 // Blocks of a collective by lanes of warps (NOTE [Lanes] in kernels/gpu/wire/lane.cuh), and the
 // warps of a block at most.
-inline constexpr int kMaxBulkBlocks = 32;
+inline constexpr int kMaxBulkBlocks = 64;
 inline constexpr int kBulkThreads = 1024;
 inline constexpr int kMostBulkWarps = kBulkThreads / 32;
 inline constexpr int kBulkHops = 2;
@@ -174,10 +177,10 @@ struct alignas(kCacheLine) ChannelSignal {
 
 // Signals of one peer to one slot of a tag channel: what the peer has sent to this rank's, and what
 // it has taken from its own of what this rank sent. Chunks are counted from the group's start.
-struct MessageSignal {
-  alignas(kCacheLine) std::uint32_t filled;
+struct alignas(kCacheLine) MessageSignal {
+  std::uint32_t filled;
+  std::uint32_t freed;
   MessageHeader header;
-  alignas(kCacheLine) std::uint32_t freed;
 };
 
 // LocalState::sequence in units: the blocks of a launch each add a part, so that it passes the next
@@ -239,7 +242,7 @@ struct DeviceLayout {
   std::uint64_t bulk_blocks;  // at most kMaxBulkBlocks
   std::uint64_t total_bytes;
 
-  // `workspace_bytes`: wire boxes, p2p slots and slots together; p2p boxes are beside it; at least
+  // `workspace_bytes`: wire boxes and all slots together; p2p boxes are beside it; at least
   // kLeastDeviceWorkspace.
   static DeviceLayout of(int world_size, std::uint64_t workspace_bytes);
 
@@ -255,14 +258,17 @@ struct DeviceLayout {
                       kCacheLine);
   }
   constexpr std::uint32_t message_slot_bytes(int tag_channel) const {
-    return tag_channel == kTagChannelOfTag0 ? message_slot_part * kSlotPartsOfTag0
-                                            : message_slot_part;
+    return message_slot_part * (tag_channel == kAllToAllTagChannel ? kSlotPartsOfAllToAll
+                                : tag_channel == kTagChannelOfTag0 ? kSlotPartsOfTag0
+                                                                   : 1);
   }
   // The slot for chunk `number` of a sender, by the sender's number among the others.
   constexpr std::uint64_t message_slot(int sender, int tag_channel, std::uint32_t number) const {
-    std::uint32_t parts = static_cast<std::uint32_t>(sender) * kSlotPartsOfSender +
-                          static_cast<std::uint32_t>(tag_channel);
-    if (tag_channel > kTagChannelOfTag0) parts += kSlotPartsOfTag0 - 1;
+    std::uint32_t parts = static_cast<std::uint32_t>(sender) * kSlotPartsOfSender;
+    if (tag_channel > kAllToAllTagChannel) parts += kSlotPartsOfAllToAll;
+    if (tag_channel > kTagChannelOfTag0) {
+      parts += kSlotPartsOfTag0 + static_cast<std::uint32_t>(tag_channel - kTagChannelOfTag0 - 1);
+    }
     return message_slots + std::uint64_t{parts} * message_slots_of_tag * message_slot_part +
            std::uint64_t{slot_of(number)} * message_slot_bytes(tag_channel);
   }
@@ -271,14 +277,17 @@ struct DeviceLayout {
     return message_signals +
            std::uint64_t{tag * message_slots_of_tag + slot_of(number)} * sizeof(MessageSignal);
   }
+  // That send or receive the chunks of a tag channel at most: two slots for each, so that one is
+  // filled while the other is emptied.
+  constexpr std::uint32_t message_warps() const { return message_slots_of_tag / 2; }
   constexpr std::uint32_t slot_of(std::uint32_t chunk) const {
     return chunk & (message_slots_of_tag - 1);
   }
-  // A chunk for each slot, as far as chunks stay large enough, and fit.
+  // A chunk for each warp that there can be, as far as chunks stay large enough, and fit.
   constexpr MessageCut message_cut(std::uint64_t bytes, int tag_channel) const {
     const auto units = static_cast<std::uint32_t>((bytes + kChunkUnit - 1) / kChunkUnit);
     const std::uint32_t most = message_slot_bytes(tag_channel) / kChunkUnit;
-    const std::uint32_t fair = units == 0 ? 0 : (units - 1) / message_slots_of_tag + 1;
+    const std::uint32_t fair = units == 0 ? 0 : (units - 1) / message_warps() + 1;
     const auto least = static_cast<std::uint32_t>(min_size(kLeastChunk / kChunkUnit, most));
     const std::uint32_t chunk = fair > most ? most : fair < least ? least : fair;
     return {chunk * kChunkUnit, units == 0 ? 1 : (units - 1) / chunk + 1};

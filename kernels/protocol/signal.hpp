@@ -15,7 +15,7 @@
 // but not their counters: `ready` of a rank that never publishes stands still, while the steps of
 // the group pass it. So the counters of steps, and every other one that may stand still, are 64
 // bits wide, which no group uses up. A counter of 32 bits is one that each of its comparisons
-// keeps near: the LL epochs, which every call moves at all ranks, and the slots of a p2p channel,
+// keeps near: the LL epochs, which every call moves at all ranks, and the chunks of a tag channel,
 // which both of its ends count.
 #pragma once
 

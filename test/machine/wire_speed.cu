@@ -5,7 +5,7 @@
 //   wire_speed <file.json> [worlds=2,4,8] [calls=200] [replays=21] [workspace MiB=64] [most MiB=4]
 //              [gpus=1] [least MiB=1]
 //
-// With more than 4 MiB it measures large messages: lanes with 8, 16 and 32 blocks beside pipelines.
+// With more than 4 MiB it measures large messages: lanes with 8 to 64 blocks beside pipelines.
 // All blocks of all ranks must be on the GPU at once, so ranks have fewer blocks the more they are.
 #include <algorithm>
 #include <atomic>
@@ -220,7 +220,6 @@ class Rig {
   void capture(int rank, const Cell& cell, int calls) {
     Rank& r = at(rank);
     const auto world = static_cast<std::size_t>(world_);
-    const auto self = static_cast<std::size_t>(rank);
     CollectiveArgs args;
     args.kind = cell.kind;
     args.dtype = kDtype;
@@ -276,7 +275,8 @@ class Rig {
         ops.push_back({out[p].data, share(cell) * kElement, 0, peer, false});
       }
     } else if (cell.transfers && rank < 2) {
-      ops.push_back({rank == 0 ? r.input : r.output, cell.bytes, 0, 1 - rank, self == 0});
+      ops.push_back({r.input, cell.bytes, 0, 1 - rank, true});
+      ops.push_back({r.output, cell.bytes, 0, 1 - rank, false});
     }
     check(gpuStreamBeginCapture(r.stream, gpuStreamCaptureModeRelaxed), "capture");
     for (int i = 0; i < calls; ++i) {
@@ -344,7 +344,8 @@ class Rig {
       case CollectiveKind::kReduceScatter:
         return i < each ? sum(own + i) : -1;
       case CollectiveKind::kBroadcast:
-        return cell.transfers && rank != 1 ? -1 : input_value(0, i);
+        if (cell.transfers) return rank < 2 ? input_value(1 - rank, i) : -1;
+        return input_value(0, i);
       case CollectiveKind::kScatter:
         return i < each ? input_value(0, own + i) : -1;
       case CollectiveKind::kAllToAll:

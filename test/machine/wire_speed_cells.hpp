@@ -18,7 +18,7 @@ struct Cell {
   Algorithm algorithm;
   std::size_t bytes;
   const char* name;
-  bool transfers = false;  // by messages: all_to_all, else rank 0 sends to rank 1
+  bool transfers = false;  // by messages: all_to_all, else ranks 0 and 1 exchange
   int blocks = 0;          // 0: as many as fit
 };
 
@@ -47,7 +47,7 @@ inline std::vector<Cell> large_cells(std::size_t least, std::size_t most, int wo
       if (world <= 4 || transfers) {
         cells.push_back({op.kind, op.pipeline, bytes, op.name, transfers, 32});
       }
-      for (const int blocks : {8, 16, 32}) {
+      for (const int blocks : {8, 16, 32, 64}) {
         if (blocks * world > kResidentBlocks || transfers) continue;
         cells.push_back({op.kind, Algorithm::kBulk, bytes, op.name, false, blocks});
       }
@@ -76,7 +76,7 @@ inline double traffic(const Cell& cell, int world) {
     case CollectiveKind::kAllToAll:
       return n * (2 * bytes + 2 * (n - 1) * part);
     case CollectiveKind::kBroadcast:
-      if (cell.transfers) return 4 * bytes;
+      if (cell.transfers) return 2 * 4 * bytes;
       return bytes + 2 * (n - 1) * bytes + (n - 1) * bytes + bytes;
     default:  // gather, scatter
       return 2 * bytes + 2 * (n - 1) * part;

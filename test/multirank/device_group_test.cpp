@@ -55,7 +55,7 @@ TEST_F(DeviceGroupTest, PlansFollowTheGpuTable) {
     ASSERT_EQ(launches.size(), 3u);
     EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kLL);
     EXPECT_EQ(launches[0].timeout, milliseconds(1234));
-    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kBulk, 65536, 32}));
+    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kBulk, 65536, 64}));
     EXPECT_EQ(launches[1].timeout, milliseconds(20'000));
     EXPECT_EQ(launches[2].kind, CollectiveKind::kBarrier);
     rank.engine().check();
@@ -64,7 +64,7 @@ TEST_F(DeviceGroupTest, PlansFollowTheGpuTable) {
 
 TEST_F(DeviceGroupTest, TheWireIsThatOfTheEnvironment) {
   for (const auto& [name, wire] :
-       {std::pair<std::optional<std::string>, WireKind>{{}, WireKind::kLL},
+       {std::pair<std::optional<std::string>, WireKind>{{}, WireKind::kLine},
         {"ll", WireKind::kLL},
         {"auto", WireKind::kLine},
         {"line", WireKind::kLine}}) {

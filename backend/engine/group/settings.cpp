@@ -56,7 +56,7 @@ const char* wire_choice_name(WireChoice choice) {
 
 WireChoice wire_in_environment() {
   const char* const value = std::getenv("SYMM_WIRE");
-  if (value == nullptr) return WireChoice::kLL;
+  if (value == nullptr) return WireChoice::kAuto;
   for (int i = 0; i < kWireChoiceCount; ++i) {
     const auto choice = static_cast<WireChoice>(i);
     if (std::string(wire_choice_name(choice)) == value) return choice;

@@ -29,7 +29,7 @@ bool nan_check_in_environment();
 // SYMM_TUNING_FILE: path of JSON tuning tables (PlanTables::from_json), a regular file of at most
 // 16 MiB.
 PlanTables tables_in_environment();
-// SYMM_WIRE. kLL where it is unset.
+// SYMM_WIRE. kAuto where it is unset.
 enum class WireChoice : std::uint8_t {
   kLL,
   kLine,  // refused where two GPUs of the group have no NVLink between them
@@ -69,7 +69,7 @@ struct Agreement {
   std::uint64_t workspace_bytes = 0;
   std::uint64_t device_workspace_bytes = 0;
   bool deterministic = true;  // false where the option or the environment waives it
-  WireChoice wire = WireChoice::kLL;
+  WireChoice wire = WireChoice::kAuto;
   SingleCopy single_copy = SingleCopy::kAuto;  // each rank's own
   MemoryProbe memory_probe;                    // likewise
   PlanTables tables;

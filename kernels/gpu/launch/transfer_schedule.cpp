@@ -10,18 +10,14 @@ namespace {
 // Blocks of a launch must all be resident.
 constexpr int kMaxGroupsOfLaunch = 48;
 constexpr int kMaxBlocksOfLaunch = kMaxGroupsOfLaunch * kP2pChannelsPerTag;
-// Of one peer, direction and tag channel, and the chunks for which it has one more warp.
-constexpr int kMaxBlocksOfGroup = 16;
-constexpr int kChunksOfWarp = 1;
 
 // Of each group of a launch, the busiest of which has `chunks`.
-std::int16_t blocks_for(std::uint64_t chunks, int groups, int channels) {
-  constexpr std::uint64_t kChunksOfBlock = kMessageWarps * kChunksOfWarp;
-  const std::uint64_t room = static_cast<std::uint64_t>(kMaxBlocksOfLaunch / std::max(groups, 1));
-  const std::uint64_t most = std::min<std::uint64_t>(kMaxBlocksOfGroup, room);
-  const std::uint64_t wanted = std::min(most, (chunks + kChunksOfBlock - 1) / kChunksOfBlock);
+std::int16_t blocks_for(std::uint64_t chunks, std::uint32_t most_warps, int groups, int channels) {
+  const std::uint64_t warps = std::min<std::uint64_t>(chunks, most_warps);
+  const std::uint64_t blocks = (warps + kMessageWarps - 1) / kMessageWarps;
+  const auto room = static_cast<std::uint64_t>(kMaxBlocksOfLaunch / std::max(groups, 1));
   return static_cast<std::int16_t>(
-      std::max({wanted, static_cast<std::uint64_t>(channels), std::uint64_t{1}}));
+      std::max({static_cast<int>(std::min(blocks, room)), channels, 1}));
 }
 
 }  // namespace
@@ -106,7 +102,8 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   params_.forms = in_boxes == count ? MessageForms::kBoxes
                   : in_boxes == 0   ? MessageForms::kChunks
                                     : MessageForms::kBoth;
-  params_.blocks = blocks_for(most_chunks, params_.group_count, params_.channels);
+  params_.blocks =
+      blocks_for(most_chunks, layout_.message_warps(), params_.group_count, params_.channels);
   return first + count;
 }
 

@@ -34,6 +34,14 @@ def default_output(device: str, ranks: int) -> Path:
     return Path(f"symm_tuning_{words}_{ranks}_ranks.json")
 
 
+def chosen_wire(device: str) -> str:
+    """The wire whose rows are tuned; the groups of the run use it too, or say that they cannot."""
+    wire = os.environ.get("SYMM_WIRE", "auto")
+    if device == "cuda" and wire == "auto":
+        wire = os.environ["SYMM_WIRE"] = "line"
+    return wire if device == "cuda" else "ll"
+
+
 @app.command()
 def tune(
     collective: Annotated[
@@ -107,7 +115,7 @@ def tune(
             budget_s=budget_seconds,
             gain=gain,
             passes=passes,
-            wire=os.environ.get("SYMM_WIRE", "ll"),
+            wire=chosen_wire(device),
         )
         check_device(device)
         before = measured_before(json_file, config)
