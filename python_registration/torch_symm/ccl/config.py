@@ -19,9 +19,11 @@ class Config:
         algorithm: one of ``ccl.algorithms(collective, device)``, or "auto".
         channels: how many blocks of a GPU's kernel share the call, 1 to 64; only on CUDA, and not
             for "copy_engine" and all_to_all.
-        chunk_bytes: how many bytes a step moves at most: a multiple of 128 from 16384 to the
-            group's slot (an eighth of ``workspace_bytes`` on the CPU, 65536 there for "one_shot");
-            on CUDA only for algorithms that stream through slots, so not for `ll`.
+        chunk_bytes: how many bytes a step moves at most: a multiple of 128 from 16384, or the
+            group's slot where that is smaller, to the group's slot (an eighth of
+            ``workspace_bytes`` on the CPU, 65536 there for "one_shot"; a 16384th of
+            ``device_workspace_bytes`` on CUDA); on CUDA only for algorithms that stream through
+            slots, so not for `ll`.
 
     Raises:
         TypeError: a value of another type.

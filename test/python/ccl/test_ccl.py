@@ -10,6 +10,7 @@ import torch.distributed as dist
 import model
 from ccl_calls import (
     CPU,
+    LEAST_CHUNK,
     PAIRS,
     REDUCTIONS,
     TABLE,
@@ -79,7 +80,7 @@ def configs(name, algorithm):
     if ON_CUDA and name == "all_to_all":
         return
     if slots:
-        yield ccl.Config(algorithm=algorithm, chunk_bytes=16384)
+        yield ccl.Config(algorithm=algorithm, chunk_bytes=LEAST_CHUNK)
     if ON_CUDA and algorithm != "copy_engine":
         yield ccl.Config(algorithm=algorithm, channels=3)
 

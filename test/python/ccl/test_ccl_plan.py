@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 import model
-from ccl_calls import CPU, TABLE
+from ccl_calls import CPU, LEAST_CHUNK, TABLE
 from errors import message_of, not_raised
 from harness import (
     DEVICE,
@@ -108,7 +108,8 @@ def wrong_configs(rank):
             if algorithm not in row:
                 choices = ["config.algorithm", *row, place, f"got {algorithm}"]
                 refused(name, choices, algorithm=algorithm)
-        refused(name, ["config.chunk_bytes", "128", "16384", "got 8192"], chunk_bytes=8192)
+        least = ["config.chunk_bytes", "128", str(LEAST_CHUNK)]
+        refused(name, [*least, f"got {LEAST_CHUNK // 2}"], chunk_bytes=LEAST_CHUNK // 2)
         refused(name, ["config.chunk_bytes", "got 16385"], chunk_bytes=16385)
         refused(name, ["config.chunk_bytes", "got 1073741824"], chunk_bytes=1 << 30)
         if ON_CUDA:

@@ -3,8 +3,10 @@
 import torch
 
 from call import Call
-from harness import DEVICE, synchronize
+from harness import DEVICE, ON_CUDA, synchronize
 
+# Of a config, with the workspace that a group has by default.
+LEAST_CHUNK = 4096 if ON_CUDA else 16384
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 # What peers read and write, and what must be symmetric, independently of what the library says.
