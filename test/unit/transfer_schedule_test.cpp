@@ -100,7 +100,7 @@ TEST_F(TransferScheduleTest, BlocksOfChunks) {
   ops_.push_back({memory_.data(), least, 0, 2, true});
   EXPECT_EQ(plan()[0].forms, MessageForms::kChunks);
   EXPECT_EQ(plan()[0].channels, 0);
-  EXPECT_EQ(plan()[0].blocks, (chunks(least) + kMessageWarps - 1) / kMessageWarps);
+  EXPECT_EQ(plan()[0].blocks, (chunks(least) + kTransferWarps - 1) / kTransferWarps);
   ops_.push_back({memory_.data(), 1u << 30, 0, 2, true});
   const int most = plan()[0].blocks;
   EXPECT_GT(most, 4);

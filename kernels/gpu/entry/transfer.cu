@@ -16,7 +16,7 @@ namespace symm {
 
 namespace {
 
-constexpr int kTransferThreads = kMessageWarps * kWarpThreads;
+constexpr unsigned kWarps = kTransferThreads / kWarpThreads;  // of a block
 
 // By one thread of a block that has done its part: true in the last of those that serve `messages`,
 // which then sees what the others did before.
@@ -80,8 +80,7 @@ __device__ bool serve(const GroupParams& group, const TransferParams& call,
   const bool serves_boxes = kHasBoxes && block < static_cast<unsigned>(call.channels);
   MessageBoxes boxes(memory, serves_boxes ? static_cast<int>(block) : 0);
   if (kHasBoxes && messages.is_send) boxes.look_for_credit();
-  MessageChunks chunks(memory, block * kMessageWarps + threadIdx.x / kWarpThreads,
-                       blocks * kMessageWarps);
+  MessageChunks chunks(memory, block * kWarps + threadIdx.x / kWarpThreads, blocks * kWarps);
   bool ok = true;
   std::uint32_t short_before = 0;
   for (int i = 0; ok && i < messages.count; ++i) {

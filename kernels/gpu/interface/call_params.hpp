@@ -76,8 +76,9 @@ inline constexpr int kMaxTransferItems = 96;
 
 // How the messages of a launch go, for which there are kernels that need fewer registers.
 enum class MessageForms : std::uint8_t { kBoxes, kChunks, kBoth };
-// Of a block that serves messages.
-inline constexpr unsigned kMessageWarps = 16;
+// Threads of a block that serves messages, and its warps where they have 32 threads (AMD's: half).
+inline constexpr unsigned kTransferThreads = 512;
+inline constexpr unsigned kTransferWarps = kTransferThreads / 32;
 
 struct TransferParams {
   std::int16_t group_count;

@@ -27,7 +27,7 @@ namespace {
 
 constexpr unsigned kBlockThreads = 512;
 constexpr std::uint64_t kBlockBytes = kBlockThreads * 16;  // that a block reads at once
-static_assert(kMultimemThreads == kBlockThreads);
+static_assert(kMultimemThreads == kBlockThreads && kTransferThreads == kBlockThreads);
 
 const ReduceKernelTable& reduce_table() {
   static const ReduceKernelTable table = [] {

@@ -14,7 +14,7 @@ constexpr int kMaxBlocksOfLaunch = kMaxGroupsOfLaunch * kP2pChannelsPerTag;
 // Of each group of a launch, the busiest of which has `chunks`.
 std::int16_t blocks_for(std::uint64_t chunks, std::uint32_t most_warps, int groups, int channels) {
   const std::uint64_t warps = std::min<std::uint64_t>(chunks, most_warps);
-  const std::uint64_t blocks = (warps + kMessageWarps - 1) / kMessageWarps;
+  const std::uint64_t blocks = (warps + kTransferWarps - 1) / kTransferWarps;
   const auto room = static_cast<std::uint64_t>(kMaxBlocksOfLaunch / std::max(groups, 1));
   return static_cast<std::int16_t>(
       std::max({static_cast<int>(std::min(blocks, room)), channels, 1}));
