@@ -1,14 +1,8 @@
 #include "kernels/protocol/device_layout.hpp"
 
+#include <algorithm>
+
 namespace symm {
-
-namespace {
-
-constexpr std::uint64_t at_least(std::uint64_t value, std::uint64_t least) {
-  return value < least ? least : value;
-}
-
-}  // namespace
 
 DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   const auto world = static_cast<std::uint64_t>(world_size);
@@ -38,10 +32,10 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   // those of pipelines, which no row of the plan table names, and the rest for those of lanes; p2p
   // boxes are beside the workspace.
   const std::uint64_t senders = world > 1 ? world - 1 : 1;
-  const std::uint64_t for_messages = at_least(
+  const std::uint64_t for_messages = std::max(
       workspace_bytes / 16 * 3, senders * kSlotPartsOfSender * kLeastMessageSlots * kChunkUnit);
   const std::uint64_t for_pipelines =
-      at_least(workspace_bytes / 32, std::uint64_t{kMaxChannels} * kSlots * 1024);
+      std::max(workspace_bytes / 32, std::uint64_t{kMaxChannels} * kSlots * 1024);
   const std::uint64_t for_lanes = workspace_bytes - quarter - for_messages - for_pipelines;
   const std::uint64_t of_channel = quarter / (world * kP2pChannels * kP2pBoxes);
   layout.p2p_box_bytes = align_down(min_size(of_channel / 4, kMostP2pBox), 1024);

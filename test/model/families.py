@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import messages
 import protocols
 from channels import Call, ChannelModel
 from lane_calls import (
@@ -187,16 +188,16 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
         Family(
             "messages",
             [
-                protocols.box_pipeline(4, 12),
-                protocols.message_chunks(2, 6, 1, 1, wide=True),
-                protocols.message_chunks(4, 8, 2, 3),
-                protocols.message_chunks(4, 12, 2, 2, wrap=8),
-                protocols.message_chunks(2, 6, 3, 1),
+                messages.box_pipeline(4, 12),
+                messages.message_chunks(2, 6, 1, 1, wide=True),
+                messages.message_chunks(4, 8, 2, 3),
+                messages.message_chunks(4, 12, 2, 2, wrap=8),
+                messages.message_chunks(2, 6, 3, 1),
             ],
             [
-                named(protocols.box_pipeline(4, 12, "no barrier"), "a box freed by one thread"),
+                named(messages.box_pipeline(4, 12, "no barrier"), "a box freed by one thread"),
                 *[
-                    named(protocols.message_chunks(4, 8, 2, 3, fault=fault), fault)
+                    named(messages.message_chunks(4, 8, 2, 3, fault=fault), fault)
                     for fault in ["one count", "posted early", "freed early", "a credit too many"]
                 ],
             ],

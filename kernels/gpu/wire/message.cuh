@@ -98,8 +98,8 @@ __device__ inline MessageHeader header_of(const MessageSignal& signal) {
   return {bytes, static_cast<std::int64_t>(tag)};
 }
 
-// The header of the short message in a box of the first p2p channel, as one of `bytes` where none
-// has come. Looked at now and then.
+// The header of the short message in a box of the first p2p channel; `expected` where none has
+// come. Looked at now and then.
 [[maybe_unused]] static __device__ SYMM_OUTLINED MessageHeader header_in(std::byte* box,
                                                                          std::uint64_t flag,
                                                                          MessageHeader expected) {

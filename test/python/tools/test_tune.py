@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ pytest.importorskip("rich")
 
 from torch_symm._registration import load
 from torch_symm.tools.tune.candidates import Candidate, candidates, shared_out
+from torch_symm.tools.tune.cli import chosen_wire
 from torch_symm.tools.tune.config import TUNED, TuneConfig
 from torch_symm.tools.tune.table import (
     Point,
@@ -134,6 +136,26 @@ def test_rows_of_one_number_of_ranks_leave_the_others(monkeypatch, tmp_path, key
     for wrong in ([], [row, row], [row | {"rank": 0}]):
         with pytest.raises(ValueError, match="SYMM_TUNING_FILE"):
             accepted(monkeypatch, tmp_path, {key: [*others, *wrong]})
+
+
+@pytest.mark.parametrize(
+    ("device", "value", "wire"),
+    [
+        ("cuda", None, "line"),
+        ("cuda", "auto", "line"),
+        ("cuda", "ll", "ll"),
+        ("cpu", None, "ll"),
+        ("cpu", "line", "ll"),
+    ],
+)
+def test_the_groups_of_a_run_have_the_wire_that_is_tuned(monkeypatch, device, value, wire):
+    monkeypatch.setenv("SYMM_WIRE", "auto")  # restored whatever the call sets
+    if value is None:
+        monkeypatch.delenv("SYMM_WIRE")
+    else:
+        monkeypatch.setenv("SYMM_WIRE", value)
+    assert chosen_wire(device) == wire
+    assert device == "cpu" or os.environ["SYMM_WIRE"] == wire
 
 
 def test_every_group_tries_at_most_one_candidate_of_a_collective():
