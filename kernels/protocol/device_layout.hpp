@@ -67,9 +67,15 @@ inline constexpr std::uint32_t kSlotPartsOfSender =
 inline constexpr std::uint32_t kChunkUnit = 512;
 inline constexpr std::uint32_t kLeastChunk = 1024;
 
-// Before the data in a box, and beside a chunk.
+// Beside a chunk.
 struct alignas(16) MessageHeader {
   std::uint64_t bytes;  // of the whole message
+  std::int64_t tag;
+};
+// Before the data in a box.
+struct alignas(16) BoxHeader {
+  std::uint32_t bytes;     // of the whole message
+  std::uint32_t position;  // NOTE [Position of a message] in kernels/gpu/wire/message.cuh
   std::int64_t tag;
 };
 // Shares of an all_to_all that are larger go by lanes: what a pair of ranks exchanges decides, as
@@ -178,7 +184,7 @@ struct alignas(kCacheLine) ChannelSignal {
 // Signals of one peer to one slot of a tag channel: what the peer has sent to this rank's, and what
 // it has taken from its own of what this rank sent. Chunks are counted from the group's start.
 struct alignas(kCacheLine) MessageSignal {
-  std::uint32_t filled;
+  std::uint64_t filled;  // the chunk's number + 1; in the upper half the position of its message
   std::uint32_t freed;
   MessageHeader header;
 };
@@ -254,7 +260,7 @@ struct DeviceLayout {
   constexpr std::uint64_t p2p_box_data() const {
     constexpr WireTile kTile = wire_tile(WireKind::kLL);
     if (p2p_box_bytes == 0) return 0;
-    return align_down(p2p_box_bytes / kTile.space * kTile.bytes - sizeof(MessageHeader),
+    return align_down(p2p_box_bytes / kTile.space * kTile.bytes - sizeof(BoxHeader),
                       kCacheLine);
   }
   constexpr std::uint32_t message_slot_bytes(int tag_channel) const {

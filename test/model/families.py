@@ -193,12 +193,17 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
                 messages.message_chunks(4, 8, 2, 3),
                 messages.message_chunks(4, 12, 2, 2, wrap=8),
                 messages.message_chunks(2, 6, 3, 1),
+                messages.message_forms("LSSLSLLS", 2, 2),
             ],
             [
                 named(messages.box_pipeline(4, 12, "no barrier"), "a box freed by one thread"),
                 *[
                     named(messages.message_chunks(4, 8, 2, 3, fault=fault), fault)
                     for fault in ["one count", "posted early", "freed early", "a credit too many"]
+                ],
+                *[
+                    named(messages.message_forms(forms, 2, 2, "no position"), f"{forms} by arrival")
+                    for forms in ["LS", "SL"]
                 ],
             ],
         ),

@@ -67,6 +67,47 @@ def message_chunks(
     return program
 
 
+def message_forms(forms: str, boxes: int, slots: int, fault: str = "") -> Program:
+    """Short and long messages, by a block for boxes and a warp for chunks at each end.
+
+    NOTE [Position of a message] in kernels/gpu/wire/message.cuh. `forms`: S or L by message; a long
+    one has one chunk. Each receiver looks for the other form before it waits for its own, and finds
+    none at its position. Fault "no position": that anything has come there counts.
+    """
+    program = Program(f"messages {forms} in two forms", first_choice_only=True)
+
+    def word(number: int, position: int) -> int:
+        return 16 * (number + 1) + (0 if fault == "no position" else position)
+
+    def look(thread: Thread, place: tuple[str, int], number: int, position: int) -> None:
+        other = word(number, position)
+        thread.load(place, 0)
+        thread.if_equal(0, other, lambda: thread.expect(0, other + 1))
+
+    sends_boxes, sends_chunks, takes_boxes, takes_chunks = (program.thread() for _ in range(4))
+    box = chunk = 0
+    for position, form in enumerate(forms):
+        box_place, chunk_place = ("box", box % boxes), ("filled", chunk % slots)
+        if form == "S":
+            sends_boxes.wait_ge("freed", box + 1 - boxes, RELAXED, "p2p box credit", grants=True)
+            sends_boxes.store(box_place, word(box, position))
+            look(takes_boxes, chunk_place, chunk, position)
+            takes_boxes.wait_eq(box_place, word(box, position))
+            box += 1
+            takes_boxes.store("freed", box)
+        else:
+            freed = ("chunk freed", chunk % slots)
+            sends_chunks.wait_ge(freed, chunk + 1 - slots, ACQUIRE, "chunk await slot", grants=True)
+            sends_chunks.write(("slot", chunk % slots), chunk + 1)
+            sends_chunks.store(chunk_place, word(chunk, position), RELEASE, "chunk post")
+            look(takes_chunks, box_place, box, position)
+            takes_chunks.wait_eq(chunk_place, word(chunk, position), ACQUIRE, "chunk await")
+            takes_chunks.read(("slot", chunk % slots), chunk + 1)
+            chunk += 1
+            takes_chunks.store(freed, chunk, RELEASE, "chunk free")
+    return program
+
+
 def box_pipeline(slots: int, pieces: int, fault: str = "") -> Program:
     """A block of two threads hands pieces to a block of another rank through boxes of tiles.
 

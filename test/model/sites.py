@@ -28,6 +28,7 @@ CHUNK = "kernels/gpu/wire/chunk.cuh"
 TRANSFER = "kernels/gpu/entry/transfer.cu"
 BOXES = "kernels/gpu/wire/message_boxes.cuh"
 CHUNKS = "kernels/gpu/wire/message_chunks.cuh"
+MESSAGE = "kernels/gpu/wire/message.cuh"
 PAD = "kernels/protocol/signal_pad.hpp"
 MAILBOX = "backend/engine/host/mailbox_progress.cpp"
 CALLS = "backend/engine/device/device_trace.cpp"
@@ -109,10 +110,11 @@ SITES: dict[str, list[Site]] = {
     ],
     "chunk send wait": [Site(CHUNKS, "bool send(", "warp_all(")],
     "chunk send copied": [Site(CHUNKS, "memory_.peer_slot(number), data", "warp_barrier();")],
-    "chunk post": [Site(CHUNKS, "void post_chunk(", "store_release(&theirs.filled, number + 1)")],
+    "chunk post": [Site(CHUNKS, "void post_chunk(", "store_release(&theirs.filled, filled_with(")],
     "chunk await": [
-        Site(CHUNKS, "bool await_chunk(", "counter_reached(&signal.filled, number + 1)"),
-        *REACHED,
+        Site(CHUNKS, "bool await_chunk(", "has_chunk(signal, filled)"),
+        Site(MESSAGE, "bool has_chunk(", "acquire_if(&signal.filled,"),
+        *REACHED[1:],
     ],
     "chunk receive wait": [Site(CHUNKS, "bool receive(", "warp_all(")],
     "chunk receive copied": [Site(CHUNKS, "memory_.own_slot(number), bytes", "warp_barrier();")],

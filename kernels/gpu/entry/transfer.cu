@@ -88,12 +88,13 @@ __device__ bool serve(const GroupParams& group, const TransferParams& call,
     const bool is_short = kHasBoxes && (!kHasChunks || group.layout.is_short_message(item.bytes));
     if (!is_short) {
       if constexpr (kHasChunks) {
-        ok = messages.is_send ? chunks.send(item, waiter)
+        ok = messages.is_send ? chunks.send(item, short_before, waiter)
                               : chunks.receive(item, short_before, waiter);
       }
       if constexpr (kHasBoxes) ok = block_all(ok);
     } else if (serves_boxes) {
-      ok = messages.is_send ? boxes.send(item, waiter) : boxes.receive(item, chunks.next(), waiter);
+      ok = messages.is_send ? boxes.send(item, chunks.next(), waiter)
+                            : boxes.receive(item, chunks.next(), waiter);
     }
     short_before += is_short ? 1 : 0;
     if (!call.collective) waiter.next();

@@ -1,4 +1,12 @@
 // Where the messages of one peer, direction and tag channel are in memory.
+//
+// NOTE [Position of a message]
+// A message's position is how many short messages and how many chunks there were before it, added,
+// modulo 2^32: of one peer, direction and tag channel both ends have the same, and no two messages
+// under way do. It travels with a message in either form. A receiver that waits in vain for the one
+// form looks now and then whether a message of the other has come with the same position, which
+// then is not the one that it expects. That some message has come says nothing: blocks and warps
+// send at their own pace, so a later message of the other form may come first.
 #pragma once
 
 #include "kernels/gpu/device/wait.cuh"
@@ -6,10 +14,9 @@
 
 namespace symm {
 
-static_assert(sizeof(MessageHeader) == kUnitBytes);
+static_assert(sizeof(MessageHeader) == kUnitBytes && sizeof(BoxHeader) == kUnitBytes);
 
-// A receiver that waits for the one form of a message looks for the other once in so many failed
-// polls (NOTE [Short messages] in message_boxes.cuh).
+// A receiver looks for the other form once in so many failed polls.
 inline constexpr std::uint32_t kOtherFormPeriod = 256;
 
 class MessageMemory {
@@ -98,14 +105,25 @@ __device__ inline MessageHeader header_of(const MessageSignal& signal) {
   return {bytes, static_cast<std::int64_t>(tag)};
 }
 
-// The header of the short message in a box of the first p2p channel; `expected` where none has
-// come. Looked at now and then.
+// What `filled` of a slot is while chunk `number` of the message at `position` is in it.
+__device__ inline std::uint64_t filled_with(std::uint32_t number, std::uint32_t position) {
+  return std::uint64_t{position} << 32 | (number + 1);
+}
+// Acquires the chunk where it has come.
+__device__ inline bool has_chunk(const MessageSignal& signal, std::uint64_t filled) {
+  return acquire_if(&signal.filled, [=](std::uint64_t value) { return value == filled; });
+}
+
+// The header of the short message at `position`, which is in a box of the first p2p channel;
+// `expected` where none has come. Looked at now and then.
 [[maybe_unused]] static __device__ SYMM_OUTLINED MessageHeader header_in(std::byte* box,
                                                                          std::uint64_t flag,
+                                                                         std::uint32_t position,
                                                                          MessageHeader expected) {
-  Unit header;
-  if (!LLTile::receive(box, flag, &header)) return expected;
-  return __builtin_bit_cast(MessageHeader, header);
+  Unit unit;
+  if (!LLTile::receive(box, flag, &unit)) return expected;
+  const auto header = __builtin_bit_cast(BoxHeader, unit);
+  return header.position == position ? MessageHeader{header.bytes, header.tag} : expected;
 }
 
 // Whether a message is the one that `item` expects; if not, reported by the threads that

@@ -5,30 +5,28 @@
 // which it takes in turns. A message that fits in boxes goes as LL tiles (NOTE [Wires] in tile.cuh)
 // in equal parts, one a p2p channel of its tag channel: no fence, and no count of what is filled.
 // The epoch of a box is its number in its channel. A part begins with its header, in the first unit
-// of the first tile; the first part takes a box even where it is empty. A message that fits in one
+// of the first tile, whose position counts the parts of its own p2p channel; the first part takes a
+// box even where it is empty, so there that is the message's. A message that fits in one
 // box, up to kMostUndividedMessage, has one part. The tiles are LL's in every group, since two
 // ranks may exchange messages before their group has chosen a wire. Boxes hold tiles alone, as
 // payload in a slot might look like one.
 //
-// Sender and receiver choose by the size between boxes and chunks. A receiver that waits in vain
-// for the one form looks now and then whether the other has come, and reports the header of that.
+// Sender and receiver choose by the size between boxes and chunks. Where their sizes differ they
+// may choose differently (NOTE [Position of a message] in message.cuh).
 #pragma once
 
 #include "kernels/gpu/wire/message.cuh"
 
 namespace symm {
 
-// Writes the tiles [first, last) of a box: the header, and else nothing. By the whole block.
+// Writes the tiles [first, last) of a box, without data. By the whole block.
 [[maybe_unused]] static __device__ SYMM_OUTLINED void refresh_tiles(std::byte* box,
                                                                     std::uint32_t first,
                                                                     std::uint32_t last,
-                                                                    MessageHeader header,
                                                                     std::uint64_t flag) {
   for (std::uint32_t tile = first + threadIdx.x / kTileThreads; tile < last;
        tile += blockDim.x / kTileThreads) {
-    const bool is_header = tile == 0 && tile_thread() == 0;
-    LLTile::send(box + tile * LLTile::kSpace, is_header ? __builtin_bit_cast(Unit, header) : Unit{},
-                 flag);
+    LLTile::send(box + tile * LLTile::kSpace, Unit{}, flag);
   }
 }
 
@@ -42,27 +40,29 @@ class MessageBoxes {
   __device__ void look_for_credit() { freed_ = load_relaxed(&memory_.own_freed(channel_)); }
 
   // Both by the whole block, with the same result in every thread. Threads go on by themselves,
-  // each when it has credit, or its unit.
-  __device__ bool send(const TransferItem& item, Waiter& waiter) {
+  // each when it has credit, or its unit. `next_chunk`: the number of the next chunk to the peer,
+  // or from it.
+  __device__ bool send(const TransferItem& item, std::uint32_t next_chunk, Waiter& waiter) {
     const Part part = part_of(item);
     if (!part.exists) return true;
+    const BoxHeader header{static_cast<std::uint32_t>(item.bytes), position_after(next_chunk),
+                           item.tag};
     const std::uint32_t tiles = tiles_of(part.bytes);
     std::uint32_t tile = threadIdx.x / kTileThreads;
-    Unit unit = unit_of(item, part, tile);  // while the credit is looked at
+    Unit unit = unit_of(header, part, tile);  // while the credit is looked at
     const bool ok = has_credit(waiter);
     if (ok) {
       std::byte* const box = memory_.peer_box(channel_, count_);
       for (; tile < tiles; tile += blockDim.x / kTileThreads) {
         Tile::send(box + tile * Tile::kSpace, unit, flag());
-        unit = unit_of(item, part, tile + blockDim.x / kTileThreads);
+        unit = unit_of(header, part, tile + blockDim.x / kTileThreads);
       }
-      refresh(item, tiles);
+      refresh(tiles);
     }
     ++count_;
     return block_all(ok);
   }
 
-  // `next_chunk`: the number of the next chunk from the peer.
   __device__ bool receive(const TransferItem& item, std::uint32_t next_chunk, Waiter& waiter) {
     const Part part = part_of(item);
     if (!part.exists) return true;
@@ -141,40 +141,48 @@ class MessageBoxes {
       return waiter.wait(peer, [&] { return Tile::receive(place, flag(), unit); });
     }
     const MessageSignal& chunk = memory_.own_signal(next_chunk);
+    const std::uint32_t position = position_after(next_chunk);
+    BoxHeader in_box{};
+    bool is_short = false;
     std::uint32_t polls = 0;
     const bool came = waiter.wait(peer, [&] {
-      if (Tile::receive(place, flag(), unit)) return true;
-      return ++polls % kOtherFormPeriod == 0 && counter_reached(&chunk.filled, next_chunk + 1);
+      if (Tile::receive(place, flag(), unit)) {
+        in_box = __builtin_bit_cast(BoxHeader, *unit);
+        is_short = in_box.position == position;
+      }
+      return is_short || (channel_ == 0 && ++polls % kOtherFormPeriod == 0 &&
+                          has_chunk(chunk, filled_with(next_chunk, position)));
     });
     if (!came) return false;
-    // A later chunk may have come as well: the box counts.
-    const bool is_short = Tile::receive(place, flag(), unit);
     const MessageHeader header =
-        is_short ? __builtin_bit_cast(MessageHeader, *unit) : header_of(chunk);
+        is_short ? MessageHeader{in_box.bytes, in_box.tag} : header_of(chunk);
     return matches(header, item, peer, waiter, threadIdx.x == 0);
   }
 
   // Writes all tiles of the box from `first` on, in the few epochs in which that is due.
-  __device__ void refresh(const TransferItem& item, std::uint32_t first) const {
+  __device__ void refresh(std::uint32_t first) const {
     if (count_ % kRefreshPeriod >= kP2pBoxes) return;
     const auto tiles = static_cast<std::uint32_t>(memory_.layout().p2p_box_bytes / Tile::kSpace);
-    refresh_tiles(memory_.peer_box(channel_, count_), first, tiles, {item.bytes, item.tag}, flag());
+    refresh_tiles(memory_.peer_box(channel_, count_), first, tiles, flag());
   }
 
   // The header is the first unit, and `offset_of` that of another one in the data of a part.
   __device__ static bool is_header(std::uint32_t tile) { return tile == 0 && tile_thread() == 0; }
   __device__ static std::uint64_t offset_of(std::uint32_t tile) {
-    return std::uint64_t{tile} * Tile::kBytes + Tile::offset() - sizeof(MessageHeader);
+    return std::uint64_t{tile} * Tile::kBytes + Tile::offset() - sizeof(BoxHeader);
   }
   __device__ static std::uint32_t tiles_of(std::uint64_t bytes) {
-    return static_cast<std::uint32_t>((sizeof(MessageHeader) + bytes + Tile::kBytes - 1) /
+    return static_cast<std::uint32_t>((sizeof(BoxHeader) + bytes + Tile::kBytes - 1) /
                                       Tile::kBytes);
   }
-  __device__ static Unit unit_of(const TransferItem& item, const Part& part, std::uint32_t tile) {
-    if (is_header(tile)) return __builtin_bit_cast(Unit, MessageHeader{item.bytes, item.tag});
+  __device__ static Unit unit_of(const BoxHeader& header, const Part& part, std::uint32_t tile) {
+    if (is_header(tile)) return __builtin_bit_cast(Unit, header);
     const std::uint64_t offset = offset_of(tile);
     if (offset >= part.bytes) return Unit{};
     return load_unit(part.data + offset, min_size(part.bytes - offset, kUnitBytes));
+  }
+  __device__ std::uint32_t position_after(std::uint32_t chunks) const {
+    return chunks + static_cast<std::uint32_t>(count_);
   }
   __device__ std::uint64_t flag() const { return Tile::flag_of(count_ + 1); }
 

@@ -3,9 +3,9 @@
 // NOTE [Chunks of messages]
 // The chunks of all messages of one peer, direction and tag channel are numbered from the group's
 // start, modulo 2^32. Chunk n goes through slot n modulo their number, in the receiver's segment:
-// its sender stores it, then size and tag of its message, then n + 1 into the slot's `filled`; its
-// receiver stores n + 1 into the sender's `freed`. A slot thus holds one chunk at a time, and has
-// words of its own, so chunks may come in any order.
+// its sender stores it, then size and tag of its message, then n + 1 and the message's position
+// into the slot's `filled`; its receiver stores n + 1 into the sender's `freed`. A slot thus holds
+// one chunk at a time, and has words of its own, so chunks may come in any order.
 //
 // The warps of a launch take the chunks in turns, each those of its own in their order. How many
 // warps there are is each end's own affair, so a launch with many messages can have fewer blocks
@@ -30,22 +30,25 @@ class MessageChunks {
         warp_(warp),
         warps_(warps),
         first_(memory.chunks()),
-        first_box_(memory.layout().p2p_box_bytes == 0 ? 0 : memory.boxes(0)) {}
+        first_box_(memory.boxes(0)) {}
 
-  // This warp's chunks of a message. False where the launch must end.
-  __device__ bool send(const TransferItem& item, Waiter& waiter) {
+  // This warp's chunks of a message. `short_before`: messages before this one in the launch that
+  // went through boxes. False where the launch must end.
+  __device__ bool send(const TransferItem& item, std::uint32_t short_before, Waiter& waiter) {
+    const std::uint32_t position = position_after(short_before);
     return each_chunk(item, [&](std::byte* data, std::uint32_t bytes, std::uint32_t number) {
       if (!warp_all(warp_thread() != 0 || await_slot(number, waiter))) return false;
       warp_copy(memory_.peer_slot(number), data, bytes);
       warp_barrier();
-      if (warp_thread() == 0) post_chunk(item, number);
+      if (warp_thread() == 0) post_chunk(item, number, position);
       return true;
     });
   }
-  // `short_before`: messages before this one in the launch that went through boxes.
   __device__ bool receive(const TransferItem& item, std::uint32_t short_before, Waiter& waiter) {
+    const std::uint32_t position = position_after(short_before);
     return each_chunk(item, [&](std::byte* data, std::uint32_t bytes, std::uint32_t number) {
-      if (!warp_all(warp_thread() != 0 || await_chunk(item, number, short_before, waiter))) {
+      if (!warp_all(warp_thread() != 0 ||
+                    await_chunk(item, number, position, short_before, waiter))) {
         return false;
       }
       warp_copy(data, memory_.own_slot(number), bytes);
@@ -59,6 +62,10 @@ class MessageChunks {
   __device__ std::uint32_t next() const { return first_ + done_; }
 
  private:
+  __device__ std::uint32_t position_after(std::uint32_t short_before) const {
+    return next() + static_cast<std::uint32_t>(first_box_) + short_before;
+  }
+
   // `step(data, bytes, number)` for each chunk that is this warp's.
   template <class Step>
   __device__ __forceinline__ bool each_chunk(const TransferItem& item, const Step& step) {
@@ -82,37 +89,40 @@ class MessageChunks {
     const std::uint32_t target = number + 1 - memory_.layout().message_slots_of_tag;
     return waiter.wait(memory_.peer(), [=] { return counter_reached(freed, target); });
   }
-  __device__ void post_chunk(const TransferItem& item, std::uint32_t number) const {
+  __device__ void post_chunk(const TransferItem& item, std::uint32_t number,
+                             std::uint32_t position) const {
     MessageSignal& theirs = memory_.peer_signal(number);
     store_relaxed_pair(reinterpret_cast<std::uint64_t*>(&theirs.header), item.bytes,
                        static_cast<std::uint64_t>(item.tag));
-    store_release(&theirs.filled, number + 1);
+    store_release(&theirs.filled, filled_with(number, position));
   }
 
   // False too, and reported, where another message has come.
   __device__ bool await_chunk(const TransferItem& item, std::uint32_t number,
-                              std::uint32_t short_before, Waiter& waiter) const {
+                              std::uint32_t position, std::uint32_t short_before,
+                              Waiter& waiter) const {
     const MessageSignal& signal = memory_.own_signal(number);
     const MessageHeader expected{item.bytes, item.tag};
     MessageHeader header = expected;
     std::uint32_t polls = 0;
+    const std::uint64_t filled = filled_with(number, position);
     const bool came = waiter.wait(memory_.peer(), [&] {
-      if (counter_reached(&signal.filled, number + 1)) return true;
+      if (has_chunk(signal, filled)) return true;
       pause_poll();
       if (++polls % kOtherFormPeriod != 0) return false;
-      header = short_message(expected, short_before);
+      header = short_message(expected, position, short_before);
       return header.bytes != item.bytes;
     });
     if (!came) return false;
     if (header.bytes == item.bytes) header = header_of(signal);
     return matches(header, item, memory_.peer(), waiter, true);
   }
-  // That has come in place of a long one.
-  __device__ MessageHeader short_message(const MessageHeader& expected,
+  // That has come in place of the long one.
+  __device__ MessageHeader short_message(const MessageHeader& expected, std::uint32_t position,
                                          std::uint32_t short_before) const {
     if (memory_.layout().p2p_box_bytes == 0) return expected;
     const std::uint64_t count = first_box_ + short_before;
-    return header_in(memory_.own_box(0, count), LLTile::flag_of(count + 1), expected);
+    return header_in(memory_.own_box(0, count), LLTile::flag_of(count + 1), position, expected);
   }
 
   const MessageMemory& memory_;

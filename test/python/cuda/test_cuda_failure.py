@@ -179,7 +179,7 @@ def late_reader(rank, folder):
     joined(rank, folder)
     group = impatient()
     symm_mem.set_backend("SYMM")
-    count = 4_000_000
+    count = 32_000_000  # more than the workspaces hold: the owner waits for the reader
     one = torch.ones(1, device="cuda")
     tensor = symm_mem.empty(count, device="cuda")
     dist.barrier()  # a first allocation takes its time

@@ -124,6 +124,10 @@ class Setup:
             world_size=self.world_size,
             timeout=datetime.timedelta(seconds=self.timeout),
             pg_options=self.options() if self.options else None,
+            # FSDP2 asks NCCL for memory before the first call, which would set it up.
+            device_id=torch.device("cuda", torch.cuda.current_device())
+            if self.backend == "nccl"
+            else None,
         )
 
 
