@@ -16,12 +16,14 @@ from torch_symm.tools.bench.config import (
     MODES,
     MPI,
     BenchConfig,
+    one_of,
     parse_size,
 )
 from torch_symm.tools.bench.contender import spelled_out
 from torch_symm.tools.bench.launch import BenchJob
 from torch_symm.tools.bench.mpi import start_by_mpirun
 from torch_symm.tools.bench.pattern import DTYPES, OPS
+from torch_symm.tools.bench.programs import PROGRAMS
 from torch_symm.tools.bench.report import BenchReport
 from torch_symm.tools.bench.worker import bench_rank
 from torch_symm.tools.command import carry_out, options_checked
@@ -37,11 +39,25 @@ def _chosen(collectives: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def _programs(names: list[str]) -> tuple[str, ...]:
+    for name in names:
+        one_of("--program", name, PROGRAMS)
+    return tuple(dict.fromkeys(names))
+
+
 @app.command()
 def bench(
     collective: Annotated[
         list[str], typer.Option("--collective", "-c", help=f"{', '.join(COLLECTIVES)}, or all.")
     ] = ["all"],  # noqa: B006 - typer copies the default
+    program: Annotated[
+        list[str],
+        typer.Option(
+            help=f"{', '.join(PROGRAMS)}: a program in place of collectives. A size is the bytes "
+            "of one all_reduce; --against fake is the program without communication."
+        ),
+    ] = [],  # noqa: B006
+    layers: Annotated[int, typer.Option(help="Layers of a program's model.")] = 32,
     ranks: Annotated[
         int | None,
         typer.Option("--ranks", "-n", help="Local processes to start (2; cuda: one a GPU)."),
@@ -108,7 +124,8 @@ def bench(
     mode = mode or default["--mode"]
     with options_checked():
         config = BenchConfig(
-            collectives=_chosen(collective),
+            collectives=_programs(program) or _chosen(collective),
+            layers=layers,
             ranks=rank_count(ranks, default_ranks(device)),
             min_bytes=parse_size(smallest or default["--min"], "--min"),
             max_bytes=parse_size(largest or default["--max"], "--max"),

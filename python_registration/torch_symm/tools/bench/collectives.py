@@ -37,6 +37,7 @@ class CallContext:
     op: str
     dtype: torch.dtype
     device: torch.device
+    layers: int = 32  # of a program
 
     @property
     def is_root(self) -> bool:

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from torch_symm.tools.bench.collectives import CLASSES
 from torch_symm.tools.bench.contender import PINNED, Phase, c10d_name, phases
 from torch_symm.tools.bench.pattern import BITWISE_OPS, DTYPES, OPS
+from torch_symm.tools.bench.programs import HIDDEN, PROGRAMS
 
 COLLECTIVES = tuple(CLASSES)
+# What a run measures, by name: collectives, or programs.
+KINDS = CLASSES | PROGRAMS
 DEVICES = ("cpu", "cuda")
 # The one name among the backends that is none of c10d's: the MPI library behind mpi4py.
 MPI = "mpi"
@@ -78,11 +81,15 @@ class BenchConfig:
     timeout_s: float = 60.0
     case_s: float = 120.0
     budget_s: float | None = None
+    layers: int = 32
     sizes: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         for name in self.collectives:
-            one_of("--collective", name, COLLECTIVES)
+            if name in PROGRAMS:
+                self._check_program(name)
+            else:
+                one_of("--collective", name, COLLECTIVES)
         one_of("--dtype", self.dtype, DTYPES)
         one_of("--op", self.op, OPS)
         one_of("--device", self.device, DEVICES)
@@ -97,6 +104,7 @@ class BenchConfig:
         at_least("--factor", self.factor, 1 if self.step else 2)
         at_least("--iters", self.iters, 0)
         at_least("--warmup", self.warmup, 0)
+        at_least("--layers", self.layers, 1)
         at_least("--blocks", self.blocks, 1)
         if not 0 <= self.root < self.ranks:
             raise ConfigError(f"--root: expected a rank below {self.ranks}, got {self.root}")
@@ -132,13 +140,26 @@ class BenchConfig:
 
     def counts(self, collective: str) -> list[int]:
         """Return the counts of one collective; sizes that round to the same count are one."""
-        kind, itemsize = CLASSES[collective], DTYPES[self.dtype].itemsize
+        kind, itemsize = KINDS[collective], DTYPES[self.dtype].itemsize
         return list(dict.fromkeys(kind.count_of(size, itemsize, self.ranks) for size in self.sizes))
 
     @property
     def cases(self) -> tuple[tuple[str, str], ...]:
         """Return every collective in every mode, in the order in which they are measured."""
         return tuple((name, mode) for name in self.collectives for mode in self.modes)
+
+    def _check_program(self, name: str) -> None:
+        if HIDDEN % self.ranks != 0:
+            raise ConfigError(
+                f"--ranks: {name} needs a number that divides {HIDDEN}, got {self.ranks}"
+            )
+        if not DTYPES[self.dtype].is_floating_point or DTYPES[self.dtype].itemsize == 1:
+            raise ConfigError(
+                f"--dtype: {name} multiplies float16, bfloat16, float32 or float64, "
+                f"got {self.dtype}"
+            )
+        if MPI in self.backends:
+            raise ConfigError(f"--against: {name} runs over backends of c10d, got {MPI}")
 
     def _sizes(self) -> Iterator[int]:
         size = self.min_bytes

@@ -12,11 +12,12 @@ from statistics import median
 import torch.distributed as dist
 
 from torch_symm.tools.bench.barrier import times_left_early
-from torch_symm.tools.bench.collectives import CLASSES, CallContext, Collective
-from torch_symm.tools.bench.config import format_size
+from torch_symm.tools.bench.collectives import CallContext, Collective
+from torch_symm.tools.bench.config import KINDS, format_size
 from torch_symm.tools.bench.floor import FloorBlocks
 from torch_symm.tools.bench.mpi import MpiGroup
 from torch_symm.tools.bench.pattern import DTYPES
+from torch_symm.tools.bench.programs import PROGRAMS
 from torch_symm.tools.bench.results import VARIANTS, BackendResult, Floor, Row, Timing
 from torch_symm.tools.bench.session import Session
 from torch_symm.tools.bench.timing import Runner, Sample, runner_for
@@ -32,10 +33,18 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
     Raises BackendExcluded, see Session.accepts.
     """
     config = session.config
-    kind = CLASSES[name]
+    kind = KINDS[name]
     dtype = DTYPES[config.dtype]
     size = kind.size_of(count, dtype.itemsize, config.ranks)
-    context = CallContext(session.rank, config.ranks, config.root, config.op, dtype, session.device)
+    context = CallContext(
+        session.rank,
+        config.ranks,
+        config.root,
+        config.op,
+        dtype,
+        session.device,
+        config.layers,
+    )
     session.begin_case()
     timings: dict[tuple[int, str], Timing] = {}
     floors: dict[str, Floor] = {}
@@ -45,7 +54,8 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
         operation = kind(context, count, variant == "in_place")
         what = f"{name} {format_size(size)} {mode} {variant}"
         runners = _runners(session, operation, mode, what, session.members(name, size))
-        floor = FloorBlocks(session, operation) if mode == "eager" and runners else None
+        has_floor = mode == "eager" and runners and name not in PROGRAMS
+        floor = FloorBlocks(session, operation) if has_floor else None
         try:
             measured = _measure_variant(session, runners, what, size, floor)
         finally:
