@@ -1,5 +1,5 @@
-"""A ring all_gather fused with a matrix product: while a rank multiplies by one shard, the shard is
-on its way to the next rank."""
+"""A ring all_gather fused with a matrix product: while a rank multiplies by one shard, the next one
+is on its way to it."""
 
 from __future__ import annotations
 
@@ -16,70 +16,91 @@ from compare import difference, random, run
 
 
 @triton.jit
+def send(x, box, arrived, turn, tiles, size, senders, ctx, CHUNK: tl.constexpr):
+    """Row tiles of `size` elements go to the right: this rank's, then those that come."""
+    rank, ranks = symm.my_rank(ctx), symm.world_size(ctx)
+    right, left = (rank + 1) % ranks, (rank + ranks - 1) % ranks
+    for step in range(ranks - 1):
+        for tile in range(tl.program_id(0), tiles, senders):
+            place = (rank + ranks - step) % ranks * tiles + tile
+            here, source = box + place * size, x + tile * size
+            if step > 0:
+                symm.wait_until(arrived + place, "ge", turn, ctx, source=left)
+                source = here
+            there = symm.remote(here, right, ctx)
+            for first in range(0, size, CHUNK):
+                index = first + tl.arange(0, CHUNK)
+                tl.store(there + index, tl.load(source + index))
+            symm.signal_set(arrived + place, turn, right, ctx)
+
+
+@triton.jit
 def ring_matmul_kernel(
-    x,
-    box,
-    arrived,
-    w,
-    out,
-    turn,
-    ctx,
-    ROWS: tl.constexpr,
-    INNER: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    x, box, arrived, turns, w, out, rows, inner, columns, senders, ctx, TILE: tl.constexpr
 ):
-    """x [ROWS, INNER] of this rank; box [ranks, ROWS, INNER] for those of the others; each program
-    has COLUMNS columns of w [INNER, all] and of out [ranks * ROWS, all]. Program 0 forwards."""
+    """out [ranks * rows, columns] = x [rows, inner] of all ranks @ w [inner, columns]. The first
+    programs send, the others multiply, tile after tile. The halves of box [2, ranks, rows, inner]
+    take turns: who has every shard of a call knows that all have ended the call before it."""
+    ROWS: tl.constexpr = TILE[0]
+    COLUMNS: tl.constexpr = TILE[1]
+    DEPTH: tl.constexpr = TILE[2]
     program, rank, ranks = tl.program_id(0), symm.my_rank(ctx), symm.world_size(ctx)
-    width = tl.num_programs(0) * COLUMNS
-    row, inner = tl.arange(0, ROWS)[:, None], tl.arange(0, INNER)
-    column = program * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    shard = row * INNER + inner[None, :]
-    weights = tl.load(w + inner[:, None] * width + column)
-    for step in range(ranks):
-        owner = (rank + ranks - step) % ranks
-        place = box + owner * ROWS * INNER + shard
-        if step == 0:
-            tile = tl.load(x + shard)
-        else:
-            symm.wait_until(arrived + owner, "ge", turn, ctx, source=(rank + ranks - 1) % ranks)
-            tile = tl.load(place)
-        if (program == 0) & (step < ranks - 1):
-            right = (rank + 1) % ranks
-            symm.store(place, tile, right, ctx)
-            symm.signal_set(arrived + owner, turn, right, ctx)
-        product = tl.dot(tile, weights, input_precision="ieee")
-        tl.store(out + owner * ROWS * width + row * width + column, product)
-    symm.barrier(ctx, program)  # every program of every rank has read its box
+    turn, row_tiles = tl.load(turns + program) + 1, rows // ROWS
+    box += (turn % 2) * ranks * rows * inner
+    if program < senders:
+        send(x, box, arrived, turn, row_tiles, ROWS * inner, senders, ctx, ROWS * COLUMNS)
+    row, column, depth = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, DEPTH)
+    tiles, multipliers = row_tiles * (columns // COLUMNS), tl.num_programs(0) - senders
+    first = tl.where(program < senders, ranks * tiles, program - senders)
+    for tile in range(first, ranks * tiles, multipliers):
+        owner, top = (rank + ranks - tile // tiles) % ranks, tile % row_tiles
+        a, left = x + top * ROWS * inner, tile % tiles // row_tiles * COLUMNS
+        if owner != rank:
+            place = owner * row_tiles + top
+            symm.wait_until(arrived + place, "ge", turn, ctx, source=(rank + ranks - 1) % ranks)
+            a = box + place * ROWS * inner
+        a += row[:, None] * inner + depth[None, :]
+        b = w + depth[:, None] * columns + left + column[None, :]
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for _ in range(0, inner, DEPTH):
+            total = tl.dot(tl.load(a), tl.load(b), total, input_precision="ieee")
+            a += DEPTH
+            b += DEPTH * columns
+        there = out + (owner * rows + top * ROWS + row[:, None]) * columns + left + column[None, :]
+        tl.store(there, total.to(out.dtype.element_ty))
+    tl.debug_barrier()  # all threads have read the turn
+    tl.store(turns + program, turn)
 
 
 class RingMatmul:
-    """all_gather(x) @ w, for x [rows, inner] of each rank. Collective."""
+    """all_gather(x) @ w for x [rows, inner] of each rank. `tile`: rows and columns of a piece of
+    the result, which a program sums over so many of inner at once. The programs wait for each
+    other: there are no more than run at once. Collective."""
 
-    def __init__(self, rows: int, inner: int, device: str) -> None:
-        ranks = dist.get_world_size()
-        self.box = torch_symm.empty(ranks, rows, inner, dtype=torch.float32, device=device)
-        self.arrived = torch_symm.zeros(ranks, dtype=torch.int32, device=device)
-        self.ctx, self.turn = symm.context(self.box, self.arrived), 0
+    def __init__(self, rows, inner, device, dtype=torch.float32, tile=(16, 32, 32), senders=2):
+        ranks, self.tile, self.senders, self.options = dist.get_world_size(), tile, senders, {}
+        on_gpu = device == "cuda" and torch.cuda.get_device_properties(device)
+        self.programs = on_gpu.multi_processor_count if on_gpu else 8
+        self.box = torch_symm.empty(2, ranks, rows, inner, dtype=dtype, device=device)
+        self.arrived = torch_symm.zeros(ranks, rows // tile[0], dtype=torch.int32, device=device)
+        self.turns = torch.zeros(self.programs, dtype=torch.int32, device=device)
+        self.ctx = symm.context(self.box, self.arrived)
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        self.turn += 1
-        rows, inner, columns = *x.shape, 32
-        out = x.new_full((dist.get_world_size() * rows, w.shape[1]), float("nan"))
-        arguments = (x, self.box, self.arrived, w, out, self.turn, self.ctx)
-        grid = (w.shape[1] // columns,)
-        ring_matmul_kernel[grid](*arguments, ROWS=rows, INNER=inner, COLUMNS=columns)
+        out, grid = x.new_empty(dist.get_world_size() * x.shape[0], w.shape[1]), (self.programs,)
+        arguments = (x, self.box, self.arrived, self.turns, w, out, *x.shape, w.shape[1])
+        ring_matmul_kernel[grid](*arguments, self.senders, self.ctx, TILE=self.tile, **self.options)
         return out
 
 
 def example(device: str) -> float:
     """Ring all_gather and matmul beside dist.all_gather_into_tensor and a product."""
     rank, ranks, distance = dist.get_rank(), dist.get_world_size(), 0.0
-    multiply = RingMatmul(16, 64, device)
+    multiply = RingMatmul(32, 64, device)
     w = random(64, 96, device=device, seed=7)
     for turn in range(3):
-        x = random(16, 64, device=device, seed=100 * turn + rank)
-        gathered = x.new_empty(ranks * 16, 64)
+        x = random(32, 64, device=device, seed=100 * turn + rank)
+        gathered = x.new_empty(ranks * 32, 64)
         dist.all_gather_into_tensor(gathered, x)
         distance = max(distance, difference(multiply(x, w), gathered @ w))
     return distance

@@ -16,32 +16,39 @@ from compare import difference, random, run
 
 
 @triton.jit
-def all_reduce_kernel(x, box, out, count, ctx, BLOCK: tl.constexpr):
-    """Each program has a block, and meets its namesakes of the other ranks for it."""
+def all_reduce_kernel(x, box, turns, out, count, most, ctx, BLOCK: tl.constexpr):
+    """Each program has a block, and meets its namesakes of the other ranks for it. The halves of
+    box [2, most] take turns: who puts into a half again has met all of those who have read it, in
+    the call between, so that one barrier a call does."""
     program = tl.program_id(0)
     index = program * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
-    tl.store(box + index, tl.load(x + index, mask=inside), mask=inside)
+    turn = tl.load(turns + program)
+    place = box + (turn % 2) * most + index
+    tl.store(place, tl.load(x + index, mask=inside), mask=inside)
     symm.barrier(ctx, program)  # everybody's block is there
+    tl.store(turns + program, turn + 1)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for peer in range(symm.world_size(ctx)):
-        total += symm.load(box + index, peer, ctx, mask=inside)
+        total += symm.load(place, peer, ctx, mask=inside)
     tl.store(out + index, total, mask=inside)
-    symm.barrier(ctx, program)  # nobody reads any more
 
 
 class AllReduce:
-    """Of up to `count` float32. Collective."""
+    """Of up to `count` float32, `block` a program. Collective."""
 
-    def __init__(self, count: int, device: str) -> None:
-        self.box = torch_symm.empty(count, dtype=torch.float32, device=device)
-        self.ctx = symm.context(self.box)
+    def __init__(self, count: int, device: str, block: int = 512, warps: int = 4) -> None:
+        programs = triton.cdiv(count, block)
+        self.most, self.block, self.warps = programs * block, block, warps
+        self.box = torch_symm.empty(2, self.most, dtype=torch.float32, device=device)
+        self.turns = torch.zeros(programs, dtype=torch.int32, device=device)
+        self.ctx = symm.context(self.box, channels=programs)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.full_like(x, float("nan"))
-        block = 256
-        programs = triton.cdiv(x.numel(), block)  # at most 64, a barrier's channels
-        all_reduce_kernel[(programs,)](x, self.box, out, x.numel(), self.ctx, BLOCK=block)
+        out = torch.empty_like(x)
+        arguments = (x, self.box, self.turns, out, x.numel(), self.most, self.ctx)
+        grid = (triton.cdiv(x.numel(), self.block),)
+        all_reduce_kernel[grid](*arguments, BLOCK=self.block, num_warps=self.warps)
         return out
 
 

@@ -75,7 +75,7 @@ def _an_address(ptr, mask):
 
 @triton.jit
 def remote(ptr, peer, ctx, mask=None):
-    """`peer`'s address of what `ptr` is here; costs two loads of the table.
+    """`peer`'s address of what `ptr` is here; costs three loads of the table.
 
     With a context of several tensors a block costs a reduction too: call it with the scalar pointer
     of the tensor then, and add the block's offsets to the result.
@@ -84,14 +84,16 @@ def remote(ptr, peer, ctx, mask=None):
     peer = safe_peer(peer, ctx)
     tensors = tl.load(ctx + TENSORS)
     stride = tl.load(ctx + WORLD_SIZE) + 2
-    row = tensors * 0
+    # Of the first tensor, whose row's place depends on nothing: no load waits for another one.
+    distance = tl.load(ctx + HEADER_WORDS + 2 + peer)
     if tensors > 1:
         address = _an_address(ptr, mask)
+        row = tensors * 0
         for tensor in range(1, tensors):
             first = ctx + HEADER_WORDS + tensor * stride
             inside = (address >= tl.load(first)) & (address < tl.load(first + 1))
             row = tl.where(inside, tensor, row)
-    distance = tl.load(ctx + HEADER_WORDS + row * stride + 2 + peer)
+        distance = tl.load(ctx + HEADER_WORDS + row * stride + 2 + peer)
     # In elements, so that the compiler goes on knowing which of a block's are neighbours. Memory of
     # every rank begins on a page.
     ELEMENT: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
@@ -121,7 +123,8 @@ def put(dest, source, peer, ctx, mask=None):
         "put: source: expected the dtype of dest",
     )
     start = begin(ctx)
-    tl.store(remote(dest, peer, ctx, mask), tl.load(source, mask=mask), mask=mask)
+    value = tl.load(source, mask=mask)  # on its way while the table is read
+    tl.store(remote(dest, peer, ctx, mask), value, mask=mask)
     end(ctx, start, PUT, peer, dest)
 
 

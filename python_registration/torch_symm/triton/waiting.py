@@ -87,7 +87,7 @@ def _await(signal, COMPARE: tl.constexpr, value, ctx, source, SCOPE: tl.constexp
     """
     status = tl.load(ctx + STATUS).to(tl.pointer_type(tl.int64), bitcast=True)
     limit = tl.load(ctx + TIMEOUT_NS)
-    start = now()
+    start = limit * 0  # the clock takes time to read, and most waits are short
     ended = limit * 0
     rounds = 0
     word = _look(signal, SCOPE)
@@ -95,6 +95,7 @@ def _await(signal, COMPARE: tl.constexpr, value, ctx, source, SCOPE: tl.constexp
         rounds += 1
         # The status words are in the host's memory, far from a GPU.
         if rounds % ROUNDS_BETWEEN_CHECKS == 0:
+            start = tl.where(start == 0, now(), start)
             why = _why_end(status, source, ctx, start, limit)
             tl.atomic_cas(ctx + ENDED, limit * 0, why, sem="relaxed", scope="gpu")
             ended = tl.atomic_add(ctx + ENDED, 0, sem="relaxed", scope="gpu")
@@ -139,9 +140,11 @@ def barrier(ctx, channel=0):
     epoch = tl.load(epochs + channel) + 1
     before_release()
     tl.store(epochs + channel, epoch)
-    for peer in range(ranks):
+    for step in range(1, ranks):
+        peer = (rank + step) % ranks
         there = mine + rank + tl.load(row + peer) // 8
         tl.atomic_xchg(there, epoch, sem="release", scope="sys")
-    for peer in range(ranks):
+    for step in range(1, ranks):
+        peer = (rank + step) % ranks
         wait(mine + peer, "ge", epoch, ctx, peer, "sys")
     end(ctx, start, BARRIER, -1, mine)

@@ -80,9 +80,9 @@ EXAMPLES = {
     "halo_exchange": "heat_kernel",
 }
 # By the names of the arguments; the others are float32 tensors.
-NUMBERS = ("count", "turn", "tokens", "steps")
-INTEGERS = ("flag", "arrived", "expert", "origin", "counts", "done", "ready")
-SIZES = {"BLOCK": BLOCK, "ROWS": 16, "INNER": 64, "COLUMNS": 32, "WIDTH": 32, "KEYS": 16}
+NUMBERS = ("count", "most", "turn", "tokens", "steps", "rows", "inner", "columns", "senders")
+INTEGERS = ("flag", "arrived", "expert", "origin", "counts", "done", "ready", "turns")
+SIZES = {"BLOCK": BLOCK, "TILE": (16, 32, 32), "ROWS": 16, "COLUMNS": 32, "WIDTH": 32, "KEYS": 16}
 
 
 def type_of(argument: str) -> str:

@@ -67,7 +67,7 @@ def nothing(*lines):
     return tuple((line, "pass") for line in lines)
 
 
-WAIT_MATMUL = 'symm.wait_until(arrived + owner, "ge", turn, ctx, source=(rank + ranks - 1) % ranks)'
+WAIT_MATMUL = 'symm.wait_until(arrived + place, "ge", turn, ctx, source=(rank + ranks - 1) % ranks)'
 WAIT_MOE = 'symm.wait_until(counts + source, "ge", turn * 65536, ctx, source=source) % 65536'
 WAIT_DECODE = 'symm.wait_until(arrived + head * ranks + peer, "ge", turn, ctx, source=peer)'
 # (example, what is removed, a line of the kernel that the report names)
@@ -77,20 +77,25 @@ REMOVED = {
         nothing("symm.barrier(ctx, program)  # everybody's block is there"),
         "symm.load(box + index, peer, ctx, mask=inside)",
     ),
-    "all_reduce after": (
+    "all_reduce by turns": (
         "all_reduce_one_shot",
-        nothing("symm.barrier(ctx, program)  # nobody reads any more"),
-        "tl.store(box + index, tl.load(x + index, mask=inside), mask=inside)",
+        (("(turn % 2) * most", "0"),),
+        "tl.store(place, tl.load(x + index, mask=inside), mask=inside)",
     ),
     "matmul wait": (
         "all_gather_matmul_ring",
-        nothing(WAIT_MATMUL, "symm.signal_set(arrived + owner, turn, right, ctx)"),
-        "tile = tl.load(place)",
+        nothing(WAIT_MATMUL),
+        "total = tl.dot(tl.load(a), tl.load(b), total",
     ),
-    "matmul barrier": (
+    "matmul signal on": (
         "all_gather_matmul_ring",
-        nothing("symm.barrier(ctx, program)  # every program of every rank has read its box"),
-        "symm.store(place, tile, right, ctx)",
+        nothing('symm.wait_until(arrived + place, "ge", turn, ctx, source=left)'),
+        "tl.store(there + index, tl.load(source + index))",
+    ),
+    "matmul by turns": (
+        "all_gather_matmul_ring",
+        (("(turn % 2) * ranks", "0 * ranks"),),
+        "tl.store(there + index, tl.load(source + index))",
     ),
     "moe counts": (
         "moe_dispatch_combine",
@@ -125,7 +130,7 @@ REMOVED = {
     ),
 }
 
-BETWEEN_CALLS = ("all_reduce after", "matmul barrier", "moe done", "decode barrier")
+BETWEEN_CALLS = ("all_reduce by turns", "matmul by turns", "moe done", "decode barrier")
 
 
 @pytest.mark.parametrize("name", [name for name in example_kernels.NAMES if name[:4] != "halo"])
