@@ -1,7 +1,7 @@
 """How fast kernels of torch_symm.triton are, beside symm's own calls and PyTorch's; values checked.
 
-    torchrun --nproc-per-node 2 test/machine/kernel_speed.py --json kernel_speed.json
-    torchrun --nproc-per-node 2 test/machine/kernel_speed.py --device cpu --quick
+    torchrun --nproc-per-node 2 test/machine/speed/kernel_speed.py --json kernel_speed.json
+    torchrun --nproc-per-node 2 test/machine/speed/kernel_speed.py --device cpu --quick
 
 Parts: `signal`, half of a round of ping-pong in one kernel; `all_reduce`, the one-shot example
 beside dist.all_reduce; `copy`, puts and gets beside symm's send, broadcast and all_gather; `fused`,
@@ -36,7 +36,7 @@ arguments = _parser.parse_args()
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 if arguments.device == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "kernels"
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples" / "kernels"
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(EXAMPLES)]
 
 import torch  # noqa: E402
@@ -356,7 +356,9 @@ def measure() -> int:
     from torch_symm.tools.record_file import write_records
 
     machine = describe_machine(["symm"], dist.get_world_size(), DEVICE)
-    command = "torchrun --nproc-per-node 2 test/machine/kernel_speed.py " + " ".join(sys.argv[1:])
+    command = "torchrun --nproc-per-node 2 test/machine/speed/kernel_speed.py " + " ".join(
+        sys.argv[1:]
+    )
     results: dict = {"command": command.strip(), "machine": machine}
     wrong = 0
     for part in arguments.parts:
