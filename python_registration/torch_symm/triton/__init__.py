@@ -15,8 +15,8 @@
     shift_kernel[(1,)](box, flag, symm.context(box, flag))
 
 One source serves NVIDIA's GPUs, AMD's, and with ``TRITON_INTERPRET=1`` processes on the CPU.
-`device`, `waiting` and `atomics` have the functions for kernels, each with its memory order;
-`context` makes their argument `ctx`. docs/kernels.md is the tutorial.
+`device`, `waiting`, `atomics` and `multimem` have the functions for kernels, each with its memory
+order; `context` makes their argument `ctx`. docs/kernels.md is the tutorial.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from torch_symm.triton.device import (
     wait_until,
     world_size,
 )
+from torch_symm.triton.multimem import multimem_load_reduce, multimem_reduce, multimem_store
 from torch_symm.triton.trace import Event, events, write_timeline
 from torch_symm.triton.waiting import barrier
 
@@ -75,6 +76,9 @@ __all__ = [
     "fence",
     "get",
     "load",
+    "multimem_load_reduce",
+    "multimem_reduce",
+    "multimem_store",
     "my_rank",
     "put",
     "put_signal",

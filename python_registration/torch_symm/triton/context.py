@@ -24,6 +24,7 @@ def context(
     group: Any = None,
     timeout: datetime.timedelta | None = None,
     channels: int = 64,
+    multicast: bool = False,
 ) -> Context:
     """The one argument `ctx` of a kernel that uses `torch_symm.triton`. Collective.
 
@@ -40,8 +41,12 @@ def context(
             SymmetricTensor.
         timeout: of each wait; the group's where it is None.
         channels: of `barrier`.
+        multicast: kernels call multimem functions (multimem.py), which need a multicast address of
+            each tensor. In the interpreter these work without one.
 
     Raises:
+        NotImplementedError: `multicast`, and a tensor has no multicast address; the message says
+            why.
         ValueError: a tensor is not symmetric, or this rank is not in the group.
         TypeError: `tensors` has something else.
     """
@@ -54,7 +59,11 @@ def context(
     if channels < 1:
         raise ValueError(f"{_CALLER}: channels: expected at least 1, got {channels}")
     handles = [_handle(tensor, index, process_group) for index, tensor in enumerate(locals_)]
-    return Context.make(locals_, handles, process_group, timeout, channels)
+    rows = [_row(handle) for handle in handles]
+    if multicast:
+        for index, (tensor, row) in enumerate(zip(locals_, rows, strict=True)):
+            row[layout.MULTICAST.value] = _multicast_distance(tensor, index, process_group)
+    return Context.make(locals_, handles, rows, process_group, timeout, channels)
 
 
 def _plain(tensors: Sequence[Any], group: Any) -> tuple[list[torch.Tensor], Any]:
@@ -95,6 +104,20 @@ def _handle(tensor: torch.Tensor, index: int, group: dist.ProcessGroup) -> Any:
     return handle
 
 
+def _multicast_distance(tensor: torch.Tensor, index: int, group: dist.ProcessGroup) -> int:
+    """From this rank's memory. In the interpreter anything but 0: it goes rank by rank."""
+    if INTERPRETED:
+        return 1
+    try:
+        address = load().SymmetricTensor(tensor, group.group_name).multicast_pointer()
+    except NotImplementedError as error:
+        raise NotImplementedError(
+            f"{_CALLER}: multicast: expected tensors with a multicast address, and tensors[{index}]"
+            f" has none: {error}"
+        ) from None
+    return address - tensor.data_ptr()
+
+
 def _on_host(words: int, device: torch.device) -> torch.Tensor:
     """Zeros that the host and kernels on `device` read and write at one address."""
     return torch.zeros(words, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -115,6 +138,7 @@ class Context(torch.Tensor):
         cls,
         tensors: Sequence[torch.Tensor],
         handles: Sequence[Any],
+        rows: list[list[int]],
         group: dist.ProcessGroup,
         timeout: datetime.timedelta | None,
         channels: int,
@@ -144,7 +168,7 @@ class Context(torch.Tensor):
         words[layout.EPOCHS.value] = epochs.data_ptr()
         words[layout.RING.value] = 0 if ring is None else ring.data_ptr()
         words[layout.CHANNELS.value] = channels
-        rows = [_row(handle) for handle in (*handles, own)]
+        rows = [*rows, _row(own)]
         table = torch.tensor(
             words + [word for row in rows for word in row], dtype=torch.int64, device=device
         )
@@ -198,7 +222,8 @@ class Context(torch.Tensor):
             torch.distributed.DistBackendError: a wait of a kernel has ended without its signal (the
                 message names the rank waited for), or the context's group has been destroyed or has
                 failed. It stays so: make another context.
-            ValueError: with SYMM_CHECK=1, a kernel has named a peer that is not there.
+            ValueError: a kernel has called a multimem function with a context made without
+                `multicast`; with SYMM_CHECK=1, a kernel has named a peer that is not there.
         """
         self.check_waits()
         try:
@@ -232,11 +257,23 @@ class Context(torch.Tensor):
                 f"{', '.join(f'{first:#x} to {last:#x}' for first, last, *_ in self._rows)}"
             )
 
+    def check_multicast(self, ptr: Any) -> None:
+        """Of the interpreter: raises ValueError where a GPU would have no multicast address."""
+        address = int(ptr.handle.data.flat[0])
+        for first, last, multicast, *_ in self._rows:
+            if first <= address < last and not multicast:
+                raise self._error(layout.NO_MULTICAST.value, -1)
+
     def _error(self, reason: int, source: int) -> Exception:
         if reason == layout.BAD_PEER.value:
             return ValueError(
                 f"peer: expected a rank from 0 to {self.world_size - 1}, got {source} on rank "
                 f"{self.rank}"
+            )
+        if reason == layout.NO_MULTICAST.value:
+            return ValueError(
+                "ctx: expected a context that was made with multicast=True, as a kernel calls a "
+                f"multimem function on rank {self.rank}"
             )
         where = f"group {self.group.group_name!r}: rank {self.rank}: a kernel's wait"
         whom = "any rank" if source < 0 else self._watch.rank_report(source)
@@ -253,7 +290,7 @@ class Context(torch.Tensor):
 def _row(handle: Any) -> list[int]:
     bases = list(handle.buffer_ptrs)
     here = bases[handle.rank]
-    return [here, here + handle.buffer_size, *(base - here for base in bases)]
+    return [here, here + handle.buffer_size, 0, *(base - here for base in bases)]
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:

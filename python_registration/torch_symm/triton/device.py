@@ -40,6 +40,7 @@ from torch_symm.triton.timeline import begin, end
 from torch_symm.triton.waiting import wait
 
 HEADER_WORDS = layout.HEADER_WORDS
+PEERS = layout.PEERS
 RANK = layout.RANK
 TENSORS = layout.TENSORS
 WORLD_SIZE = layout.WORLD_SIZE
@@ -74,18 +75,12 @@ def _an_address(ptr, mask):
 
 
 @triton.jit
-def remote(ptr, peer, ctx, mask=None):
-    """`peer`'s address of what `ptr` is here; costs three loads of the table.
-
-    With a context of several tensors a block costs a reduction too: call it with the scalar pointer
-    of the tensor then, and add the block's offsets to the result.
-    """
-    check_access(ptr, peer, ctx, mask)
-    peer = safe_peer(peer, ctx)
+def word_of_row(ptr, word, ctx, mask):
+    """Number `word` of the row of `ptr`'s tensor; costs three loads of the table."""
     tensors = tl.load(ctx + TENSORS)
-    stride = tl.load(ctx + WORLD_SIZE) + 2
+    stride = tl.load(ctx + WORLD_SIZE) + PEERS
     # Of the first tensor, whose row's place depends on nothing: no load waits for another one.
-    distance = tl.load(ctx + HEADER_WORDS + 2 + peer)
+    found = tl.load(ctx + HEADER_WORDS + word)
     if tensors > 1:
         address = _an_address(ptr, mask)
         row = tensors * 0
@@ -93,7 +88,19 @@ def remote(ptr, peer, ctx, mask=None):
             first = ctx + HEADER_WORDS + tensor * stride
             inside = (address >= tl.load(first)) & (address < tl.load(first + 1))
             row = tl.where(inside, tensor, row)
-        distance = tl.load(ctx + HEADER_WORDS + row * stride + 2 + peer)
+        found = tl.load(ctx + HEADER_WORDS + row * stride + word)
+    return found
+
+
+@triton.jit
+def remote(ptr, peer, ctx, mask=None):
+    """`peer`'s address of what `ptr` is here; costs three loads of the table.
+
+    With a context of several tensors a block costs a reduction too: call it with the scalar pointer
+    of the tensor then, and add the block's offsets to the result.
+    """
+    check_access(ptr, peer, ctx, mask)
+    distance = word_of_row(ptr, PEERS + safe_peer(peer, ctx), ctx, mask)
     # In elements, so that the compiler goes on knowing which of a block's are neighbours. Memory of
     # every rank begins on a page.
     ELEMENT: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8

@@ -1,8 +1,9 @@
 """What the one argument of a kernel points to: a table of 64-bit words, the same on every backend.
 
 The table has a header, a row for each tensor, and a row for the context's own memory, in which the
-ranks meet. A row is [first address here, address behind the last one, and for each rank the
-distance in bytes from this rank's memory to that rank's]. The status words are in memory of the
+ranks meet. A row is [first address here, address behind the last one, the distance in bytes from
+this rank's memory to the multicast address, or 0, and for each rank the distance to that rank's
+memory]. The status words are in memory of the
 host: the group's watchdog (kernel_watch.hpp) writes WHY and GONE, a kernel whose wait has ended
 without its signal writes GAVE_UP.
 """
@@ -24,6 +25,10 @@ CHANNELS = tl.constexpr(8)
 ENDED = tl.constexpr(9)  # the reason of the first wait that has ended without its signal, or 0
 HEADER_WORDS = tl.constexpr(16)
 
+# Words of a row: FIRST at 0, LAST at 1.
+MULTICAST = tl.constexpr(2)
+PEERS = tl.constexpr(3)  # + rank
+
 # Status words.
 WHY = tl.constexpr(0)
 GONE = tl.constexpr(1)  # how many ranks
@@ -36,6 +41,7 @@ RANK_DIED = tl.constexpr(2)
 SOURCE_GONE = tl.constexpr(3)
 TIMED_OUT = tl.constexpr(4)
 BAD_PEER = tl.constexpr(5)
+NO_MULTICAST = tl.constexpr(6)
 
 # The ring: a count of all events so far, then RING_EVENTS times EVENT_WORDS.
 RING_EVENTS = tl.constexpr(4096)
@@ -49,5 +55,7 @@ EVENT_NAMES = {1: "put", 2: "get", 3: "signal", 4: "wait", 5: "barrier"}
 
 # Defaults of functions for kernels, which Triton before 3.9 takes as constants in this form alone.
 SET = tl.constexpr("set")
+ADD = tl.constexpr("add")
+RELEASE = tl.constexpr("release")
 SYSTEM = tl.constexpr("sys")
 ACQUIRE_RELEASE = tl.constexpr("acq_rel")

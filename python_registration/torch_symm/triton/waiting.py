@@ -23,6 +23,7 @@ FIRST_RANK = layout.FIRST_RANK
 GAVE_UP = layout.GAVE_UP
 GONE = layout.GONE
 HEADER_WORDS = layout.HEADER_WORDS
+PEERS = layout.PEERS
 RANK = layout.RANK
 SOURCE_GONE = layout.SOURCE_GONE
 STATUS = layout.STATUS
@@ -134,7 +135,7 @@ def barrier(ctx, channel=0):
     ranks = tl.load(ctx + WORLD_SIZE)
     arrivals = tl.load(ctx + ARRIVALS).to(tl.pointer_type(tl.int64), bitcast=True)
     epochs = tl.load(ctx + EPOCHS).to(tl.pointer_type(tl.int64), bitcast=True)
-    row = ctx + HEADER_WORDS + tl.load(ctx + TENSORS) * (ranks + 2) + 2
+    row = ctx + HEADER_WORDS + tl.load(ctx + TENSORS) * (ranks + PEERS) + PEERS
     mine = arrivals + channel * ranks
     # 64 bits never wrap.
     epoch = tl.load(epochs + channel) + 1

@@ -4,6 +4,7 @@ prints the assembly.
     python codegen_kernels.py cuda 90      # PTX
     python codegen_kernels.py hip gfx942   # AMD's assembly
     python codegen_kernels.py cuda 90 put_kernel fence_kernel   # of these alone
+    python codegen_kernels.py cuda 90 load_reduce_kernel:bf16:min   # multimem's: element, operation
 
 No GPU is needed. A process of its own, since the tests' ranks have Triton's interpreter.
 """
@@ -13,6 +14,7 @@ import json
 import sys
 from pathlib import Path
 
+import multimem_kernels
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -82,22 +84,34 @@ EXAMPLES = {
 # By the names of the arguments; the others are float32 tensors.
 NUMBERS = ("count", "most", "turn", "tokens", "steps", "rows", "inner", "columns", "senders")
 INTEGERS = ("flag", "arrived", "expert", "origin", "counts", "done", "ready", "turns")
-SIZES = {"BLOCK": BLOCK, "TILE": (16, 32, 32), "ROWS": 16, "COLUMNS": 32, "WIDTH": 32, "KEYS": 16}
+CONSTANTS = {
+    "OPERATION": "add",
+    "BLOCK": BLOCK,
+    "TILE": (16, 32, 32),
+    "ROWS": 16,
+    "COLUMNS": 32,
+    "WIDTH": 32,
+    "KEYS": 16,
+}
 
 
-def type_of(argument: str) -> str:
-    if argument in SIZES:
+def type_of(argument: str, element: str) -> str:
+    if argument in CONSTANTS:
         return "constexpr"
     if argument in NUMBERS:
         return "i32"
-    return "*i64" if argument == "ctx" else "*i32" if argument in INTEGERS else "*fp32"
+    if argument == "value":
+        return element
+    return "*i64" if argument == "ctx" else "*i32" if argument in INTEGERS else f"*{element}"
 
 
-def assembly(kernel, target: GPUTarget) -> str:
-    signature = {name: type_of(name) for name in kernel.arg_names}
-    constants = {name: size for name, size in SIZES.items() if name in signature}
+def assembly(kernel, target: GPUTarget, element: str = "fp32", operation: str = "add") -> str:
+    signature = {name: type_of(name, element) for name in kernel.arg_names}
+    values = CONSTANTS | {"OPERATION": operation}
+    constants = {name: value for name, value in values.items() if name in signature}
     pointers = [index for index, kind in enumerate(signature.values()) if kind.startswith("*")]
-    aligned = {(index,): [["tt.divisibility", 16]] for index in pointers}
+    counts = [index for index, name in enumerate(signature) if name == "count"]
+    aligned = {(index,): [["tt.divisibility", 16]] for index in (*pointers, *counts)}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=target)
     return compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
@@ -108,9 +122,15 @@ def main() -> None:
     target = GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
     sys.path.insert(0, str(FOLDER))
     examples = [getattr(importlib.import_module(file), name) for file, name in EXAMPLES.items()]
-    everything = {kernel.fn.__name__: kernel for kernel in (*KERNELS, *examples)}
-    wanted = names or list(everything)
-    print(json.dumps({name: assembly(everything[name], target) for name in wanted}))
+    wanted = names or [kernel.fn.__name__ for kernel in (*KERNELS, *examples)]
+    everything = {kernel.fn.__name__: kernel for kernel in (*KERNELS, *examples)} | {
+        name: kernel for name, kernel in vars(multimem_kernels).items() if name.endswith("_kernel")
+    }
+    found = {}
+    for name in wanted:
+        kernel, *settings = name.split(":")
+        found[name] = assembly(everything[kernel], target, *settings)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -102,6 +102,73 @@ def test_what_ends_a_wait_is_the_same_for_all_threads(compiled):
     assert first_not_found(text, [*patterns, r"ld\.global\.gpu\.relaxed\.b64", MEET]) == ""
 
 
+RED = r"@%p multimem\.red\.release\.sys\.global\."
+ALIAS = r"fence\.proxy\.alias"
+
+
+def registers(count):
+    one = r"%\w+"
+    return rf"\{{{', '.join([one] * count)}\}}" if count > 1 else one
+
+
+def load(suffix, count=1):
+    instruction = rf"@%p multimem\.ld_reduce\.relaxed\.sys\.global\.{suffix}"
+    return [ALIAS, rf"{instruction} {registers(count)}, \[%rd\d+\]", ALIAS]
+
+
+def to_all(suffix, count=1):
+    instruction = rf"@%p multimem\.st\.relaxed\.sys\.global\.{suffix}"
+    return [ALIAS, rf"{instruction} \[%rd\d+\], {registers(count)}", ALIAS]
+
+
+# Kernel, element and operation: what its assembly has, in this order.
+MULTIMEM = {
+    "load_reduce_kernel:fp32:add": [*load(r"add\.v4\.f32", 4), r"st\.global\.v4\.b32"],
+    "load_reduce_kernel:fp16:add": load(r"add\.acc::f32\.v8\.f16", 8),
+    "load_reduce_kernel:bf16:add": load(r"add\.acc::f32\.v8\.bf16", 8),
+    "load_reduce_kernel:bf16:min": load(r"min\.v8\.bf16", 8),
+    "load_reduce_kernel:fp64:add": load(r"add\.f64"),
+    "load_reduce_kernel:u32:add": load(r"add\.u32"),
+    "load_reduce_kernel:u32:min": load(r"min\.u32"),
+    "load_reduce_kernel:i32:max": load(r"max\.s32"),
+    "load_reduce_kernel:i64:add": load(r"add\.u64"),
+    "load_reduce_kernel:i32:and": load(r"and\.b32"),
+    "store_to_all_kernel:fp32": [*to_all(r"v4\.f32", 4), MEET],
+    "store_to_all_kernel:bf16": [*to_all(r"v8\.bf16", 8), MEET],
+    "store_to_all_kernel:i64": [*to_all(r"b64"), MEET],
+    # One thread adds, behind all threads' accesses.
+    "reduce_kernel:u32:add": [ALIAS, MEET, r"mov\.u32 %thread, %tid\.x", RED + r"add\.u32", ALIAS],
+    "reduce_kernel:i64:max": [ALIAS, MEET, RED + r"max\.s64", ALIAS],
+    "reduce_kernel:fp32:add": [ALIAS, MEET, RED + r"add\.f32", ALIAS],
+    "relaxed_kernel:i32": [r"@%p multimem\.red\.relaxed\.sys\.global\.add\.s32"],
+}
+
+
+@pytest.mark.parametrize("name", MULTIMEM)
+def test_multimem(compiled, name):
+    text = compiled("cuda", "90", *MULTIMEM)[name].replace(";", ";\n")
+    assert first_not_found(text, MULTIMEM[name]) == ""
+
+
+REFUSED = {
+    ("cuda", "90", "load_reduce_kernel:fp32:min"): "expected add for fp32, got min",
+    ("cuda", "90", "load_reduce_kernel:i8:add"): "expected another dtype for int8, got add",
+    ("cuda", "90", "reduce_kernel:bf16:add"): "expected another dtype for bf16, got add",
+    ("cuda", "80", "store_to_all_kernel"): "compute capability 9.0 or more, got sm80",
+    ("hip", "gfx942", "load_reduce_kernel"): "compute capability 9.0 or more, got gfx942",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_multimem_is_refused(case):
+    """Where there is no such instruction, when the kernel is compiled."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(COMPILE), *case]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
+    assert result.returncode == 1
+    assert REFUSED[case] in result.stderr
+
+
 GFX942 = ("hip", "gfx942")
 VISIBLE = [r"buffer_wbl2 sc0 sc1", r"s_waitcnt vmcnt\(0\)"]
 FRESH = [r"s_waitcnt vmcnt\(0\)", r"buffer_inv sc0 sc1"]
@@ -119,7 +186,7 @@ AMD = {
         *[r"global_atomic_(add|or)_x2 .* sc1", *FRESH, "s_barrier"],
     ],
     "atomics_kernel": [
-        *[r"global_atomic_add .* sc1", r"global_atomic_swap .* sc1", *FRESH],
+        *[r"global_atomic_swap .* sc1", *FRESH],
         # min, max and or of all ranks: by compare and swap, which buses have.
         *[*VISIBLE, r"global_atomic_cmpswap .* sc1"],
         *[*VISIBLE, r"global_atomic_cmpswap .* sc1", *FRESH],
@@ -132,7 +199,10 @@ AMD = {
 @NEW
 @pytest.mark.parametrize("name", AMD)
 def test_amdgcn(compiled, name):
-    assert first_not_found(compiled(*GFX942)[name], AMD[name]) == ""
+    text = compiled(*GFX942)[name]
+    assert first_not_found(text, AMD[name]) == ""
+    if name == "atomics_kernel":  # the relaxed one, which may stand anywhere
+        assert first_not_found(text, [r"global_atomic_add .* sc1"]) == ""
 
 
 EXAMPLES = ["all_reduce", "ring_matmul", "moe", "decode", "heat"]

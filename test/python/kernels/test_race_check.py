@@ -75,7 +75,7 @@ REMOVED = {
     "all_reduce before": (
         "all_reduce_one_shot",
         nothing("symm.barrier(ctx, program)  # everybody's block is there"),
-        "symm.load(box + index, peer, ctx, mask=inside)",
+        "symm.load(place, peer, ctx, mask=inside)",
     ),
     "all_reduce by turns": (
         "all_reduce_one_shot",

@@ -40,7 +40,7 @@ class _Notes:
     """
 
     def __init__(self, row: list[int], granule: int, group: dist.ProcessGroup) -> None:
-        first, last, *distances = row
+        first, last, _, *distances = row
         self.granule, self.bytes = granule, last - first
         self.firsts = np.array([first + distance for distance in distances], dtype=np.int64)
         granules, ranks = -(-self.bytes // granule), group.size()
