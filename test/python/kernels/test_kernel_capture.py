@@ -111,6 +111,36 @@ def test_replays_of_barriers(world_size):
     check(barriers, world_size, world_size, time_limit=TIME_LIMIT)
 
 
+def products(rank, ranks):
+    """The ring of shards with its product, of the examples, twice in one graph."""
+    example, turns = example_kernels.load("all_gather_matmul_ring"), replays(ranks)
+    multiply = example.RingMatmul(32, 64, DEVICE)
+    rows = torch.arange(turns * ranks * 32 * 64).view(turns, ranks * 32, 64) % 11
+    w = (torch.arange(64 * 96).view(64, 96) % 7).float()
+    mine, weights = rows[:, rank * 32 :][:, :32].to(DEVICE, torch.float32), w.to(DEVICE)
+    x, got, problems = torch.zeros(32, 64, device=DEVICE), [], []
+    multiply(x, weights)
+    torch.cuda.synchronize()
+    outputs = []
+    graph = captured(lambda: outputs.extend((multiply(x, weights), multiply(3 * x, weights))))
+    for turn in range(turns):
+        x.copy_(mine[turn])
+        graph.replay()
+        got.append(torch.stack(outputs))
+    torch.cuda.synchronize()
+    multiply.ctx.check()
+    for turn in range(turns):
+        product = rows[turn].float() @ w
+        problems += differs(f"turn {turn}", got[turn], torch.stack((product, 3 * product)))
+    meet()
+    return problems
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_replays_of_products(world_size):
+    check(products, world_size, world_size, time_limit=TIME_LIMIT)
+
+
 def without_a_peer(rank):
     """Rank 0 alone replays: (what its context tells then, what the next launch with it raises)."""
     import library_kernels as kernels
