@@ -11,7 +11,9 @@ that one rank alone knows. One piece is one after the other: the collective and 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_symm import ccl
+from torch_symm.ops import boxes
 
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
 
@@ -86,35 +89,92 @@ def ranges(rows: int, pieces: int) -> Iterator[tuple[int, int]]:
 def gather_and_multiply(
     group: Any,
     shards: Sequence[Tensor],
-    wholes: Sequence[Tensor],
+    wholes: Sequence[Tensor | None],
     outputs: Sequence[Tensor],
     multiply: Multiply,
     pieces: int,
 ) -> None:
     """Fills `wholes` with all ranks' shards, and `outputs` with the products of their rows.
 
-    `shards` are [rows, ...], `wholes` and `outputs` [world_size, rows, ...]. This rank's rows are
-    multiplied while the first piece of the others' is on its way, and each piece while the next is.
+    `shards` are [rows, ...], `wholes` and `outputs` [world_size, rows, ...]; wholes may be None
+    unless `comes_into_wholes`. This rank's rows are multiplied while the first piece of the others'
+    is on its way, and each piece while the next is.
     """
     if pieces == 1:
         for whole, shard in zip(wholes, shards, strict=True):
             ccl.all_gather(whole, shard, group)
         return multiply([w.flatten(0, 1) for w in wholes], [o.flatten(0, 1) for o in outputs])
+    bounds = [slice(*bounds) for bounds in ranges(shards[0].shape[0], pieces)]
+    with _gathers(group, shards, wholes, bounds) as gather:
+        _multiply_as_they_come(group, shards, wholes, outputs, multiply, bounds, gather)
+
+
+@functools.cache
+def _by_copy_engines() -> ccl.Config:
+    """NOTE [Pieces by copy engines] in boxes.py."""
+    return ccl.Config(algorithm="copy_engine")
+
+
+def comes_into_wholes(device: str, pieces: int) -> bool:
+    """Whether pieces of a gather go to their places at once, and not to the group's boxes."""
+    return device == "cpu" or pieces == 1
+
+
+# Begins to gather one piece of a tensor: its number, its rows. Gives the work and, by rank, where
+# the rows come: a view of the whole, or another place.
+Gather = Callable[[int, slice], tuple[dist.Work, Tensor]]
+
+
+def _multiply_as_they_come(
+    group: Any,
+    shards: Sequence[Tensor],
+    wholes: Sequence[Tensor | None],
+    outputs: Sequence[Tensor],
+    multiply: Multiply,
+    bounds: Sequence[slice],
+    gather: Gather,
+) -> None:
     rank, size = group.rank(), group.size()
-    travelling = [
-        (rows, [_all_gather(group, *pair, rows) for pair in zip(wholes, shards, strict=True)])
-        for rows in (slice(*bounds) for bounds in ranges(shards[0].shape[0], pieces))
-    ]
+    travelling = [(rows, [gather(i, rows) for i in range(len(shards))]) for rows in bounds]
     multiply(shards, [output[rank] for output in outputs])
-    for rows, works in travelling:
-        for work in works:
+    for rows, coming in travelling:
+        for work, _ in coming:
             work.wait()
+        came = [places for _, places in coming]
         for peer in ((rank + step) % size for step in range(1, size)):
-            multiply([w[peer, rows] for w in wholes], [o[peer, rows] for o in outputs])
+            multiply([places[peer] for places in came], [o[peer, rows] for o in outputs])
+        for whole, places in zip(wholes, came, strict=True):
+            if whole is not None and not comes_into_wholes(whole.device.type, len(bounds)):
+                whole[:, rows].copy_(places)
 
 
-def _all_gather(group: Any, whole: Tensor, shard: Tensor, rows: slice) -> dist.Work:
-    return dist.all_gather(list(whole[:, rows].unbind()), shard[rows], group, async_op=True)
+@contextlib.contextmanager
+def _gathers(
+    group: Any,
+    shards: Sequence[Tensor],
+    wholes: Sequence[Tensor | None],
+    bounds: Sequence[slice],
+) -> Iterator[Gather]:
+    if comes_into_wholes(shards[0].device.type, len(bounds)):
+        yield lambda number, rows: _by_the_group(group, shards[number], wholes[number], rows)
+        return
+    size = group.size()
+    nbytes = sum(boxes.aligned(size * s[rows].nbytes) for rows in bounds for s in shards)
+    with boxes.parcels(group, shards[0].device, nbytes, "all_gather_matmul") as parcels:
+
+        def by_copy_engines(number: int, rows: slice) -> tuple[dist.Work, Tensor]:
+            part = shards[number][rows]
+            places = parcels.take((size, *part.shape), part.dtype)
+            return ccl.all_gather(places, part, group, True, _by_copy_engines()), places
+
+        yield by_copy_engines
+
+
+def _by_the_group(
+    group: Any, shard: Tensor, whole: Tensor, rows: slice
+) -> tuple[dist.Work, Tensor]:
+    places = whole[:, rows]
+    return dist.all_gather(list(places.unbind()), shard[rows], group, async_op=True), places
 
 
 def multiply_and_scatter(
@@ -125,11 +185,53 @@ def multiply_and_scatter(
     `partial(rows)` is this rank's contribution to those rows of everybody's share, [world_size,
     rows, n] by rank: computed while the piece before it is being combined.
     """
+    if pieces > 1 and op == "sum" and output.device.type == "cuda" and output.dtype in _WIDE:
+        return _scatter_by_copy_engines(group, output, partial, pieces)
     works = [
         ccl.reduce_scatter(output[rows], partial(rows), OPS[op], group, async_op=pieces > 1)
         for rows in (slice(*bounds) for bounds in ranges(len(output), pieces))
     ]
     _wait(works)
+
+
+# Dtypes whose sums over ranks are made here as everywhere in symm, and in what: in the order of
+# ranks, rounded once.
+_WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}
+
+
+def _scatter_by_copy_engines(
+    group: Any, output: Tensor, partial: Callable[[slice], Tensor], pieces: int
+) -> None:
+    size, travelling = group.size(), []
+    bounds = [slice(*bounds) for bounds in ranges(len(output), pieces)]
+    nbytes = sum(boxes.aligned(size * output[rows].nbytes) for rows in bounds)
+    with boxes.parcels(group, output.device, nbytes, "matmul_reduce_scatter") as parcels:
+        for rows in bounds:
+            part = partial(rows)
+            places = parcels.take(tuple(part.shape), part.dtype)
+            works = ccl.all_to_all(
+                places, part, group=group, async_op=True, config=_by_copy_engines()
+            )
+            travelling.append((rows, works, places))
+        for rows, work, places in travelling:
+            work.wait()
+            _add_up(output[rows], places)
+
+
+def _add_up(output: Tensor, parts: Tensor) -> None:
+    """The sum of `parts` along their first dimension."""
+    if len(parts) == 2:
+        torch.add(parts[0], parts[1], out=output)  # which rounds once too
+        return
+    total = parts[0].to(_WIDE[output.dtype], copy=True)
+    for part in parts[1:]:
+        total.add_(part)
+    output.copy_(total)
 
 
 def multiply_and_reduce(

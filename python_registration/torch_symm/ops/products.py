@@ -61,24 +61,29 @@ class Gather:
         if has_no_data(self.a_shard):
             a, products = self._fake()
         else:
-            a, products = self._after_gather() if self.sums_over else self._in_pieces()
-        return a if return_a else a.new_empty(0), products
+            a, products = self._after_gather() if self.sums_over else self._in_pieces(return_a)
+        return a if return_a else self.a_shard.new_empty(0), products
 
-    def _in_pieces(self) -> tuple[Tensor, list[Tensor]]:
+    def _in_pieces(self, return_a: bool) -> tuple[Tensor | None, list[Tensor]]:
         rows, scales = Rows.of(self.a_shard, self.dim), self.scales
         world_size, device = self.call.world_size, self.a_shard.device.type
         shards = [rows.matrix(t).contiguous() for t in (self.a_shard, *row_scales(scales))]
         count = len(shards[0])
-        wholes = [shard.new_empty(world_size, *shard.shape) for shard in shards]
         dtype = self.a_shard.dtype if scales is None else scales.out_dtype
         products = [
-            wholes[0].new_empty(world_size, count, b.shape[1], dtype=dtype) for b in self.bs
+            shards[0].new_empty(world_size, count, b.shape[1], dtype=dtype) for b in self.bs
         ]
         multiply = cut.matmul(self.bs) if scales is None else scales.multiply(self.bs)
         sizes = (count, shards[0].nbytes, device, world_size, grain_of(scales, device))
         pieces = cut.count(self.pieces, "gather", *sizes)
+        wholes: list[Tensor | None] = [None] * len(shards)
+        if return_a or cut.comes_into_wholes(device, pieces):
+            wholes = [shard.new_empty(world_size, *shard.shape) for shard in shards]
         cut.gather_and_multiply(self.call.group, shards, wholes, products, multiply, pieces)
-        a, *results = (rows.tensor(t.flatten(0, 1), self.size) for t in (wholes[0], *products))
+        a, *results = (
+            None if t is None else rows.tensor(t.flatten(0, 1), self.size)
+            for t in (wholes[0], *products)
+        )
         return a, results
 
     def _after_gather(self) -> tuple[Tensor, list[Tensor]]:

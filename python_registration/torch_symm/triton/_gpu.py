@@ -90,6 +90,44 @@ def now():
     return globaltimer() if _on_nvidia() else memrealtime() * 10  # the latter counts at 100 MHz
 
 
+# Of the one thread whose value a scalar atomic takes.
+_BY_ONE = """{
+.reg .pred one; .reg .b32 thread; .reg .b64 value;
+mov.u32 thread, %tid.x;
+setp.eq.u32 one, thread, 0;
+mov.b64 value, 0;
+@one LOAD;
+mov.b64 $0, value;
+}"""
+_WORD_BY_ONE = tl.constexpr(_BY_ONE.replace("LOAD", "ld.volatile.global.b64 value, [$1]"))
+_CLOCK_BY_ONE = tl.constexpr(_BY_ONE.replace("LOAD", "mov.u64 value, %globaltimer"))
+
+
+@triton.jit
+def host_word(ptr):
+    """A word of the host's memory, in the thread whose value a scalar atomic takes; in the others,
+    if that is cheaper, 0. Reads over the host's bus follow one another: by all threads of a hundred
+    programs they take milliseconds."""
+    if _on_nvidia():
+        address = ptr.to(tl.int64, bitcast=True)
+        return tl.inline_asm_elementwise(
+            _WORD_BY_ONE, "=l,l", [address], dtype=tl.int64, is_pure=False, pack=1
+        )
+    else:
+        return tl.load(ptr, volatile=True)
+
+
+@triton.jit
+def now_of_one():
+    """`now` where `host_word` has its word."""
+    if _on_nvidia():
+        return tl.inline_asm_elementwise(
+            _CLOCK_BY_ONE, "=l", [], dtype=tl.int64, is_pure=False, pack=1
+        )
+    else:
+        return now()
+
+
 @triton.jit
 def pause():
     """Between two looks of a wait."""

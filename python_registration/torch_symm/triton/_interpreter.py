@@ -46,6 +46,13 @@ def now() -> int:
     return time.monotonic_ns()
 
 
+now_of_one = now
+
+
+def host_word(ptr):
+    return tl.load(ptr, volatile=True)
+
+
 def pause() -> None:
     """Others may have to run for what is waited for."""
     os.sched_yield()

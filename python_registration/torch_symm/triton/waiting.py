@@ -9,9 +9,23 @@ from torch_symm.triton import layout
 from torch_symm.triton.settings import INTERPRETED
 
 if INTERPRETED:
-    from torch_symm.triton._interpreter import after_acquire, before_release, gave_up, now, pause
+    from torch_symm.triton._interpreter import (
+        after_acquire,
+        before_release,
+        gave_up,
+        host_word,
+        now_of_one,
+        pause,
+    )
 else:
-    from torch_symm.triton._gpu import after_acquire, before_release, gave_up, now, pause
+    from torch_symm.triton._gpu import (
+        after_acquire,
+        before_release,
+        gave_up,
+        host_word,
+        now_of_one,
+        pause,
+    )
 
 from torch_symm.triton.timeline import begin, end
 
@@ -63,18 +77,19 @@ def _holds(word, COMPARE: tl.constexpr, value):
 
 @triton.jit
 def _why_end(status, source, ctx, start, limit):
-    """The reason for which a wait must end, 0 where there is none: of each thread for itself.
+    """The reason for which a wait must end, 0 where there is none: in the thread whose value a
+    scalar atomic takes.
 
     A rank may leave when it has signalled, so one that has left ends no wait for any rank.
     """
-    why = tl.load(status + WHY, volatile=True)
+    why = host_word(status + WHY)
     if source >= 0:
-        gone = tl.load(status + FIRST_RANK + source, volatile=True)
+        gone = host_word(status + FIRST_RANK + source)
     else:
         others = tl.load(ctx + WORLD_SIZE) - 1
-        all_gone = (tl.load(status + GONE, volatile=True) >= others) & (others > 0)
+        all_gone = (host_word(status + GONE) >= others) & (others > 0)
         gone = all_gone.to(tl.int64)
-    late = (now() - start) > limit
+    late = (now_of_one() - start) > limit
     why = tl.where((why == 0) & (gone != 0), SOURCE_GONE, why)
     return tl.where((why == 0) & late, TIMED_OUT, why)
 
@@ -96,7 +111,7 @@ def _await(signal, COMPARE: tl.constexpr, value, ctx, source, SCOPE: tl.constexp
         rounds += 1
         # The status words are in the host's memory, far from a GPU.
         if rounds % ROUNDS_BETWEEN_CHECKS == 0:
-            start = tl.where(start == 0, now(), start)
+            start = tl.where(start == 0, now_of_one(), start)
             why = _why_end(status, source, ctx, start, limit)
             tl.atomic_cas(ctx + ENDED, limit * 0, why, sem="relaxed", scope="gpu")
             ended = tl.atomic_add(ctx + ENDED, 0, sem="relaxed", scope="gpu")

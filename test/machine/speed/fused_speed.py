@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 test/machine/speed/fused_speed.py --provider --json torch.json
 
 A row is a form at one shape of the whole product [m, k] @ [k, n], in microseconds of the slowest
-rank, the median of rounds of graph replays: the rank's matmul alone; matmul and collective one after
-the other, over NCCL and over symm; the form in 2, 4 and 8 pieces and as it cuts itself (`rule`).
+rank, the median of rounds of graph replays: the rank's matmul alone; matmul and collective one
+after the other, over NCCL and over symm; the form in 2, 3 and 4 pieces and as it cuts itself
+(`rule`).
 `wrong` counts elements of all ranks that are not the exact ones. With --provider the form is
 PyTorch's own operator over PyTorch's provider, and nothing of symm is in the processes.
 """
@@ -41,7 +42,7 @@ FEW_ROWS = [1, 8, 64]
 # k and n of projections of models of 7 and of 70 G parameters; two ranks share one of them.
 LAYERS = [(256, 256)] if arguments.quick else [(4096, 4096), (4096, 11008), (8192, 8192)]
 LAYERS += [] if arguments.quick else [(8192, 28672)]
-PIECES = [2, 4, 8]
+PIECES = [2, 3, 4]
 
 Ways = dict[str, Callable[[], torch.Tensor]]
 
@@ -197,9 +198,10 @@ def measure(nccl) -> list[dict]:
                 calls = max(2, min(20, (1 << 36) // (m * k * n)))
                 for name, call in ways.items():
                     with errors_in(rows, form=form, m=m, k=k, n=n, way=name):
-                        row["wrong"] += differing(call(), expected)
+                        checked = name != "matmul"  # a part of the result
+                        row["wrong"] += checked and differing(call(), expected)
                         row[name] = timing.captured(call, calls)
-                        row["wrong"] += differing(call(), expected)
+                        row["wrong"] += checked and differing(call(), expected)
                 rows.append(row)
                 tell(row)
     return rows

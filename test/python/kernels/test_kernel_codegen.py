@@ -102,6 +102,15 @@ def test_what_ends_a_wait_is_the_same_for_all_threads(compiled):
     assert first_not_found(text, [*patterns, r"ld\.global\.gpu\.relaxed\.b64", MEET]) == ""
 
 
+@pytest.mark.parametrize("name", ["wait_kernel", "barrier_kernel"])
+def test_one_thread_of_a_program_reads_the_hosts_memory(compiled, name):
+    """And the clock: by every thread a look over the host's bus takes as long as many waits."""
+    lines = compiled("cuda", "90")[name].splitlines()
+    reads = [line.strip() for line in lines if re.search(r"ld\.volatile|%globaltimer", line)]
+    assert len(reads) >= 3
+    assert all(line.startswith("@one ") for line in reads)
+
+
 RED = r"@%p multimem\.red\.release\.sys\.global\."
 ALIAS = r"fence\.proxy\.alias"
 
