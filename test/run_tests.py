@@ -19,6 +19,7 @@ exit code is 1 if a test failed, if a file could not be collected, or if nothing
 from __future__ import annotations
 
 import argparse
+import atexit
 import collections
 import gc
 import importlib
@@ -148,6 +149,15 @@ def run_file(job: Job, reports: Path) -> int:
     return pytest.main([*options, job.name.removesuffix(" alone")])
 
 
+def end_fork(code: int) -> None:
+    """Ends a fork with all that is registered for the end of a process, ranks that are kept among
+    it. To take the interpreter apart would take longer than many a file's tests."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def read_report(job: Job, reports: Path) -> None:
     xml = job.path(reports, ".xml")
     job.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
@@ -183,7 +193,7 @@ def run_all(jobs: list[Job], at_once: int, done: int, of: int, reports: Path) ->
             job.started = time.monotonic()
             pid = os.fork()
             if pid == 0:
-                sys.exit(run_file(job, reports))
+                end_fork(run_file(job, reports))
             running[pid] = job
         pid, status, usage = os.wait3(0)
         if job := running.pop(pid, None):

@@ -17,6 +17,10 @@ ROOT = HERE.parents[1]
 # Messages of a location that the machine keeps: the first that is enough for the program, or the
 # last; machine.pml has as many lines.
 HISTORIES = (4, 8, 20)
+# What a search is compiled for: a compilation takes as long as most searches, and a machine that
+# is a little too large does not make them slower.
+LOCATIONS = (2, 4, 6, 8, 10, 12, 16)
+BARRIERS = (1, 4)
 # Of one command; the largest search takes a few seconds.
 SECONDS = 60
 
@@ -84,10 +88,10 @@ class Checker:
         """The search for machines of the program's size."""
         size = (
             len(program.threads),
-            max(len(program.locations), 1),
+            least(LOCATIONS, len(program.locations)),
             -(-max(len(program.cells), 1) // 32) * 32,
-            max(len(program.barriers), 1),
-            next((n for n in HISTORIES if program.most_messages() <= n), HISTORIES[-1]),
+            least(BARRIERS, len(program.barriers)),
+            least(HISTORIES, min(program.most_messages(), HISTORIES[-1])),
         )
         if size not in self._searches:
             folder = self._folder / "_".join(map(str, size))
@@ -109,6 +113,11 @@ class Checker:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def least(sizes: tuple[int, ...], needed: int) -> int:
+    """The smallest of `sizes` that holds `needed`."""
+    return next(size for size in sizes if size >= needed)
 
 
 def fault_of(output: str) -> str:
