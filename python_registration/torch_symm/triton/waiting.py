@@ -120,7 +120,7 @@ def _await(signal, COMPARE: tl.constexpr, value, ctx, source, SCOPE: tl.constexp
         word = _look(signal, SCOPE)
     if not _holds(word, COMPARE, value):
         # The first record stays: the waits that end after it only follow.
-        if tl.load(status + GAVE_UP, volatile=True) == 0:
+        if host_word(status + GAVE_UP) == 0:
             tl.store(status + GAVE_UP, ended + 256 * (source + 1))
         gave_up(ctx)
     return word

@@ -38,7 +38,7 @@ def test_length(name):
 
 def with_a_wrong_peer(rank, folder):
     """The comparison of an example sees a neighbour that is taken for another one."""
-    wrong = (("peer, ctx, mask=inside)", "(peer + peer // 2) % 3, ctx, mask=inside)"),)
+    wrong = (("peer, ctx, mask=inside)", "(peer + 1) % 3, ctx, mask=inside)"),)
     return example_kernels.load("all_reduce_one_shot", folder, wrong).example(DEVICE)
 
 

@@ -80,7 +80,7 @@ REMOVED = {
     "all_reduce by turns": (
         "all_reduce_one_shot",
         (("(turn % 2) * most", "0"),),
-        "tl.store(place, tl.load(x + index, mask=inside), mask=inside)",
+        "tl.store(place, mine, mask=inside)",
     ),
     "matmul wait": (
         "all_gather_matmul_ring",

@@ -7,27 +7,29 @@ import model
 from fused import FLOATS
 
 
-def test_parcels_follow_each_other_and_keep_apart():
+def test_places_follow_each_other_and_keep_apart():
     from torch_symm.ops import boxes
 
-    memory = torch.zeros(4096, dtype=torch.uint8)
-    parcels = boxes.Parcels(memory)
+    memory = [torch.zeros(4096, dtype=torch.uint8) for _ in range(2)]
+    of_call = boxes.Boxes(None, memory, [])
     shapes = [
         ((2, 3), torch.float32),
         ((5,), torch.uint8),
         ((1, 2, 7), torch.bfloat16),
-        ((), FLOATS[3]),
+        ((), torch.float64),
     ]
-    parts = [parcels.take(shape, dtype) for shape, dtype in shapes]
-    for number, (part, (shape, dtype)) in enumerate(zip(parts, shapes, strict=True), 1):
-        assert part.shape == shape
-        assert part.dtype == dtype
-        assert part.data_ptr() % 256 == memory.data_ptr() % 256
-        part.fill_(number)
-    for number, part in enumerate(parts, 1):
-        assert bool((part == number).all())
-    used = sum(boxes.aligned(part.nbytes) for part in parts)
-    assert parts[-1].data_ptr() + 256 == memory.data_ptr() + used
+    places = [of_call.take(shape, dtype) for shape, dtype in shapes]
+    for number, (place, (shape, dtype)) in enumerate(zip(places, shapes, strict=True), 1):
+        for rank, part in enumerate(place):
+            assert (part.shape, part.dtype) == (shape, dtype)
+            part.fill_(10 * rank + number)
+    begin = 0
+    for number, place in enumerate(places, 1):
+        for rank, part in enumerate(place):
+            assert part.data_ptr() == memory[rank].data_ptr() + begin
+            assert bool((part == 10 * rank + number).all())
+        begin += boxes.aligned(place[0].nbytes)
+        assert begin % 256 == 0
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=model.name)
@@ -39,7 +41,7 @@ def test_parts_are_added_as_the_group_adds(size, dtype):
     generator = torch.Generator().manual_seed(size)
     parts = torch.randn(size, 1000, generator=generator, dtype=torch.float64).to(dtype)
     output = torch.empty(1000, dtype=dtype)
-    pieces._add_up(output, parts)
+    pieces.add_up(output, list(parts))
     assert torch.equal(output, model.reduced(list(parts), "SUM"))
     if size > 2 and dtype.itemsize >= 4:  # shorter ones are exact in what they are added in
         assert not torch.equal(output, model.reduced(list(parts.flip(0)), "SUM"))
