@@ -61,24 +61,29 @@ class Gather:
         if has_no_data(self.a_shard):
             a, products = self._fake()
         else:
-            a, products = self._after_gather() if self.sums_over else self._in_pieces()
-        return a if return_a else a.new_empty(0), products
+            a, products = self._after_gather() if self.sums_over else self._in_pieces(return_a)
+        return a if return_a else self.a_shard.new_empty(0), products
 
-    def _in_pieces(self) -> tuple[Tensor, list[Tensor]]:
+    def _in_pieces(self, return_a: bool) -> tuple[Tensor | None, list[Tensor]]:
         rows, scales = Rows.of(self.a_shard, self.dim), self.scales
         world_size, device = self.call.world_size, self.a_shard.device.type
         shards = [rows.matrix(t).contiguous() for t in (self.a_shard, *row_scales(scales))]
         count = len(shards[0])
-        wholes = [shard.new_empty(world_size, *shard.shape) for shard in shards]
         dtype = self.a_shard.dtype if scales is None else scales.out_dtype
         products = [
-            wholes[0].new_empty(world_size, count, b.shape[1], dtype=dtype) for b in self.bs
+            shards[0].new_empty(world_size, count, b.shape[1], dtype=dtype) for b in self.bs
         ]
         multiply = cut.matmul(self.bs) if scales is None else scales.multiply(self.bs)
         sizes = (count, shards[0].nbytes, device, world_size, grain_of(scales, device))
         pieces = cut.count(self.pieces, "gather", *sizes)
+        wholes: list[Tensor | None] = [None] * len(shards)
+        if return_a or cut.comes_into_wholes(device, pieces):
+            wholes = [shard.new_empty(world_size, *shard.shape) for shard in shards]
         cut.gather_and_multiply(self.call.group, shards, wholes, products, multiply, pieces)
-        a, *results = (rows.tensor(t.flatten(0, 1), self.size) for t in (wholes[0], *products))
+        a, *results = (
+            None if t is None else rows.tensor(t.flatten(0, 1), self.size)
+            for t in (wholes[0], *products)
+        )
         return a, results
 
     def _after_gather(self) -> tuple[Tensor, list[Tensor]]:
@@ -166,15 +171,12 @@ class Scatter:
         cut.multiply_and_scatter(self.call.group, output, partial, self.op, pieces)
         return rows.tensor(output, shape[front])
 
-    def _rows(
-        self, lefts: Sequence[Tensor], multiply: cut.Multiply, rows: slice, into: Tensor | None
-    ) -> Tensor:
+    def _rows(self, lefts: Sequence[Tensor], multiply: cut.Multiply, rows: slice) -> Tensor:
         """Those rows of everybody's share."""
         world_size, width = self.call.world_size, self.b.shape[1]
         shares = [left.unflatten(0, (world_size, len(left) // world_size)) for left in lefts]
         count = rows.stop - rows.start
-        shape = (world_size, count, width)
-        product = self.a.new_empty(shape, dtype=self.dtype) if into is None else into
+        product = self.a.new_empty(world_size, count, width, dtype=self.dtype)
         if count == shares[0].shape[1]:
             multiply(lefts, [product.flatten(0, 1)])
         else:
@@ -182,15 +184,12 @@ class Scatter:
                 multiply([share[peer, rows] for share in shares], [product[peer]])
         return product
 
-    def _columns(
-        self, lefts: Sequence[Tensor], multiply: cut.Multiply, rows: slice, into: Tensor | None
-    ) -> Tensor:
+    def _columns(self, lefts: Sequence[Tensor], multiply: cut.Multiply, rows: slice) -> Tensor:
         """Everybody's columns of those rows."""
         count, width, world_size = rows.stop - rows.start, self.b.shape[1], self.call.world_size
         product = lefts[0].new_empty(count, width, dtype=self.dtype)
         multiply([left[rows] for left in lefts], [product])
-        parts = product.unflatten(1, (world_size, width // world_size)).movedim(1, 0)
-        return parts.contiguous() if into is None else into.copy_(parts)
+        return product.unflatten(1, (world_size, width // world_size)).movedim(1, 0).contiguous()
 
 
 def grain_of(scales: Scales | None, device: str) -> int:

@@ -25,6 +25,10 @@ RANK = layout.RANK
 STATUS = layout.STATUS
 WORLD_SIZE = layout.WORLD_SIZE
 
+# A wait looks so often between checks of whether it must end: some milliseconds. A check of all
+# programs takes tens of microseconds; if waits of that length had one, each would cause the next.
+ROUNDS_BETWEEN_CHECKS = tl.constexpr(4096)
+
 # LLVM's lowering of a system-scope fence, in "Memory Model" of its AMDGPU guide.
 _AMD_FENCES = {
     "gfx90a": "buffer_wbl2\ns_waitcnt vmcnt(0) lgkmcnt(0)\nbuffer_invl2\nbuffer_wbinvl1_vol",

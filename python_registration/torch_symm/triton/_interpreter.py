@@ -16,6 +16,8 @@ from triton.runtime import interpreter
 
 from torch_symm.triton import registry
 
+ROUNDS_BETWEEN_CHECKS = tl.constexpr(64)
+
 
 def fence_system() -> None:
     """One locked instruction orders what stands before and behind it."""

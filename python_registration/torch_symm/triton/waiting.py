@@ -10,6 +10,7 @@ from torch_symm.triton.settings import INTERPRETED
 
 if INTERPRETED:
     from torch_symm.triton._interpreter import (
+        ROUNDS_BETWEEN_CHECKS,
         after_acquire,
         before_release,
         gave_up,
@@ -19,6 +20,7 @@ if INTERPRETED:
     )
 else:
     from torch_symm.triton._gpu import (
+        ROUNDS_BETWEEN_CHECKS,
         after_acquire,
         before_release,
         gave_up,
@@ -47,8 +49,6 @@ TIMEOUT_NS = layout.TIMEOUT_NS
 WAIT = layout.WAIT
 WHY = layout.WHY
 WORLD_SIZE = layout.WORLD_SIZE
-
-ROUNDS_BETWEEN_CHECKS = tl.constexpr(64)
 
 
 @triton.jit

@@ -55,7 +55,7 @@ def killed_in_the_middle(rank, folder, form):
         ccl.all_reduce = until_the_second(ccl.all_reduce)
         ccl.reduce_scatter = until_the_second(ccl.reduce_scatter)
         dist.all_gather = until_the_second(dist.all_gather)
-        ccl.device_barrier = until_the_second(ccl.device_barrier)  # of pieces by copy engines
+        ccl.all_gather = until_the_second(ccl.all_gather)  # by copy engines, on GPUs
     start = time.monotonic()
     try:
         while time.monotonic() < start + 2 * SOON:
