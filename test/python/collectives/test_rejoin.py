@@ -2,21 +2,24 @@
 rounds in one program, runs after a killed one, restarts by torchrun, two jobs on one Store."""
 
 import datetime
+import multiprocessing
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
+import uuid
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from harness import BACKEND, DEVICE, IS_SYMM, synchronize, use_device
 from programs import free_port
+from rank_pool import RankPool
 from rank_processes import RankFailure, describe, run_processes, start_ranks
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="what this backend leaves in a Store")
@@ -237,48 +240,102 @@ def test_a_second_job_on_the_store_is_refused_by_name(tmp_path):
 
 
 _WORKER = """
-import os, random, signal, sys
+import os, signal, sys
 import torch, torch.distributed as dist
 from datetime import timedelta
 
 torch.set_num_threads(1)
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-victims, stage = eval(sys.argv[1]), sys.argv[2]
-doomed = attempt < int(sys.argv[4]) and rank in victims
-if doomed and stage == "before":
-    os.kill(os.getpid(), signal.SIGKILL)
-if doomed and stage == "during":
-    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.4))  # in set-up or just behind it
 dist.init_process_group({backend!r}, timeout=timedelta(seconds=30))
 dist.all_reduce(torch.ones(100))
-if doomed:
+if rank == 1 and attempt == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 for _ in range(20):
     dist.all_reduce(torch.ones(100))
 dist.destroy_process_group()
 if rank == 0:
-    open(sys.argv[3], "a").write(f"{{attempt}}\\n")
+    open(sys.argv[1], "a").write(f"{{attempt}}\\n")
 """
-
-
-def run_torchrun(tmp_path, victims, stage, world=WORLD, restarts=2):
-    script, result = tmp_path / "worker.py", tmp_path / "result"
-    script.write_text(textwrap.dedent(_WORKER.format(backend=BACKEND)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--max-restarts={restarts}", f"--nproc-per-node={world}"]
-    command += [str(script), repr(victims), stage, str(result), str(restarts)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert result.read_text() == f"{restarts}\n"
 
 
 @pytest.mark.long
 def test_torchrun_restarts(tmp_path):
-    run_torchrun(tmp_path, {1}, "after", world=2, restarts=1)
+    script, result = tmp_path / "worker.py", tmp_path / "result"
+    script.write_text(_WORKER.format(backend=BACKEND))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
+    command += ["--nproc-per-node=2", str(script), str(result)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert result.read_text() == "1\n"
+
+
+RESTARTS = 2
+
+
+def worker(victims, stage, result):
+    """What torchrun starts, and starts anew."""
+    torch.set_num_threads(1)
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    doomed = attempt < RESTARTS and rank in victims
+    if doomed and stage == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if doomed and stage == "during":
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.05))  # in set-up or behind it
+    limit = datetime.timedelta(seconds=LIMIT)
+    dist.init_process_group(BACKEND, timeout=limit)
+    dist.all_reduce(torch.ones(100))
+    if doomed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(20):
+        dist.all_reduce(torch.ones(100))
+    dist.destroy_process_group()
+    if rank == 0:
+        with open(result, "a") as file:
+            file.write(f"{attempt}\n")
+
+
+def launch(rank, *args):
+    """What torchrun does with its options, but that a worker is a fork of a server that has made
+    the imports. Of this process it cannot be one: the agent has threads."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the server to find this file
+    multiprocessing.set_forkserver_preload([__name__, "torch_symm._registration", "torch_symm._C"])
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=WORLD,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=RESTARTS,
+        monitor_interval=0.1,
+        start_method="forkserver",
+    )
+    elastic_launch(config, worker)(*args)
+
+
+def without_group(rank, world_size, folder):
+    """For RankPool."""
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    """Runs launch() in one process, so that its server is started once."""
+    pools = [RankPool(1, without_group)]
+
+    def run(*args):
+        if pools[-1].closed:  # after a failure
+            pools.append(RankPool(1, without_group))
+        pools[-1].run(launch, args, 60.0)
+
+    yield run
+    pools[-1].close()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("stage", ["before", "during", "after"])
 @pytest.mark.parametrize("victims", [{0}, {1}, {1, 2}, {0, 1, 2}], ids=str)
-def test_torchrun_restarts_of_any_ranks(victims, stage, tmp_path):
-    run_torchrun(tmp_path, victims, stage)
+def test_torchrun_restarts_of_any_ranks(victims, stage, tmp_path, launcher):
+    result = tmp_path / "result"
+    launcher(victims, stage, str(result))
+    assert result.read_text() == f"{RESTARTS}\n"
