@@ -33,18 +33,18 @@ format() {
   cpp_files | xargs "$(tool clang_format clang-format)" --dry-run -Werror
 }
 
-# Left out: the torch-facing sources, because torch's headers alone cost most of a minute a file,
-# the vector instantiations, whose intrinsics' header the packaged clang-tidy does not bring, and
-# what includes a GPU vendor's headers, which need not be installed.
+# In the units that the build compiles, a folder's sources in one: most of the time goes into what
+# they include. Left out: the torch-facing sources, because torch's headers alone cost most of a
+# minute a file, the vector instantiations, whose intrinsics' header the packaged clang-tidy does not
+# bring, and what includes a GPU vendor's headers, which need not be installed.
 tidy() {
   cmake -S . -B build/tidy -G Ninja -DSYMM_BUILD_TORCH=OFF -DSYMM_BUILD_TESTS=OFF \
-    -DSYMM_BUILD_CUDA=OFF -DSYMM_UNITY_BUILD=OFF -DCMAKE_BUILD_TYPE=Release \
+    -DSYMM_BUILD_CUDA=OFF -DSYMM_UNITY_BUILD=ON -DCMAKE_BUILD_TYPE=Release \
     -DPython3_EXECUTABLE="$python" \
     >build/tidy.log 2>&1 ||
     { cat build/tidy.log; return 1; }
-  find kernels symm_mem backend/engine -name '*.cpp' -not -path 'symm_mem/c10d/*' \
-    -not -name 'reduce_avx*' -not -name 'gpu_*' -not -path 'kernels/gpu/launch/copy_streams.cpp' | sort |
-    xargs -P "$jobs" -n 2 "$(tool clang_tidy clang-tidy)" -p build/tidy --quiet \
+  grep -o '"file": ".*"' build/tidy/compile_commands.json | cut -d'"' -f4 | grep -v '/reduce_avx' |
+    xargs -P "$jobs" -n 1 "$(tool clang_tidy clang-tidy)" -p build/tidy --quiet \
       --extra-arg=-Wno-unknown-warning-option --extra-arg=-idirafter"$(g++ -print-file-name=include)" \
       2> >(grep -Ev 'warnings? (generated|treated)' >&2)
 }

@@ -48,7 +48,7 @@ endif()
 
 # Headers are most of what a compiler reads here, torch's above all, so that several sources share
 # one translation unit. Names of unnamed namespaces are therefore unique in a folder.
-option(SYMM_UNITY_BUILD "Compile several sources of a folder as one; OFF for static analysis" ON)
+option(SYMM_UNITY_BUILD "Compile several sources of a folder as one" ON)
 
 # The rest of it is compiled once; what is made of torch's takes half a gigabyte of the build folder.
 option(SYMM_PRECOMPILE_HEADERS "Compile headers of torch and of the tests once" ON)
@@ -66,5 +66,8 @@ function(symm_unite_folders target)
     set_source_files_properties("${source}" TARGET_DIRECTORY ${target}
                                 PROPERTIES UNITY_GROUP "${group}")
   endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SYMM_UNITY_BUILD} UNITY_BUILD_MODE GROUP)
+  set_target_properties(
+    ${target}
+    PROPERTIES UNITY_BUILD ${SYMM_UNITY_BUILD} UNITY_BUILD_MODE GROUP
+               UNITY_BUILD_CODE_BEFORE_INCLUDE "// NOLINTNEXTLINE(bugprone-suspicious-include)")
 endfunction()

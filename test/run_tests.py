@@ -23,6 +23,7 @@ import atexit
 import collections
 import gc
 import importlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -38,8 +39,11 @@ FOLDERS = ("test/python", "test/fault", "test/model")
 IMPORTED_ONCE = (
     *("pytest", "hypothesis", "numpy", "torch.distributed.tensor.parallel", "torch._dynamo"),
     *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining"),
-    *("torch.distributed._symmetric_memory", "torch_symm", "torch_symm._C"),
+    *("torch.distributed._symmetric_memory", "torch_symm", "torch_symm._C", "torch_symm._engines"),
 )
+# What ranks that run kernels would import, where Triton is there. Not torch_symm.triton, which reads
+# the environment.
+IMPORTED_WITH_TRITON = ("triton.experimental.gluon",)
 # Started first where no earlier run says how long each takes.
 LONG_FILES = {
     *("test_collectives.py", "test_ccl.py", "test_memory_providers.py", "test_models.py"),
@@ -233,7 +237,8 @@ def main() -> int:
     (arguments.reports / "logs").mkdir(parents=True, exist_ok=True)
     together, alone = plan(arguments)
     jobs, started = together + alone, time.monotonic()
-    for module in IMPORTED_ONCE:
+    with_triton = importlib.util.find_spec("triton") is not None
+    for module in (*IMPORTED_ONCE, *(IMPORTED_WITH_TRITON if with_triton else ())):
         importlib.import_module(module)
     gc.freeze()  # or each fork would look through, and copy, what is imported here
 

@@ -20,8 +20,6 @@
 namespace symm {
 namespace {
 
-using c10d::symmetric_memory::SymmetricMemory;
-
 // Pads are read with 16-byte accesses by some kernels.
 constexpr std::size_t kPadAlignment = 16;
 

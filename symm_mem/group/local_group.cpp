@@ -22,8 +22,6 @@
 namespace symm {
 namespace {
 
-using std::chrono::milliseconds;
-
 // The sequence, in the collectives' stream, of the exchange that makes the pages.
 constexpr std::uint64_t kPagesSequence = 1;
 

@@ -22,28 +22,30 @@ from trials import Trial
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """`run(trials)` gives a Trial for each. A soak's trials are the minutes that it takes, and it
-    gives a Trial for each program."""
+    """`run(trials)` gives a Trial for each; where they are independent, `run(trials, first)` those
+    from number `first` on. A soak's trials are the minutes that it takes, and it gives a Trial for
+    each program."""
 
     text: str
-    run: Callable[[int], Iterator[Trial]]
+    run: Callable[..., Iterator[Trial]]
     whole: int  # trials of --all
     short: int  # of `make test`
     p99_limit: float | None = None  # seconds
     is_soak: bool = False
+    is_independent: bool = False
 
 
 def each(text: str, trial: Callable[[int], Trial], whole: int, short: int, limit=None) -> Fault:
     """A fault whose trials are independent of each other."""
 
-    def run(trials: int) -> Iterator[Trial]:
-        for index in range(trials):
+    def run(trials: int, first: int = 0) -> Iterator[Trial]:
+        for index in range(first, first + trials):
             try:
                 yield trial(index)
             except Exception as error:
                 yield Trial(False, [], f"{type(error).__name__}: {error}")
 
-    return Fault(text, run, whole, short, limit)
+    return Fault(text, run, whole, short, limit, is_independent=True)
 
 
 KILLED = "kill -9 in a collective", process_faults.killed_in_a_collective

@@ -51,12 +51,12 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def inject(name: str, trials: float, report=print, advance=lambda trial: None) -> dict:
-    """The row of `trials` injections. `report` is given the text of each failure, `advance` each
-    trial."""
+def inject(name: str, trials: float, report=print, advance=lambda trial: None, first=0) -> dict:
+    """The row of `trials` injections, of a fault with independent ones those from number `first`
+    on. `report` is given the text of each failure, `advance` each trial."""
     fault, seconds, done, passed, facts = FAULTS[name], [], 0, 0, {}
     start = time.monotonic()
-    for trial in fault.run(trials):
+    for trial in fault.run(trials, first) if first else fault.run(trials):
         done += 1
         passed += trial.passed
         seconds += trial.seconds

@@ -28,7 +28,6 @@ using test::fake_driver;
 using test::ForeignRange;
 using test::runtime;
 using test::state;
-using test::word_of;
 using test::wrong_words;
 
 constexpr int kPosix = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

@@ -256,6 +256,45 @@ def test_the_vendor_check_finds_conditions(line):
     assert VENDOR_MACRO.match(line)
 
 
+# What a .cpp file declares for itself; clang-tidy and g++ see it as part of a larger unit, where
+# neither says that it is not used.
+FOR_ITSELF = re.compile(
+    r"^\s*(?:using [\w:]+::(\w+);|namespace (\w+) = |"
+    r"(?:static )?constexpr [^=;(]*?(\w+)(?:\[\w*\])* ?[={])",
+    re.MULTILINE,
+)
+
+
+def unused_names(text: str) -> list[str]:
+    """What FOR_ITSELF finds and the rest of the text does not name."""
+    text = re.sub(r"//.*", "", text)
+    names = {name for match in FOR_ITSELF.findall(text) for name in match if name}
+    return sorted(name for name in names if len(re.findall(rf"\b{name}\b", text)) == 1)
+
+
+def test_sources_use_what_they_name():
+    sources = [ROOT / path for path in SOURCES if path.suffix == ".cpp"]
+    sources += (ROOT / "test").rglob("*.cpp")
+    unused = {str(path): unused_names(path.read_text()) for path in sources}
+    assert {path: names for path, names in unused.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "unused"),
+    [
+        ("using std::map;", "map"),
+        ("  using c10d::symmetric_memory::rendezvous;  // rendezvous", "rendezvous"),
+        ("namespace py = pybind11;", "py"),
+        ("constexpr int kCount = 3;", "kCount"),
+        ("static constexpr std::array<int, 2> kPair{1, 2};", "kPair"),
+        ("constexpr const char* kNames[] = {nullptr};", "kNames"),
+    ],
+)
+def test_the_check_of_names_finds_unused_ones(line, unused):
+    assert unused_names(line) == [unused]
+    assert unused_names(f"{line}\nauto x = {unused};") == []
+
+
 def test_no_copies_for_hip():
     """The kernels of HIP are those of CUDA."""
     copies = [str(path) for layer in LAYERS for path in (ROOT / layer).rglob("*.hip*")]

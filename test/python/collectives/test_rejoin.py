@@ -2,6 +2,7 @@
 rounds in one program, runs after a killed one, restarts by torchrun, two jobs on one Store."""
 
 import datetime
+import multiprocessing
 import os
 import random
 import re
@@ -18,6 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from harness import BACKEND, DEVICE, IS_SYMM, synchronize, use_device
 from programs import free_port
+from rank_pool import RankPool
 from rank_processes import RankFailure, describe, run_processes, start_ranks
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="what this backend leaves in a Store")
@@ -294,7 +296,10 @@ def worker(victims, stage, result):
 
 
 def launch(rank, *args):
-    """What torchrun does with its options, but that workers are forks: they import nothing."""
+    """What torchrun does with its options, but that a worker is a fork of a server that has made
+    the imports. Of this process it cannot be one: the agent has threads."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the server to find this file
+    multiprocessing.set_forkserver_preload([__name__, "torch_symm._registration", "torch_symm._C"])
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -304,15 +309,33 @@ def launch(rank, *args):
         rdzv_endpoint="localhost:0",
         max_restarts=RESTARTS,
         monitor_interval=0.1,
-        start_method="fork",
+        start_method="forkserver",
     )
     elastic_launch(config, worker)(*args)
+
+
+def without_group(rank, world_size, folder):
+    """For RankPool."""
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    """Runs launch() in one process, so that its server is started once."""
+    pools = [RankPool(1, without_group)]
+
+    def run(*args):
+        if pools[-1].closed:  # after a failure
+            pools.append(RankPool(1, without_group))
+        pools[-1].run(launch, args, 60.0)
+
+    yield run
+    pools[-1].close()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("stage", ["before", "during", "after"])
 @pytest.mark.parametrize("victims", [{0}, {1}, {1, 2}, {0, 1, 2}], ids=str)
-def test_torchrun_restarts_of_any_ranks(victims, stage, tmp_path):
+def test_torchrun_restarts_of_any_ranks(victims, stage, tmp_path, launcher):
     result = tmp_path / "result"
-    expect_returned(run_processes(launch, 1, victims, stage, str(result)))
+    launcher(victims, stage, str(result))
     assert result.read_text() == f"{RESTARTS}\n"
