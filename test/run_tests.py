@@ -41,8 +41,8 @@ IMPORTED_ONCE = (
     *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining"),
     *("torch.distributed._symmetric_memory", "torch_symm", "torch_symm._C", "torch_symm._engines"),
 )
-# What ranks that run kernels would import, where Triton is there. Not torch_symm.triton, which reads
-# the environment.
+# What ranks that run kernels would import, where Triton is there. Not torch_symm.triton, which
+# reads the environment.
 IMPORTED_WITH_TRITON = ("triton.experimental.gluon",)
 # Started first where no earlier run says how long each takes.
 LONG_FILES = {

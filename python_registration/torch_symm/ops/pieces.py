@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_symm import ccl
-from torch_symm.ops import boxes
+from torch_symm.ops.landing import aligned, landing
 
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
 
@@ -112,12 +112,12 @@ def gather_and_multiply(
 
 @functools.cache
 def _by_copy_engines() -> ccl.Config:
-    """NOTE [Pieces by copy engines] in boxes.py."""
+    """NOTE [Pieces by copy engines] in landing.py."""
     return ccl.Config(algorithm="copy_engine")
 
 
 def comes_into_wholes(device: str, pieces: int) -> bool:
-    """Whether pieces of a gather go to their places at once, and not to the group's boxes."""
+    """Whether pieces of a gather go to their places at once, and not to its landing memory."""
     return device == "cpu" or pieces == 1
 
 
@@ -160,12 +160,12 @@ def _gathers(
         yield lambda number, rows: _by_the_group(group, shards[number], wholes[number], rows)
         return
     size = group.size()
-    nbytes = sum(boxes.aligned(size * s[rows].nbytes) for rows in bounds for s in shards)
-    with boxes.parcels(group, shards[0].device, nbytes, "all_gather_matmul") as parcels:
+    nbytes = sum(aligned(size * s[rows].nbytes) for rows in bounds for s in shards)
+    with landing(group, shards[0].device, nbytes, "all_gather_matmul") as memory:
 
         def by_copy_engines(number: int, rows: slice) -> tuple[dist.Work, Tensor]:
             part = shards[number][rows]
-            places = parcels.take((size, *part.shape), part.dtype)
+            places = memory.take((size, *part.shape), part.dtype)
             return ccl.all_gather(places, part, group, True, _by_copy_engines()), places
 
         yield by_copy_engines

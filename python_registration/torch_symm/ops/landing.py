@@ -1,4 +1,4 @@
-"""Symmetric memory on GPUs that the pieces of a call come into, by copy engines.
+"""Landing memory: symmetric memory on GPUs that the pieces of a call come into, by copy engines.
 
 NOTE [Pieces by copy engines]
 A kernel that moves a piece takes multiprocessors from the product that runs beside it; a copy
@@ -29,7 +29,7 @@ _ALIGNMENT = 256
 
 
 @dataclasses.dataclass
-class _Boxes:
+class _Kept:
     """What a group has on this rank's GPU; `memories` from the smallest to the largest."""
 
     memories: list[Tensor] = dataclasses.field(default_factory=list)
@@ -37,10 +37,10 @@ class _Boxes:
     ended: torch.cuda.Event | None = None
 
 
-_of_group: weakref.WeakKeyDictionary[Any, _Boxes] = weakref.WeakKeyDictionary()
+_of_group: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 
 
-class Parcels:
+class Landing:
     """Hands out parts of a memory, one behind the other, in the same places on every rank."""
 
     def __init__(self, memory: Tensor) -> None:
@@ -59,22 +59,23 @@ def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 
 def aligned(nbytes: int) -> int:
-    """What `Parcels.take` uses of the memory."""
+    """What `Landing.take` uses of the memory."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 @contextlib.contextmanager
-def parcels(group: Any, device: torch.device, nbytes: int, caller: str) -> Iterator[Parcels]:
-    """`nbytes` of the group's memory until the end of the block: for work on the current stream.
+def landing(group: Any, device: torch.device, nbytes: int, caller: str) -> Iterator[Landing]:
+    """`nbytes` of the group's landing memory until the end of the block, for work on the current
+    stream.
 
     Collective where there is not enough yet, and then it blocks.
 
     Raises:
         NotImplementedError: it would have to be made while a graph is captured.
     """
-    boxes = _of_group.setdefault(group, _Boxes())
+    kept = _of_group.setdefault(group, _Kept())
     stream, capturing = torch.cuda.current_stream(device), torch.cuda.is_current_stream_capturing()
-    if not boxes.memories or boxes.memories[-1].numel() < nbytes:
+    if not kept.memories or kept.memories[-1].numel() < nbytes:
         if capturing:
             raise NotImplementedError(
                 f"{caller}: pieces: they need {nbytes} bytes of symmetric memory that the group "
@@ -82,9 +83,9 @@ def parcels(group: Any, device: torch.device, nbytes: int, caller: str) -> Itera
             )
         memory = load().allocate_bytes(1 << (nbytes - 1).bit_length(), device)
         load().share(memory, group.group_name, False)
-        boxes.memories.append(memory)
-    if not capturing and boxes.ended is not None and boxes.stream != stream:
-        stream.wait_event(boxes.ended)
-    yield Parcels(boxes.memories[-1])
+        kept.memories.append(memory)
+    if not capturing and kept.ended is not None and kept.stream != stream:
+        stream.wait_event(kept.ended)
+    yield Landing(kept.memories[-1])
     if not capturing:
-        boxes.stream, boxes.ended = stream, stream.record_event()
+        kept.stream, kept.ended = stream, stream.record_event()
