@@ -10,6 +10,8 @@ SHELL := /bin/bash
 PY = "$$(cat .cache/python)"
 JOBS ?= $(shell nproc)
 REPORTS := build/reports
+# Of Python tests at once: many wait for a time-out or for each other.
+FILES = $(shell expr $(JOBS) + 1)
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,10 +31,10 @@ test: build-tests  ## every kind of test in minutes; what takes long is left to 
 	@mkdir -p $(REPORTS)
 	ctest --test-dir build/Release -j $(JOBS) --output-on-failure --no-tests=error --progress \
 	  --output-junit $(CURDIR)/$(REPORTS)/ctest.xml
-	$(PY) test/run_tests.py --jobs $(JOBS) -m "not long"
+	$(PY) test/run_tests.py --jobs $(FILES) -m "not long"
 
 test-long: build-tests
-	$(PY) test/run_tests.py --jobs $(JOBS) -m long --reports $(REPORTS)/long
+	$(PY) test/run_tests.py --jobs $(FILES) -m long --reports $(REPORTS)/long
 
 test-all: test test-long conformance  ## test, the tests that take long, and PyTorch's own
 

@@ -46,9 +46,11 @@ IMPORTED_ONCE = (
 IMPORTED_WITH_TRITON = ("triton.experimental.gluon",)
 # Started first where no earlier run says how long each takes.
 LONG_FILES = {
-    *("test_collectives.py", "test_ccl.py", "test_memory_providers.py", "test_models.py"),
-    *("test_symmetric_groups.py", "test_all_gather_matmul.py", "test_ranks.py", "test_exit.py"),
-    *("test_race_check.py", "test_kernel_codegen.py"),
+    *("test_collectives.py", "test_determinism.py", "test_exit.py", "test_footprint.py"),
+    *("test_hosts.py", "test_rejoin.py", "test_same_bits.py", "test_memory_after_failure.py"),
+    *("test_late_ranks.py", "test_symmetric_import.py", "test_models.py", "test_ranks.py"),
+    *("test_kernel_codegen.py", "test_race_check.py", "test_bench_faults.py"),
+    *("test_protocol_models.py", "test_faults.py"),
 }
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
 GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
