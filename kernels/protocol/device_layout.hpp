@@ -260,8 +260,7 @@ struct DeviceLayout {
   constexpr std::uint64_t p2p_box_data() const {
     constexpr WireTile kTile = wire_tile(WireKind::kLL);
     if (p2p_box_bytes == 0) return 0;
-    return align_down(p2p_box_bytes / kTile.space * kTile.bytes - sizeof(BoxHeader),
-                      kCacheLine);
+    return align_down(p2p_box_bytes / kTile.space * kTile.bytes - sizeof(BoxHeader), kCacheLine);
   }
   constexpr std::uint32_t message_slot_bytes(int tag_channel) const {
     return message_slot_part * (tag_channel == kAllToAllTagChannel ? kSlotPartsOfAllToAll

@@ -209,8 +209,8 @@ TEST_P(TransferTest, ManyShortMessagesInARow) {
   }
 }
 
-// Blocks send at their own pace: in a launch a message of the one form often comes before an earlier
-// one of the other, and is none that was not expected.
+// Blocks send at their own pace: in a launch a message of the one form often comes before an
+// earlier one of the other, and is none that was not expected.
 TEST_P(TransferTest, LaterMessagesOfTheOtherFormComeFirst) {
   DeviceRig rig(world(), {});
   std::vector<Sent> sent;
