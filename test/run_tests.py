@@ -21,9 +21,9 @@ from __future__ import annotations
 import argparse
 import atexit
 import collections
+import contextlib
 import gc
 import importlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -239,9 +239,11 @@ def main() -> int:
     (arguments.reports / "logs").mkdir(parents=True, exist_ok=True)
     together, alone = plan(arguments)
     jobs, started = together + alone, time.monotonic()
-    with_triton = importlib.util.find_spec("triton") is not None
-    for module in (*IMPORTED_ONCE, *(IMPORTED_WITH_TRITON if with_triton else ())):
+    for module in IMPORTED_ONCE:
         importlib.import_module(module)
+    for module in IMPORTED_WITH_TRITON:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     gc.freeze()  # or each fork would look through, and copy, what is imported here
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -68,13 +68,17 @@ SYMM_HOST_DEVICE bool combine_share(X& x, const Geometry& g, const std::byte* in
   const void* const* sources =
       await_inputs(x, in_step(c), begin, offset + begin, input + offset + begin);
   if (sources == nullptr) return false;
-  if (g.results_in_place && x.in_place()) {
+  const bool collected = g.results_in_place || output == nullptr;  // by another rank
+  if (!collected || (g.results_in_place && x.in_place())) {
     x.reduce(output + offset + begin, sources, bytes / g.element_bytes);
   } else {
     std::byte* slot = x.open_slot(out_step(c));
     if (slot == nullptr) return false;
-    x.reduce(slot, sources, bytes / g.element_bytes);
-    if (output != nullptr) x.copy(output + offset + begin, slot, bytes);
+    if (output != nullptr) {
+      x.reduce_both(slot, output + offset + begin, sources, bytes / g.element_bytes);
+    } else {
+      x.reduce(slot, sources, bytes / g.element_bytes);
+    }
   }
   x.publish(out_step(c));
   return true;

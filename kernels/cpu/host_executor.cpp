@@ -10,7 +10,9 @@ namespace symm {
 
 namespace {
 
+// In which a reduction is carried out whose result goes past the caches, and into a slot.
 constexpr std::size_t kStreamedBlock = 8 * 1024;
+constexpr std::size_t kSlotBlock = 32 * 1024;
 
 }  // namespace
 
@@ -132,10 +134,13 @@ void HostExecutor::read_done(std::uint32_t step) {
   post(own_done(), epoch_ + step + 1);
 }
 
-bool HostExecutor::streams_to(const std::byte* destination) const {
+bool HostExecutor::is_slot(const std::byte* destination) const {
   const std::byte* const slots = view_.slots[view_.rank];
-  return call_.streams &&
-         (destination < slots || destination >= slots + std::size_t{kSlots} * view_.slot_bytes);
+  return destination >= slots && destination < slots + std::size_t{kSlots} * view_.slot_bytes;
+}
+
+bool HostExecutor::streams_to(const std::byte* destination) const {
+  return call_.streams && !is_slot(destination);
 }
 
 void HostExecutor::copy(std::byte* destination, const std::byte* source, std::size_t bytes) const {
@@ -153,18 +158,31 @@ void HostExecutor::reduce(std::byte* destination, const void* const* sources,
   const auto combine = [&](std::byte* to, const void* const* from, std::size_t n) {
     call_.kernels->reduce(to, from, view_.world_size, factors_, view_.world_size, n);
   };
-  if (!streams_to(destination)) return combine(destination, sources, count);
-  // Block by block through the first-level cache.
-  alignas(kCacheLine) std::byte block[kStreamedBlock];
+  const bool streams = streams_to(destination);
+  if (!streams && !is_slot(destination)) return combine(destination, sources, count);
+  // Block by block through the first-level cache (NOTE [Writing slots] in host_executor.hpp).
+  alignas(kCacheLine) std::byte block[kSlotBlock];
   const void* from[kMaxRanks];
-  const std::size_t most = kStreamedBlock / call_.element_bytes;
+  const std::size_t most = (streams ? kStreamedBlock : kSlotBlock) / call_.element_bytes;
   for (std::size_t done = 0; done < count; done += most) {
     const std::size_t offset = done * call_.element_bytes;
     const std::size_t n = std::min(most, count - done);
     for (int r = 0; r < view_.world_size; ++r) from[r] = as_bytes(sources[r]) + offset;
     combine(block, from, n);
-    streaming_copy(destination + offset, block, n * call_.element_bytes);
+    if (streams) {
+      streaming_copy(destination + offset, block, n * call_.element_bytes);
+    } else {
+      std::memcpy(destination + offset, block, n * call_.element_bytes);
+    }
   }
+}
+
+void HostExecutor::reduce_both(std::byte* slot, std::byte* destination, const void* const* sources,
+                               std::size_t count) const {
+  const bool streams = streams_to(destination);  // then it is not read again
+  std::byte* const first = streams ? slot : destination;
+  reduce(first, sources, count);
+  copy(streams ? destination : slot, first, count * call_.element_bytes);
 }
 
 void HostExecutor::accumulate(std::byte* out, const std::byte* in, const std::byte* source,

@@ -7,6 +7,11 @@
 // peer, `done` to the owner, or the end of the call to the user. Where an owner has raised, the
 // call fails. `done` must come after the look for another reason: an owner that is done may leave.
 //
+// NOTE [Writing slots]
+// The lines of a slot are in the cache of the peer that has read it last, and each store of a
+// reduction would wait for one of them. memcpy claims many at once. So what is combined for a slot
+// comes to it by memcpy: from the output, or from a block in the first-level cache.
+//
 // An object belongs to one rank of one group for the group's life; one thread at a time calls it.
 #pragma once
 
@@ -111,6 +116,8 @@ class HostExecutor {
   void read_done(std::uint32_t step);
   void copy(std::byte* destination, const std::byte* source, std::size_t bytes) const;
   void reduce(std::byte* destination, const void* const* sources, std::size_t count) const;
+  void reduce_both(std::byte* slot, std::byte* destination, const void* const* sources,
+                   std::size_t count) const;
   void accumulate(std::byte* out, const std::byte* in, const std::byte* source,
                   std::size_t count) const;
   void finish(std::byte* destination, const std::byte* in, const std::byte* source,
@@ -123,6 +130,8 @@ class HostExecutor {
   bool reads_hold();
   // wait_for() a line of `peer`'s.
   bool wait(const SignalLine& line, std::uint64_t target, int peer);
+  // Whether `destination` is in one of this rank's slots.
+  bool is_slot(const std::byte* destination) const;
   // Whether `destination` is written past the caches: it is not a slot.
   bool streams_to(const std::byte* destination) const;
   SignalLine& own_ready() const { return view_.controls[view_.rank]->ready; }

@@ -169,6 +169,11 @@ class BlockExecutor {
     Reducer::reduce(destination, sources, count, facts());
     __syncthreads();
   }
+  __device__ void reduce_both(std::byte* slot, std::byte* destination, const void* const* sources,
+                              std::size_t count) const {
+    reduce(slot, sources, count);
+    copy(destination, slot, count * element_bytes());
+  }
 
   __device__ void accumulate(std::byte* out, const std::byte* in, const std::byte* source,
                              std::size_t count) const {
