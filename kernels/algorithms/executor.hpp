@@ -32,8 +32,9 @@
 //   copy(dst, src, bytes)  nothing where dst == src
 //   reduce(dst, srcs, count), accumulate(out, in, src, count), finish(dst, in, src, count)
 //                          as ReduceKernels, for the call's dtype and op; srcs by group rank
-//   reduce_both(slot, dst, srcs, count)
-//                          as reduce, into a slot of this rank's and into dst
+//   reduce_to(slot, dst, srcs, count)
+//                          as reduce, into a slot of this rank's, into dst, or into both: null is
+//                          left out
 //   count_mismatch(peer, theirs, mine)
 //                          the peer sends `theirs` elements where this rank expects `mine`: ends
 //                          the call, returns false
@@ -77,7 +78,7 @@ concept Executor = requires(X& x, int peer, std::uint32_t step, std::size_t n, s
   { x.read_done(step) } -> std::same_as<void>;
   { x.copy(dst, src, n) } -> std::same_as<void>;
   { x.reduce(dst, srcs, n) } -> std::same_as<void>;
-  { x.reduce_both(dst, dst, srcs, n) } -> std::same_as<void>;
+  { x.reduce_to(dst, dst, srcs, n) } -> std::same_as<void>;
   { x.accumulate(dst, src, src, n) } -> std::same_as<void>;
   { x.finish(dst, src, src, n) } -> std::same_as<void>;
   { x.count_mismatch(peer, n, n) } -> std::same_as<bool>;

@@ -68,17 +68,16 @@ SYMM_HOST_DEVICE bool combine_share(X& x, const Geometry& g, const std::byte* in
   const void* const* sources =
       await_inputs(x, in_step(c), begin, offset + begin, input + offset + begin);
   if (sources == nullptr) return false;
-  const bool collected = g.results_in_place || output == nullptr;  // by another rank
-  if (!collected || (g.results_in_place && x.in_place())) {
+  if (g.results_in_place && x.in_place()) {
     x.reduce(output + offset + begin, sources, bytes / g.element_bytes);
   } else {
-    std::byte* slot = x.open_slot(out_step(c));
-    if (slot == nullptr) return false;
-    if (output != nullptr) {
-      x.reduce_both(slot, output + offset + begin, sources, bytes / g.element_bytes);
-    } else {
-      x.reduce(slot, sources, bytes / g.element_bytes);
+    std::byte* slot = nullptr;
+    if (g.results_in_place || output == nullptr) {  // another rank collects it
+      slot = x.open_slot(out_step(c));
+      if (slot == nullptr) return false;
     }
+    x.reduce_to(slot, output == nullptr ? nullptr : output + offset + begin, sources,
+                bytes / g.element_bytes);
   }
   x.publish(out_step(c));
   return true;

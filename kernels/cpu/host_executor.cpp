@@ -177,8 +177,10 @@ void HostExecutor::reduce(std::byte* destination, const void* const* sources,
   }
 }
 
-void HostExecutor::reduce_both(std::byte* slot, std::byte* destination, const void* const* sources,
-                               std::size_t count) const {
+void HostExecutor::reduce_to(std::byte* slot, std::byte* destination, const void* const* sources,
+                             std::size_t count) const {
+  if (slot == nullptr) return reduce(destination, sources, count);
+  if (destination == nullptr) return reduce(slot, sources, count);
   const bool streams = streams_to(destination);  // then it is not read again
   std::byte* const first = streams ? slot : destination;
   reduce(first, sources, count);

@@ -116,8 +116,8 @@ class HostExecutor {
   void read_done(std::uint32_t step);
   void copy(std::byte* destination, const std::byte* source, std::size_t bytes) const;
   void reduce(std::byte* destination, const void* const* sources, std::size_t count) const;
-  void reduce_both(std::byte* slot, std::byte* destination, const void* const* sources,
-                   std::size_t count) const;
+  void reduce_to(std::byte* slot, std::byte* destination, const void* const* sources,
+                 std::size_t count) const;
   void accumulate(std::byte* out, const std::byte* in, const std::byte* source,
                   std::size_t count) const;
   void finish(std::byte* destination, const std::byte* in, const std::byte* source,

@@ -100,10 +100,10 @@ class TracingExecutor {
     }
     touch("write", destination, count * kElement);
   }
-  void reduce_both(std::byte* slot, std::byte* destination, const void* const* sources,
-                   std::size_t count) const {
-    reduce(slot, sources, count);
-    touch("write", destination, count * kElement);
+  void reduce_to(std::byte* slot, std::byte* destination, const void* const* sources,
+                 std::size_t count) const {
+    reduce(slot != nullptr ? slot : destination, sources, count);
+    if (slot != nullptr && destination != nullptr) touch("write", destination, count * kElement);
   }
   void accumulate(std::byte* out, const std::byte* in, const std::byte* source,
                   std::size_t count) const {

@@ -169,10 +169,12 @@ class BlockExecutor {
     Reducer::reduce(destination, sources, count, facts());
     __syncthreads();
   }
-  __device__ void reduce_both(std::byte* slot, std::byte* destination, const void* const* sources,
-                              std::size_t count) const {
-    reduce(slot, sources, count);
-    copy(destination, slot, count * element_bytes());
+  __device__ void reduce_to(std::byte* slot, std::byte* destination, const void* const* sources,
+                            std::size_t count) const {
+    reduce(slot != nullptr ? slot : destination, sources, count);
+    if (slot != nullptr && destination != nullptr) {
+      copy(destination, slot, count * element_bytes());
+    }
   }
 
   __device__ void accumulate(std::byte* out, const std::byte* in, const std::byte* source,
