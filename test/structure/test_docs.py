@@ -75,6 +75,7 @@ def test_a_long_record_takes_a_line_for_each_item():
     assert text.splitlines()[:3] == ["[", " {", '  "long": [']
     assert text.splitlines()[-4:] == ["  ],", '  "short": 1', " }", "]"]
     assert len(text.splitlines()) == 3 + 99 + 4
+    assert to_text([{"long": tuple(["x" * 99] * 99), "short": 1}]) == text  # as a dataclass has it
 
 
 def test_every_environment_variable_is_described():

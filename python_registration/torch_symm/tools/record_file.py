@@ -14,7 +14,7 @@ def to_text(value: Any, indent: int = 0, record: bool = False) -> str:
     """Return ``value`` as JSON in which each item of a list, and each object of plain values, is a
     line. ``record``: all of ``value`` is a line, unless it is too long for one."""
     text = json.dumps(value)
-    if not isinstance(value, dict | list) or (record and len(text) <= _LONGEST):
+    if not isinstance(value, dict | list | tuple) or (record and len(text) <= _LONGEST):
         return text
     inner = " " * (indent + 1)
     if isinstance(value, dict):
@@ -33,7 +33,9 @@ def _is_record(value: Any) -> bool:
     """Tell whether there is nothing but plain values and lists of them in it."""
     if isinstance(value, dict):
         return not any(isinstance(item, dict) or not _is_record(item) for item in value.values())
-    return not isinstance(value, list) or not any(isinstance(item, dict | list) for item in value)
+    return not isinstance(value, list | tuple) or not any(
+        isinstance(item, dict | list | tuple) for item in value
+    )
 
 
 def write_records(path: Path, document: dict[str, Any] | list[Any]) -> None:

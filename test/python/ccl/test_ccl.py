@@ -234,3 +234,26 @@ def many_in_flight(rank):
 
 def test_many_in_flight_share_a_workspace():
     check(many_in_flight, WORLD_SIZE)
+
+
+def large(rank):
+    """Out of place the host writes such results past the caches, and in place it does not."""
+    from torch_symm import ccl
+
+    problems, count, size = [], 3_000_001, dist.get_world_size()
+    terms = [model.make_input(torch.float32, count, r, 3) for r in range(size)]
+    expected = model.reduced(terms, "SUM")
+    for way in ("out of place", "in place"):
+        for kind, last in ((ccl.all_reduce, ()), (ccl.reduce, (size - 1,))):
+            mine = terms[rank].to(DEVICE, copy=True)
+            total = mine if way == "in place" else torch.full_like(mine, -1.0)
+            kind(total, mine, *last)
+            if not last or rank == size - 1:
+                problems += model.mismatch(f"{kind.__name__} {way}", total, expected)
+            if way == "out of place":
+                problems += model.mismatch(f"{kind.__name__}'s input", mine, terms[rank])
+    return problems
+
+
+def test_large_reductions_in_and_out_of_place():
+    check(large, WORLD_SIZE)
