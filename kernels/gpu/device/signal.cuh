@@ -35,13 +35,26 @@ class SignalThread {
   __device__ void refuse(const RowExchangeShape& shape, const SplitFault& fault) {
     if (device_compare_exchange(&params_.state->dead, 0u, 1u) != 0u) return;
     SignalPage::Report& report = params_.page->report;
-    report.operation = params_.operation;
-    report.shape = shape;
-    report.split = fault;
+    store_data(&report.operation, params_.operation);
+    store_words(&report.shape, shape);
+    store_words(&report.split, fault);
     store_release(&report.fault, static_cast<std::uint32_t>(DeviceFault::kWrongSplits));
   }
 
  private:
+  // Any type of whole words; to memory of the host.
+  template <class T>
+  __device__ static void store_words(T* to, const T& from) {
+    struct Words {
+      std::uint32_t word[sizeof(T) / sizeof(std::uint32_t)];
+    };
+    const auto words = __builtin_bit_cast(Words, from);
+#pragma unroll
+    for (std::size_t i = 0; i < sizeof(T) / sizeof(std::uint32_t); ++i) {
+      store_data(reinterpret_cast<std::uint32_t*>(to) + i, words.word[i]);
+    }
+  }
+
   // The slot at `peer` that this rank fills.
   __device__ SignalSlot* slot_at(int peer, int channel) const {
     return params_.pads[peer] + signal_slot(channel, params_.world_size, params_.rank);
