@@ -348,6 +348,7 @@ enum class DeviceFault : std::uint32_t {
   kTagMismatch = 4,    // `peer` sent a message of tag `theirs` where `mine` is expected
   kAsymmetricUse = 5,  // `peer` used another offset of its segment than this rank
   kPeerGaveUp = 6,     // `peer` gave up before its memory was read, or withdrew its signal
+  kWrongSplits = 7,    // of a row exchange, on all ranks
 };
 
 // What a rank's GPU reports to the hosts of the group. Shared host memory that the GPU maps;

@@ -31,6 +31,16 @@ class SignalThread {
 
   __device__ bool is_dead() const { return load_relaxed(&params_.state->dead) != 0; }
 
+  // Ends this kernel and all later ones, for splits that cannot be served.
+  __device__ void refuse(const RowExchangeShape& shape, const SplitFault& fault) {
+    if (device_compare_exchange(&params_.state->dead, 0u, 1u) != 0u) return;
+    SignalPage::Report& report = params_.page->report;
+    report.operation = params_.operation;
+    report.shape = shape;
+    report.split = fault;
+    store_release(&report.fault, static_cast<std::uint32_t>(DeviceFault::kWrongSplits));
+  }
+
  private:
   // The slot at `peer` that this rank fills.
   __device__ SignalSlot* slot_at(int peer, int channel) const {
@@ -88,14 +98,16 @@ class SignalThread {
   const SignalParams& params_;
 };
 
-// A barrier of all ranks on `channel`, by a block with a thread for each rank. A rank that gives up
-// withdraws its signals (NOTE [Withdrawn signals] in signal_pad.hpp).
-__device__ inline void signal_barrier(const SignalParams& params, int channel) {
+// A barrier of all ranks on `channel`, by a block with a thread for each rank, or more. A rank that
+// gives up withdraws its signals (NOTE [Withdrawn signals] in signal_pad.hpp), and gets false.
+__device__ inline bool signal_barrier(const SignalParams& params, int channel) {
   const int peer = static_cast<int>(threadIdx.x);
   const bool has_peer = peer < params.world_size && peer != params.rank;
   SignalThread thread(params);
   const bool met = !has_peer || (thread.put(peer, channel) && thread.take(peer, channel));
-  if (!block_all(met) && has_peer) thread.withdraw_from(peer, channel);
+  if (block_all(met)) return true;
+  if (has_peer) thread.withdraw_from(peer, channel);
+  return false;
 }
 
 }  // namespace symm
