@@ -23,6 +23,7 @@ from pathlib import Path
 _parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 _parser.add_argument("--provider", action="store_true", help="PyTorch's operators and provider")
 _parser.add_argument("--quick", action="store_true", help="small and few: a check of this script")
+_parser.add_argument("--form", help="this one alone, as matmul_all_reduce")
 _parser.add_argument("--json", type=Path)
 arguments = _parser.parse_args()
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
@@ -190,6 +191,8 @@ def measure(nccl) -> list[dict]:
     timing = Timing("cuda", rounds=5)
     for form, (ways_of, sizes) in FORMS.items():
         if arguments.provider and form == "all_reduce_rms_norm":
+            continue
+        if arguments.form not in (None, form):
             continue
         for k, n in LAYERS:
             for m in sizes:
