@@ -94,7 +94,7 @@ TEST(PollingCostAloneTest, IsLost) {
   };
   std::string json = "[";
   for (const Case& c : {Case{"ll", Algorithm::kLL, 64}, Case{"ll", Algorithm::kLL, 16384},
-                        Case{"two_shot", Algorithm::kTwoShot, 1u << 20}}) {
+                        Case{"bulk", Algorithm::kBulk, 1u << 20}}) {
     DeviceRig rig(2, {});
     const std::array<DeviceBytes, 2> data{DeviceBytes(c.count * 4), DeviceBytes(c.count * 4)};
     for (const DeviceBytes& each : data) check(gpuMemset(each.at(0), 0, c.count * 4), "Memset");
