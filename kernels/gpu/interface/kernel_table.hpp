@@ -86,6 +86,10 @@ const void* move_rows_kernel_address();
 inline constexpr unsigned kPlanRowsThreads = 1024;  // of one block
 inline constexpr unsigned kMoveRowsThreads = 512;
 
+// For a dtype that has a sum (matrix_sum.cu); takes SignalParams and MatrixSum.
+const void* matrix_sum_kernel_address(Dtype dtype);
+inline constexpr unsigned kMatrixSumThreads = 512;
+
 // multimem.cu; takes MultimemParams after the parameters of the others. Null where the library has
 // none.
 const void* multimem_kernel_address(CollectiveKind kind, Dtype dtype, ReduceOp op);

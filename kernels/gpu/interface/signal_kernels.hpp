@@ -24,8 +24,10 @@
 #include <span>
 #include <string>
 
+#include "kernels/core/dtype.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/gpu/interface/group_kernels.hpp"
+#include "kernels/gpu/interface/matrix_sum.hpp"
 #include "kernels/protocol/row_exchange.hpp"
 
 namespace symm {
@@ -96,6 +98,12 @@ class SignalKernels {
   // 2^31 - 1 splits of all ranks.
   virtual void exchange_rows(const SignalPads& pads, const RowExchange& exchange,
                              const SignalOptions& options) = 0;
+  // Of one rank: waits for no other. Sums a part of the ranks' matrices in their order, into the
+  // output, with the arithmetic of all_reduce; barriers before and behind it are the caller's.
+  // Throws kInvalidArgument for a dtype that has no sum or other ranks than the group's, kSystem,
+  // and what check() throws.
+  virtual void sum_matrices(Dtype dtype, const MatrixPart& part, std::span<std::byte* const> inputs,
+                            std::byte* output, const SignalOptions& options) = 0;
   // The int64 of scratch memory that an exchange with so many experts needs. Local.
   virtual std::size_t scratch_words(std::int32_t experts) const = 0;
 

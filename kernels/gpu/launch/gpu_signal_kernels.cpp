@@ -24,6 +24,9 @@ static_assert(kMaxDeviceRanks <= 64, "SignalPage::gone has a bit for each rank")
 // warp under way.
 constexpr std::uint64_t kMostMoveBlocks = 32;
 constexpr std::uint64_t kLeastOfMoveBlock = 32 << 10;
+// And of a sum of matrices, whose threads have a unit of four ranks under way each.
+constexpr std::uint64_t kMostMatrixSumBlocks = 64;
+constexpr std::uint64_t kUnitBytes = 16;
 
 const char* operation_name(SignalOperation operation) {
   constexpr const char* kNames[] = {"barrier", "put_signal", "wait_signal", "all_to_all_vdev"};
@@ -40,6 +43,10 @@ class GpuSignalKernels final : public SignalKernels {
     load_kernel(signal_kernel_address());
     load_kernel(plan_rows_kernel_address());
     load_kernel(move_rows_kernel_address());
+    for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
+      if (!op_supports(ReduceOp::kSum, static_cast<Dtype>(dtype))) continue;
+      load_kernel(matrix_sum_kernel_address(static_cast<Dtype>(dtype)));
+    }
   }
   ~GpuSignalKernels() override;
 
@@ -54,6 +61,8 @@ class GpuSignalKernels final : public SignalKernels {
   }
   void exchange_rows(const SignalPads& pads, const RowExchange& exchange,
                      const SignalOptions& options) override;
+  void sum_matrices(Dtype dtype, const MatrixPart& part, std::span<std::byte* const> inputs,
+                    std::byte* output, const SignalOptions& options) override;
   std::size_t scratch_words(std::int32_t experts) const override {
     return row_scratch_words({.form = RowExchangeForm::kVector,
                               .world_size = config_.world_size,
@@ -84,7 +93,8 @@ class GpuSignalKernels final : public SignalKernels {
 
   void validate(SignalOperation operation, const SignalPads& pads, int peer,
                 const SignalOptions& options) const;
-  // Of an operation that is valid.
+  // What a kernel that uses no pads gets; throws what check() does.
+  SignalParams params_of(SignalOperation operation, const SignalOptions& options) const;
   SignalParams params_of(SignalOperation operation, const SignalPads& pads, int peer,
                          const SignalOptions& options) const;
   void signal(SignalOperation operation, const SignalPads& pads, int peer,
@@ -131,20 +141,26 @@ void GpuSignalKernels::validate(SignalOperation operation, const SignalPads& pad
   }
 }
 
-SignalParams GpuSignalKernels::params_of(SignalOperation operation, const SignalPads& pads,
-                                         int peer, const SignalOptions& options) const {
-  validate(operation, pads, peer, options);
+SignalParams GpuSignalKernels::params_of(SignalOperation operation,
+                                         const SignalOptions& options) const {
   check();
   SignalParams params{};
   params.operation = operation;
   params.rank = config_.rank;
   params.world_size = config_.world_size;
-  params.peer = peer;
   params.channel = options.channel;
   params.poll_period = config_.poll_period;
   params.timeout_ns = static_cast<std::uint64_t>(options.timeout.count());
   params.page = static_cast<SignalPage*>(resources_->mapping.device_address());
   params.state = resources_->state.get();
+  return params;
+}
+
+SignalParams GpuSignalKernels::params_of(SignalOperation operation, const SignalPads& pads,
+                                         int peer, const SignalOptions& options) const {
+  validate(operation, pads, peer, options);
+  SignalParams params = params_of(operation, options);
+  params.peer = peer;
   std::transform(pads.addresses.begin(), pads.addresses.end(), params.pads,
                  [](std::byte* pad) { return reinterpret_cast<SignalSlot*>(pad); });
   return params;
@@ -204,6 +220,31 @@ void GpuSignalKernels::exchange_rows(const SignalPads& pads, const RowExchange& 
   check_gpu(gpuLaunchKernel(move_rows_kernel_address(), dim3(blocks), dim3(kMoveRowsThreads),
                             arguments, 0, stream),
             "launching a row exchange");
+}
+
+void GpuSignalKernels::sum_matrices(Dtype dtype, const MatrixPart& part,
+                                    std::span<std::byte* const> inputs, std::byte* output,
+                                    const SignalOptions& options) {
+  if (!op_supports(ReduceOp::kSum, dtype) ||
+      inputs.size() != static_cast<std::size_t>(config_.world_size)) {
+    throw Error(ErrorCode::kInvalidArgument, "sum_matrices: expected a dtype that has a sum and ",
+                config_.world_size, " inputs, got ", dtype_name(dtype), " and ", inputs.size());
+  }
+  SignalParams params = params_of(SignalOperation::kBarrier, options);
+  MatrixSum sum{};
+  sum.part = part;
+  sum.output = output;
+  std::copy(inputs.begin(), inputs.end(), sum.inputs);
+  const std::uint64_t units =
+      part.lines * part.runs * ((part.run_bytes + kUnitBytes - 1) / kUnitBytes);
+  if (units == 0) return;
+  const auto blocks = static_cast<unsigned>(std::min(
+      (units + kMatrixSumThreads - 1) / kMatrixSumThreads, std::uint64_t{kMostMatrixSumBlocks}));
+  void* arguments[] = {&params, &sum};
+  const DeviceGuard guard(device_);
+  check_gpu(gpuLaunchKernel(matrix_sum_kernel_address(dtype), dim3(blocks), dim3(kMatrixSumThreads),
+                            arguments, 0, static_cast<gpuStream_t>(options.stream)),
+            "launching a sum of matrices");
 }
 
 void GpuSignalKernels::check() const {

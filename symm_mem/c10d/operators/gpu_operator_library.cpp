@@ -18,6 +18,7 @@
 #include "symm_mem/c10d/allocation.hpp"
 #include "symm_mem/c10d/operators/all_to_all_vdev.hpp"
 #include "symm_mem/c10d/operators/boxed_kernel.hpp"
+#include "symm_mem/c10d/operators/tile_reduce.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 
 namespace symm {
@@ -80,6 +81,8 @@ TORCH_LIBRARY_IMPL(symm_mem, CUDA, library) {
   add_on_gpu<all_to_all_vdev>(library, kVdevSchemas[0]);
   add_on_gpu<all_to_all_vdev_2d>(library, kVdevSchemas[1]);
   add_on_gpu<all_to_all_vdev_2d_offset>(library, kVdevSchemas[2]);
+  add_on_gpu<tile_reduce>(library, kTileReduceSchemas[0]);
+  add_on_gpu<multi_root_tile_reduce>(library, kTileReduceSchemas[1]);
 }
 
 }  // namespace symm

@@ -1,4 +1,5 @@
-"""all_to_all_vdev in CUDA graphs: the splits are data, so a replay moves what they then say."""
+"""Operators of symm_mem that symm has for GPUs, in CUDA graphs. Splits of all_to_all_vdev are data:
+a replay moves what they then say."""
 
 import random
 
@@ -114,3 +115,48 @@ def unread(rank):
 
 def test_a_call_does_not_wait_for_the_device():
     check(unread, WORLD_SIZE)
+
+
+SIDE = 40
+
+
+def matrix(rank: int, replay: int) -> torch.Tensor:
+    return model.make_input(torch.bfloat16, SIDE * SIDE, rank, replay).view(SIDE, SIDE)
+
+
+def sums(rank):
+    """A quadrant to each root, and a strided tile to the last rank."""
+    use_symm()
+    size, name, problems = dist.get_world_size(), dist.group.WORLD.group_name, []
+    given, out, some = (allocate(SIDE, SIDE, dtype=torch.bfloat16) for _ in range(3))
+    half = SIDE // 2
+    quadrants = [(slice(0, half), slice(0, half)), (slice(half, SIDE), slice(half, SIDE))]
+    place = quadrants[rank] if rank < 2 else quadrants[0]
+
+    def step():
+        ops.multi_root_tile_reduce([given[q] for q in quadrants], out[place], [0, 1], name)
+        ops.tile_reduce(given[::3, 1::2], some[::3, 1::2], size - 1, name)
+
+    step()
+    torch.cuda.synchronize()
+    graph = captured(step)
+    for replay in few(range(20), 6):
+        given.copy_(matrix(rank, replay))
+        out.fill_(-77)
+        some.fill_(-77)
+        graph.replay()
+        total = model.reduced([matrix(peer, replay).flatten() for peer in range(size)], "SUM")
+        total = total.view(SIDE, SIDE)
+        expected = torch.full((SIDE, SIDE), -77, dtype=torch.bfloat16)
+        strided = expected.clone()
+        if rank < 2:
+            expected[place] = total[place]
+        if rank == size - 1:
+            strided[::3, 1::2] = total[::3, 1::2]
+        problems += model.mismatch(f"replay {replay}: quadrant", out, expected)
+        problems += model.mismatch(f"replay {replay}: strided", some, strided)
+    return problems
+
+
+def test_replays_of_tile_reductions():
+    check(sums, WORLD_SIZE)
