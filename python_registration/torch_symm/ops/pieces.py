@@ -50,6 +50,7 @@ CUTS = {
     "cuda": {
         "gather": Cut(rows=256, nbytes=2 << 20, most=2),
         "scatter": Cut(rows=256, nbytes=2 << 20, most=2),
+        "all_reduce": Cut(rows=256, nbytes=4 << 20, most=2),
         "reduce": _NOT_CUT,
     },
 }
@@ -142,11 +143,10 @@ def _all_gather(group: Any, whole: Tensor, shard: Tensor, rows: slice) -> dist.W
     return dist.all_gather(list(whole[:, rows].unbind()), shard[rows], group, async_op=True)
 
 
-def kind_of_reduction(device: str, dtype: torch.dtype, op: str, shares_are_rows: bool) -> str:
-    """ "scatter" where the ranks' shares, ranges of rows, go to their ranks by copy engines and are
-    added up there; "reduce" where a collective of the group combines them."""
-    can = device == "cuda" and op == "sum" and dtype in beside.WIDE
-    return "scatter" if can and shares_are_rows else "reduce"
+def adds_up_shares(device: str, dtype: torch.dtype, op: str) -> bool:
+    """Whether the ranks' shares, where they are ranges of rows, go to their ranks by copy engines
+    and are added up there; else a collective of the group combines them."""
+    return device == "cuda" and op == "sum" and dtype in beside.WIDE
 
 
 def multiply_and_scatter(

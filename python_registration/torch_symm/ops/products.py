@@ -168,10 +168,10 @@ class Scatter:
             self._columns if self.by_columns else self._rows, lefts, multiply
         )
         sizes = (count, output.nbytes, device, world_size, grain_of(scales, device))
-        kind = cut.kind_of_reduction(device, self.dtype, self.op, not self.by_columns)
-        pieces = cut.count(self.pieces, kind, *sizes)
+        adds_up = not self.by_columns and cut.adds_up_shares(device, self.dtype, self.op)
+        pieces = cut.count(self.pieces, "scatter" if adds_up else "reduce", *sizes)
         group = self.call.group
-        if kind == "scatter" and pieces > 1:
+        if adds_up and pieces > 1:
             share = functools.partial(self._share, lefts, multiply)
             bounds = cut.travelling(count, pieces)
             beside.multiply_and_scatter(group, output, share, bounds, self.call.name)
@@ -288,10 +288,10 @@ def matmul_all_reduce(
         torch.mm(left[rows], b, out=product[rows])
 
     device, size = a.device.type, call.world_size
-    kind = cut.kind_of_reduction(device, a.dtype, op, len(left) % size == 0)
-    rows = len(left) // (size if kind == "scatter" else 1)
+    adds_up = len(left) % size == 0 and cut.adds_up_shares(device, a.dtype, op)
+    rows, kind = (len(left) // size, "all_reduce") if adds_up else (len(left), "reduce")
     number = cut.count(pieces, kind, rows, product.nbytes // size, device, size)
-    if kind == "scatter" and number > 1:
+    if adds_up and number > 1:
         bounds = cut.travelling(rows, number)
         beside.multiply_and_reduce(call.group, product, lambda part: left[part] @ b, bounds)
     else:
