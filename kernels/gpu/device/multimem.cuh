@@ -72,11 +72,4 @@ class SwitchMulticast {
 };
 #undef SYMM_PULL
 
-// The same memory has two addresses: orders accesses by one before those by the other.
-__device__ inline void order_both_addresses() {
-#if SYMM_DEVICE_PASS && !SYMM_GPU_AMD
-  asm volatile("fence.proxy.alias;" ::: "memory");
-#endif
-}
-
 }  // namespace symm

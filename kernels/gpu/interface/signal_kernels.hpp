@@ -36,7 +36,7 @@ struct SignalKernelsConfig {
   int rank = 0;  // group rank
   int world_size = 1;
   // As in GroupKernelsConfig.
-  std::uint32_t poll_period = 256;
+  std::uint32_t poll_period = 8192;
   // What messages call a rank; empty: "rank 1". Called by check(), from any thread.
   std::function<std::string(int rank)> rank_name{};
 };
