@@ -47,7 +47,7 @@ inline constexpr int kP2pChannels = kTagChannels * kP2pChannelsPerTag;
 inline constexpr std::uint32_t kP2pBoxes = 4;
 // The largest message that one p2p channel carries alone: one unit for each thread of a block. Of
 // four such pieces, four carry it; of more, all do.
-inline constexpr std::uint64_t kMostUndividedMessage = 8u << 10;
+inline constexpr std::uint32_t kMostUndividedMessage = 8u << 10;
 inline constexpr int kFewP2pChannels = 4;
 // Longer ones go as chunks through the slots of their tag channel (NOTE [Chunks of messages] in
 // kernels/gpu/wire/message_chunks.cuh): at most so many, a power of two, and fewer where a part
@@ -238,7 +238,10 @@ struct DeviceLayout {
   std::uint64_t wire_box_bytes;
   // [world_size - 1][kP2pChannels][kP2pBoxes] of p2p_box_bytes()
   std::uint64_t p2p_boxes;
-  std::uint64_t p2p_box_part;     // 0 where not even a tile would fit: then there are no boxes
+  std::uint64_t p2p_box_part;  // 0 where not even a tile would fit: then there are no boxes
+  std::uint32_t
+      p2p_large_box_data;  // that fits in a box of all_to_all and tag 0, behind the header
+  std::uint32_t p2p_small_box_data;  // in others
   std::uint64_t message_signals;  // [world_size][kTagChannels][message_slots_of_tag] MessageSignal
   // [world_size - 1][kTagChannels][message_slots_of_tag] of message_slot_bytes()
   std::uint64_t message_slots;
@@ -263,28 +266,25 @@ struct DeviceLayout {
   constexpr std::uint32_t wire_box_tiles(WireKind kind) const {
     return static_cast<std::uint32_t>(wire_box_bytes / wire_tile(kind).space) - 1;
   }
-  constexpr std::uint64_t p2p_box_bytes(int tag_channel) const {
+  constexpr std::uint32_t p2p_box_bytes(int tag_channel) const {
     return p2p_box_part * (tag_channel <= kTagChannelOfTag0 ? kBoxPartsOfLargeTag : 1);
   }
   // Box `count` of p2p channel `channel` of a tag channel, from a sender, by the sender's number
-  // among the others.
+  // among the others. All boxes together are less than 4 GiB.
   constexpr std::uint64_t p2p_box(int sender, int tag_channel, int channel,
-                                  std::uint64_t count) const {
+                                  std::uint32_t count) const {
     const auto tag = static_cast<std::uint32_t>(tag_channel);
-    std::uint32_t parts = static_cast<std::uint32_t>(sender) * kBoxPartsOfSender;
-    parts += tag_channel <= kTagChannelOfTag0 ? tag * kBoxPartsOfLargeTag
-                                              : 2 * kBoxPartsOfLargeTag + tag - 2;
-    const std::uint64_t number =
-        static_cast<std::uint64_t>(channel) * kP2pBoxes + count % kP2pBoxes;
-    return p2p_boxes + std::uint64_t{parts} * kP2pChannelsPerTag * kP2pBoxes * p2p_box_part +
-           number * p2p_box_bytes(tag_channel);
+    const std::uint32_t tags = tag_channel <= kTagChannelOfTag0 ? tag * kBoxPartsOfLargeTag
+                                                                : 2 * kBoxPartsOfLargeTag + tag - 2;
+    const std::uint32_t parts = static_cast<std::uint32_t>(sender) * kBoxPartsOfSender + tags;
+    const std::uint32_t number =
+        static_cast<std::uint32_t>(channel) * kP2pBoxes + count % kP2pBoxes;
+    return p2p_boxes + (parts * kP2pChannelsPerTag * kP2pBoxes * p2p_box_part +
+                        number * p2p_box_bytes(tag_channel));
   }
   // Data that fits in a box, behind the header.
-  constexpr std::uint64_t p2p_box_data(int tag_channel) const {
-    constexpr WireTile kTile = wire_tile(WireKind::kLL);
-    if (p2p_box_part == 0) return 0;
-    return align_down(p2p_box_bytes(tag_channel) / kTile.space * kTile.bytes - sizeof(BoxHeader),
-                      kCacheLine);
+  constexpr std::uint32_t p2p_box_data(int tag_channel) const {
+    return tag_channel <= kTagChannelOfTag0 ? p2p_large_box_data : p2p_small_box_data;
   }
   constexpr std::uint32_t message_slot_bytes(int tag_channel) const {
     return message_slot_part * (tag_channel == kAllToAllTagChannel ? kSlotPartsOfAllToAll
@@ -325,10 +325,12 @@ struct DeviceLayout {
   // the next follow from size and tag alone, so that the two ends agree. (If their sizes differ,
   // that is found: transfer.cu.)
   constexpr bool is_short_message(std::uint64_t bytes, int tag_channel) const {
-    return p2p_box_part != 0 && bytes <= kP2pChannelsPerTag * p2p_box_data(tag_channel);
+    const std::uint32_t most = kP2pChannelsPerTag * p2p_box_data(tag_channel);
+    return p2p_box_part != 0 && bytes <= most;
   }
   constexpr int p2p_channels_of(std::uint64_t bytes, int tag_channel) const {
-    const std::uint64_t alone = min_size(p2p_box_data(tag_channel), kMostUndividedMessage);
+    const std::uint32_t data = p2p_box_data(tag_channel);
+    const std::uint32_t alone = data < kMostUndividedMessage ? data : kMostUndividedMessage;
     return bytes <= alone                     ? 1
            : bytes <= kFewP2pChannels * alone ? kFewP2pChannels
                                               : kP2pChannelsPerTag;

@@ -88,7 +88,8 @@ class MessageMemory {
   }
   __device__ std::byte* box(int owner, int sender, int channel, std::uint64_t count) const {
     return segment_of(group_, owner) + group_.layout.p2p_box(sender > owner ? sender - 1 : sender,
-                                                             tag_channel_, channel, count);
+                                                             tag_channel_, channel,
+                                                             static_cast<std::uint32_t>(count));
   }
 
   const GroupParams& group_;

@@ -71,7 +71,7 @@ class MessageBoxes {
          tile += blockDim.x / kTileThreads) {
       Unit unit;
       ok = has_come(item, tile, next_chunk, waiter, &unit);
-      const std::uint64_t offset = offset_of(tile);
+      const std::uint32_t offset = offset_of(tile);
       if (!ok || is_header(tile) || offset >= part.bytes) continue;
       store_unit(part.data + offset, unit, min_size(part.bytes - offset, kUnitBytes));
     }
@@ -101,24 +101,26 @@ class MessageBoxes {
   // Epochs of LL tiles repeat: in so many the sender writes all of a box once.
   static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
 
+  // Less than 4 GiB, as all messages in boxes.
   struct Part {
     std::byte* data;
-    std::uint64_t bytes;
+    std::uint32_t bytes;
     bool exists;
   };
   __device__ static Part part_of(const MessageMemory& memory, const TransferItem& item,
                                  int channel) {
-    const auto channels = static_cast<std::uint64_t>(
-        memory.layout().p2p_channels_of(item.bytes, memory.tag_channel()));
-    // Both numbers of several are powers of two, and a division is long.
-    const std::uint64_t even =
-        channels == 1 ? item.bytes
-        : channels == kFewP2pChannels
-            ? align_up((item.bytes + kFewP2pChannels - 1) / kFewP2pChannels, kCacheLine)
-            : align_up((item.bytes + kP2pChannelsPerTag - 1) / kP2pChannelsPerTag, kCacheLine);
-    const std::uint64_t begin = min_size(even * static_cast<std::uint64_t>(channel), item.bytes);
-    const std::uint64_t bytes = min_size(even, item.bytes - begin);
-    return {static_cast<std::byte*>(item.data) + begin, bytes, channel == 0 || bytes > 0};
+    constexpr std::uint32_t kFew = kFewP2pChannels;
+    constexpr std::uint32_t kAll = kP2pChannelsPerTag;
+    const auto bytes = static_cast<std::uint32_t>(item.bytes);
+    const int channels = memory.layout().p2p_channels_of(bytes, memory.tag_channel());
+    const std::uint32_t share = channels == 1                 ? bytes
+                                : channels == kFewP2pChannels ? (bytes + kFew - 1) / kFew
+                                                              : (bytes + kAll - 1) / kAll;
+    constexpr std::uint32_t kLine = kCacheLine;
+    const std::uint32_t even = channels == 1 ? bytes : (share + kLine - 1) / kLine * kLine;
+    const std::uint32_t begin = min(even * static_cast<std::uint32_t>(channel), bytes);
+    const std::uint32_t own = min(even, bytes - begin);
+    return {static_cast<std::byte*>(item.data) + begin, own, channel == 0 || own > 0};
   }
   __device__ Part part_of(const TransferItem& item) const {
     return part_of(memory_, item, channel_);
@@ -173,16 +175,15 @@ class MessageBoxes {
 
   // The header is the first unit, and `offset_of` that of another one in the data of a part.
   __device__ static bool is_header(std::uint32_t tile) { return tile == 0 && tile_thread() == 0; }
-  __device__ static std::uint64_t offset_of(std::uint32_t tile) {
-    return std::uint64_t{tile} * Tile::kBytes + Tile::offset() - sizeof(BoxHeader);
+  __device__ static std::uint32_t offset_of(std::uint32_t tile) {
+    return tile * Tile::kBytes + Tile::offset() - std::uint32_t{sizeof(BoxHeader)};
   }
-  __device__ static std::uint32_t tiles_of(std::uint64_t bytes) {
-    return static_cast<std::uint32_t>((sizeof(BoxHeader) + bytes + Tile::kBytes - 1) /
-                                      Tile::kBytes);
+  __device__ static std::uint32_t tiles_of(std::uint32_t bytes) {
+    return (std::uint32_t{sizeof(BoxHeader)} + bytes + Tile::kBytes - 1) / Tile::kBytes;
   }
   __device__ static Unit unit_of(const BoxHeader& header, const Part& part, std::uint32_t tile) {
     if (is_header(tile)) return __builtin_bit_cast(Unit, header);
-    const std::uint64_t offset = offset_of(tile);
+    const std::uint32_t offset = offset_of(tile);
     if (offset >= part.bytes) return Unit{};
     return load_unit(part.data + offset, min_size(part.bytes - offset, kUnitBytes));
   }
