@@ -19,6 +19,7 @@
 
 #include "kernels/core/atomics.hpp"
 #include "kernels/core/error.hpp"
+#include "kernels/cpu/reduce_kernels.hpp"
 #include "kernels/plan/plan.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/device_runtime.hpp"
@@ -79,6 +80,15 @@ class FakeKernels final : public GroupKernels {
     launch.peer_outputs.assign(peer_outputs.begin(), peer_outputs.end());
     launch.timeout = options.timeout;
     begin(std::move(launch));
+  }
+
+  void fold(const FoldCall& call, StreamHandle) override {
+    const ReduceKernels& kernels = reduce_kernels(call.dtype, call.op, selected_isa());
+    kernels.reduce(call.result, call.sources.data(), static_cast<int>(call.sources.size()), nullptr,
+                   call.divisor, call.count);
+  }
+  void copy(void* to, const void* from, std::size_t bytes, StreamHandle) override {
+    std::memcpy(to, from, bytes);
   }
 
   void launch_multimem(const CollectiveArgs& args, const Plan& plan, const MultimemMemory& memory,

@@ -1,0 +1,18 @@
+// The reducing kernels by dtype and operator, loading of all kernels, and the one kernel that needs
+// no group. Host.
+#pragma once
+
+#include "kernels/gpu/interface/group_kernels.hpp"
+#include "kernels/gpu/interface/kernel_table.hpp"
+
+namespace symm {
+
+const ReduceKernelTable& reduce_table();
+
+// Loads every kernel on the current device. Throws Error(kSystem).
+void load_kernels();
+
+// GroupKernels::fold() on the current device.
+void launch_fold(const FoldCall& call, StreamHandle stream);
+
+}  // namespace symm
