@@ -245,6 +245,15 @@ void bind_process_group(py::module_& module) {
             return hosts == nullptr ? std::string() : hosts->engine_name();
           },
           "The backend that carries bytes between hosts; \"\" where all are on one.")
+      .def(
+          "_gpus_between_hosts",
+          [](ProcessGroupSymm& group) {
+            const symm::HostGroup* const hosts = ProcessGroupSymm::Impl::of(group).hosts();
+            const symm::GpuHosts* const gpu = hosts == nullptr ? nullptr : hosts->gpu_if_made();
+            return gpu == nullptr ? std::string() : gpu->engine_text().value_or("");
+          },
+          py::call_guard<py::gil_scoped_release>(),
+          "The same of CUDA tensors; \"\" before their first collective.")
       .def("get_error", &ProcessGroupSymm::getError, py::call_guard<py::gil_scoped_release>(),
            "SUCCESS while the group works, else the kind of the failure.");
 }

@@ -295,7 +295,7 @@ c10::intrusive_ptr<c10d::Work> HostGroup::staged_transfer(
   if (!is_send) return message(staged, peer, tag, false, tensor);
   const at::NoGradGuard no_grad;
   staged.copy_(tensor, /*non_blocking=*/true);
-  wait_for_stream(streams, streams->current(), timeout_);
+  wait_for_stream(streams, streams->current(), kLongestTimeout);
   return message(staged, peer, tag, true, at::Tensor());
 }
 

@@ -63,7 +63,7 @@ std::unique_ptr<HostTransfer> StagedLink::start(std::span<const HostMessage> to,
                 stream.native_handle());
   }
   for (const HostMessage& each : from) received.push_back({each.peer, on_cpu(each.bytes)});
-  wait_for_stream(streams_, stream, {});
+  wait_for_stream(streams_, stream, kLongestTimeout);
   return std::make_unique<Transfer>(*this, link_.start(sent, received, BackendLink::kGpuTag),
                                     std::vector<HostMessage>(from.begin(), from.end()));
 }

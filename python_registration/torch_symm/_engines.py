@@ -25,6 +25,19 @@ _NCCL_ENVIRONMENT = {
 }
 
 
+def by_device(wish: str) -> tuple[str, str]:
+    """The engines of tensors on the CPU and of CUDA tensors that a right value of the option
+    inter_host other than "none" asks for: of CUDA tensors NCCL, unless something else is said. A
+    name for both is for those that it can serve. Local."""
+    named = dict(entry.split(":") for entry in wish.split(",")) if ":" in wish else {}
+    if named or wish == "auto":
+        cpu, cuda = named.get("cpu", "auto"), named.get("cuda", "auto")
+        return ("gloo" if cpu == "auto" else cpu), ("nccl" if cuda == "auto" else cuda)
+    if problem(wish) and not gpu_problem(wish):
+        return "gloo", wish
+    return wish, wish
+
+
 def problem(name: str) -> str:
     """Why a group cannot use the backend `name` between hosts; "" where it can. Local."""
     import torch.distributed as dist

@@ -2,16 +2,23 @@
 ones (SYMM_HOST_ID). Where ranks of different hosts share a GPU, Gloo carries what crosses hosts,
 through the CPU's memory; where each host has GPUs of its own, NCCL does."""
 
+import os
+import signal
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 import calls
 import model
+import training
 from call import Call
-from errors import message_of, unsaid
+from errors import ERRORS, message_of, unsaid
 from harness import DEVICE, GPUS, IS_SYMM, ON_CUDA
-from hosts import check_on
+from hosts import check_on, run_on
+from rank_processes import describe
 
 pytestmark = [
     pytest.mark.skipif(not IS_SYMM, reason="of groups of symm"),
@@ -213,3 +220,119 @@ def test_groups_of_any_ranks_staged(hosts):
 @needs_two_gpus
 def test_groups_of_any_ranks_over_nccl():
     check_nccl("abab", subgroups)
+
+
+def one_dies(rank, hosts, dead):
+    tensor = torch.ones(3, device=DEVICE)
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    if rank == dead:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    text = ""
+    large = torch.ones(1_000_000, device=DEVICE)
+    while not text:
+        try:
+            dist.all_reduce(large)
+            torch.cuda.synchronize()
+        except ERRORS as error:
+            text = str(error)
+    spent = time.monotonic() - begin
+    return [f"raised after {spent:.1f} s: {text}"] if spent > 12.0 else []
+
+
+def check_death(prepare, env, hosts, dead):
+    reports = run_on(hosts, prepare, one_dies, (dead,), env=env, timeout=10.0, time_limit=90.0)
+    for rank, report in enumerate(reports):
+        if rank != dead:
+            assert report.returned, describe(reports)
+            assert report.value == [], report.value
+
+
+@pytest.mark.parametrize("dead", [0, 3])
+def test_every_rank_hears_of_a_death_staged(dead):
+    check_death(on_one_gpu, ENV, "aabb", dead)
+
+
+@needs_two_gpus
+@pytest.mark.parametrize("dead", [0, 3])
+def test_every_rank_hears_of_a_death_over_nccl(dead):
+    env = (*ENV, ("SYMM_INTER_HOST", "cpu:gloo,cuda:nccl"))
+    check_death(on_gpu_of_host, env, "abab", dead)
+
+
+def one_step(model_of, rank, world):
+    """Names of parameters that differ from one process's step over the batches of all ranks."""
+    rate = 0.1
+    net = training.Net().to(DEVICE)
+    wrapped = model_of(net)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=rate)
+    x, y = training.batch(rank, 0)
+    F.mse_loss(wrapped(x), y).backward()
+    optimizer.step()
+    alone = training.Net().to(DEVICE)
+    losses = [F.mse_loss(alone(x), y) for x, y in (training.batch(r, 0) for r in range(world))]
+    torch.stack(losses).mean().backward()
+    torch.optim.SGD(alone.parameters(), lr=rate).step()
+    expected = training.values(alone)
+    return [
+        f"{name} differs by {(value - expected[name]).abs().max().item()}"
+        for name, value in training.values(wrapped).items()
+        if not torch.allclose(value, expected[name], rtol=1e-4, atol=1e-5)
+    ]
+
+
+def train_by(rank, hosts, how):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    world = len(hosts)
+    if how == "ddp":
+        return one_step(DistributedDataParallel, rank, world)
+    if how == "fsdp":
+        mesh = init_device_mesh("cuda", (world,))
+    else:
+        # Shards inside a host where its ranks follow each other, replicas across hosts.
+        mesh = init_device_mesh("cuda", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+    return one_step(lambda net: fully_shard(net, mesh=mesh), rank, world)
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "hsdp"])
+def test_training_staged(how):
+    check_staged("aabb", train_by, how)
+
+
+@needs_two_gpus
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "hsdp"])
+def test_training_over_nccl(how):
+    check_nccl("abab", train_by, how)
+
+
+def told(rank, hosts, expected):
+    import torch_symm
+
+    layout = torch_symm.host_layout()
+    before = layout["gpus_between_hosts"]
+    dist.all_reduce(torch.ones(3, device=DEVICE))
+    after = torch_symm.host_layout()["gpus_between_hosts"]
+    return [] if (before, after) == (None, expected) else [f"told {before}, then {after}"]
+
+
+def test_what_carries_cuda_tensors_is_told():
+    check_staged("aabb", told, "gloo through the CPU's memory")
+
+
+@needs_two_gpus
+def test_nccl_is_told():
+    check_nccl("abab", told, "nccl")
+
+
+def refused(rank, hosts):
+    text = message_of(NotImplementedError, dist.all_reduce, torch.ones(3, device=DEVICE))
+    return unsaid(text, ["are on one GPU", "nccl refuses", "host-a", "host-b"])
+
+
+def test_nccl_by_name_is_refused_where_hosts_share_a_gpu():
+    env = (*ENV, ("SYMM_INTER_HOST", "nccl"))
+    check_on("ab", on_one_gpu, refused, (), env=env, **TIMES)
