@@ -45,7 +45,17 @@ GpuHosts::GpuHosts(const Config& config, DeviceGroup& local, std::shared_ptr<Dev
   C10dStore(config_.store).set(key_of(config_.rank), {own.begin(), own.end()});
 }
 
-GpuHosts::~GpuHosts() { abort(); }
+GpuHosts::~GpuHosts() {
+  abort();
+  if (!scratch_) return;
+  try {
+    const RelaxedCapture relaxed(local_.runtime());
+    local_.runtime().synchronize();
+  } catch (const Error&) {
+    // It cannot be said that nothing uses the memory.
+    [[maybe_unused]] const auto* kept = new std::shared_ptr(scratch_);
+  }
+}
 
 std::vector<GpuFacts> GpuHosts::facts_of(const std::vector<int>& ranks) {
   C10dStore board(config_.store);
@@ -78,6 +88,8 @@ std::vector<GpuFacts> GpuHosts::facts_of(const std::vector<int>& ranks) {
 
 GpuLink& GpuHosts::gpu_link() {
   if (!gpu_link_) {
+    GpuRuntime& runtime = local_.runtime();
+    scratch_ = runtime.map(runtime.allocate(1));
     gpu_link_ = std::make_unique<GpuLink>(
         GpuLink::Config{
             .engine = gpu_engine_name(config_.wish),
@@ -86,7 +98,8 @@ GpuLink& GpuHosts::gpu_link() {
             .world_size = config_.layout.world_size(),
             .timeout = config_.timeout,
             .device = streams_->device(),
-            .hosts = config_.layout.text()},
+            .hosts = config_.layout.text(),
+            .scratch = scratch_->base()},
         config_.local.local_group());
   }
   return *gpu_link_;

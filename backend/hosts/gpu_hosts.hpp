@@ -81,6 +81,7 @@ class GpuHosts {
   mutable std::mutex mutex_;                   // guards what follows
   std::vector<std::optional<GpuFacts>> said_;  // by rank
   std::vector<std::optional<bool>> stages_;    // by rank
+  std::shared_ptr<Mapping> scratch_;           // of gpu_link_
   std::unique_ptr<GpuLink> gpu_link_;
   std::optional<GpuEngine> engine_;  // of collectives
   // Made by connect() and used by one call at a time.

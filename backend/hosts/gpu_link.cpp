@@ -1,6 +1,5 @@
 #include "backend/hosts/gpu_link.hpp"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -93,12 +92,10 @@ void GpuLink::connect_all() {
     if (flat_ || ended_) return;
     all = flat_ = make("all", config_.rank, config_.world_size);
   }
-  const at::Tensor bytes = at::empty({2}, at::TensorOptions(at::kByte).device(config_.device));
-  auto* const data = static_cast<std::byte*>(bytes.mutable_data_ptr());
   const int next = (config_.rank + 1) % config_.world_size;
   const int before = (config_.rank + config_.world_size - 1) % config_.world_size;
   const std::array<std::pair<HostMessage, bool>, 2> messages{
-      {{{next, {data, 1}}, true}, {{before, {data + 1, 1}}, false}}};
+      {{{next, {config_.scratch, 1}}, true}, {{before, {config_.scratch + 1, 1}}, false}}};
   std::vector<WorkRef> works;
   begin(all, messages, works);
   StreamTransfer(config_.engine + " could not connect the hosts", std::move(works)).wait({});
@@ -204,9 +201,8 @@ void GpuLink::connect_sides(std::vector<Side> sides, bool captured) {
           make(text_of("messages/", upwards ? low : high, "/", upwards ? high : low, "/", channel),
                is_send ? 0 : 1, 2),
           is_send ? 1 : 0};
-      const at::Tensor byte = at::empty({1}, at::TensorOptions(at::kByte).device(config_.device));
-      const std::pair<HostMessage, bool> one{
-          {made.peer, {static_cast<std::byte*>(byte.mutable_data_ptr()), 1}}, is_send};
+      const std::pair<HostMessage, bool> one{{made.peer, {config_.scratch + (is_send ? 0 : 1), 1}},
+                                             is_send};
       std::vector<WorkRef> works;
       begin(made.backend, std::span(&one, 1), works);
       StreamTransfer(config_.engine + " could not connect two hosts", std::move(works)).wait({});

@@ -48,6 +48,8 @@ class GpuLink final : public StreamLink, private WatchdogTask {
     std::chrono::milliseconds timeout{0};
     c10::Device device = c10::Device(c10::kCUDA);
     std::string hosts;  // "a: ranks 0, 1; b: rank 2", for messages
+    // Two bytes of the GPU, for messages that connect; they outlive this object.
+    std::byte* scratch = nullptr;
   };
   // `group`: of this host's ranks. Local.
   GpuLink(Config config, std::shared_ptr<LocalGroup> group);

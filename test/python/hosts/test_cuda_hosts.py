@@ -33,8 +33,10 @@ TIMES = {"timeout": 60.0, "time_limit": 280.0}
 NARROW_INTS = (torch.int8, torch.uint8, torch.int16)
 
 
-def one_gpu():
-    torch.cuda.set_device(0)
+def use(gpu):
+    """A device mesh leaves the choice to those that have begun to use theirs."""
+    torch.cuda.set_device(gpu)
+    torch.cuda.init()
 
 
 def check_staged(hosts, function, *args, **settings):
@@ -43,7 +45,7 @@ def check_staged(hosts, function, *args, **settings):
 
 
 def on_one_gpu(rank, hosts, function, args):
-    one_gpu()
+    use(0)
     return function(rank, hosts, *args)
 
 
@@ -58,7 +60,7 @@ def check_nccl(hosts, function, *args, **settings):
 
 
 def on_gpu_of_host(rank, hosts, function, args):
-    torch.cuda.set_device(sorted(set(hosts)).index(hosts[rank]) % GPUS)
+    use(sorted(set(hosts)).index(hosts[rank]) % GPUS)
     return function(rank, hosts, *args)
 
 
