@@ -26,7 +26,7 @@
 #include <optional>
 
 #include "backend/WorkSymm.hpp"
-#include "backend/device_streams.hpp"
+#include "backend/streams/device_streams.hpp"
 
 namespace symm {
 

@@ -37,6 +37,7 @@ void ProcessGroupSymm::startCoalescing() {
   impl_->host_messages_.clear();
   impl_->device_block_.reset();
   impl_->device_messages_.clear();
+  impl_->staged_.clear();
   impl_->flight_->begin_block();
   impl_->coalescing_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
@@ -47,6 +48,14 @@ ProcessGroupSymm::WorkPtr ProcessGroupSymm::endCoalescing() {
     std::lock_guard lock(impl_->mutex_);
     impl_->coalescing_thread_.store(std::thread::id(), std::memory_order_relaxed);
     works.swap(impl_->coalesced_);
+  }
+  for (WorkPtr& work : std::exchange(impl_->staged_, {})) works.push_back(std::move(work));
+  if (impl_->device_block_ && !works.empty()) {
+    works.push_back(with_torch_errors([&]() -> WorkPtr {
+      DeviceLauncher::Block block = *std::exchange(impl_->device_block_, std::nullopt);
+      impl_->end_device_block(block);
+      return block.work;
+    }));
   }
   if (impl_->device_block_) {
     return with_torch_errors([&]() -> WorkPtr {
@@ -209,6 +218,8 @@ void ProcessGroupSymm::shutdown() {
   }
   blocking_section([&] {
     device->finish(impl_->engine_->timeout());
+    GpuHosts* const gpu = impl_->hosts_ ? impl_->hosts_->gpu_if_made() : nullptr;
+    if (gpu && !impl_->engine_->communicator().failure()) gpu->shutdown();
     device->leave([this] { impl_->engine_->shutdown(); });
   });
 }

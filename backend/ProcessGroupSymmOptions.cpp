@@ -1,9 +1,9 @@
 #include <symm/ProcessGroupSymmOptions.hpp>
 
-#include <algorithm>
 #include <cstdlib>
 
 #include "backend/engine/group/settings.hpp"
+#include "backend/engine/hosts/engine_choice.hpp"
 #include "kernels/plan/algorithm.hpp"
 #include "kernels/protocol/device_layout.hpp"
 #include "symm_mem/c10d/errors.hpp"
@@ -21,17 +21,9 @@ std::size_t checked_bytes(const std::string& option, std::int64_t bytes, const S
   return static_cast<std::size_t>(bytes);
 }
 
-// A name that torch.distributed could know a backend by.
-std::string checked_engine(const std::string& option, const std::string& name) {
-  constexpr std::size_t kLongest = 64;
-  const bool plain = std::ranges::all_of(name, [](char c) {
-    return c == '-' || c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z');
-  });
-  if (name.empty() || name.size() > kLongest || !plain || name == "symm") {
-    refuse(option + ": expected auto, none or the name of a backend other than symm, got '" + name +
-           "'");
-  }
-  return name;
+std::string checked_engine(const std::string& option, const std::string& text) {
+  with_torch_errors([&] { parse_engine_wish(text, option); });
+  return text;
 }
 
 }  // namespace

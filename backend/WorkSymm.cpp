@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "backend/call_audit.hpp"
-#include "backend/device_streams.hpp"
 #include "backend/engine/group_engine.hpp"
 #include "backend/engine/host/mailbox_engine.hpp"
 #include "backend/sparse_all_reduce.hpp"
+#include "backend/streams/device_streams.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/interrupt.hpp"

@@ -37,16 +37,20 @@ class OnDevice {
 
 }  // namespace
 
-DeviceLauncher::DeviceLauncher(std::shared_ptr<Communicator> communicator, at::Device device)
-    : group_(&make_group(*communicator, device)),
+DeviceLauncher::DeviceLauncher(std::shared_ptr<Communicator> communicator,
+                               std::shared_ptr<HostGroup> hosts, at::Device device)
+    : hosts_(std::move(hosts)),
+      group_(&make_group(*communicator, device)),
       last_messages_(static_cast<std::size_t>(communicator->world_size()) * kTagChannels * 2) {
   const c10::DeviceGuard guard(device);
   streams_ = std::make_shared<DeviceStreams>(device, std::move(communicator), *group_);
+  if (hosts_) gpu_hosts();  // tells the other ranks of this GPU
 }
 
 void DeviceLauncher::connect_all(milliseconds timeout) {
   const OnDevice guard(*streams_);
   group_->connect_all(timeout);
+  if (hosts_) gpu_hosts().connect();
 }
 
 DeviceWork::Launch DeviceLauncher::launch_on(const std::optional<c10::Stream>& stream) const {
@@ -61,20 +65,32 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, const CallBatch& call
   streams_->extend(last_collective_, launch.stream, launch.capture, launch.issuing);
   const DeviceLaunch to{launch.stream.native_handle(), timeout, launch.capture != 0};
   for (const CollectiveCall& call : calls) {
-    const auto put_one = [&] { group_->launch(call.args, to, call.request); };
-    if (call.copies_before.empty() && call.copies_after.empty() && !call.audit) [[likely]] {
-      put_one();
-      continue;
-    }
-    const c10::StreamGuard guard(launch.stream);
-    copy_tensors(call.copies_before);
-    if (call.audit) {
-      call.audit->around(call, group_->trace().next_sequence(), put_one);
+    if (call.copies_before.empty() && call.copies_after.empty() && !call.audit && !hosts_)
+        [[likely]] {
+      group_->launch(call.args, to, call.request);
     } else {
-      put_one();
+      put_one(launch, call, to);
     }
-    copy_tensors(call.copies_after);
   }
+}
+
+void DeviceLauncher::put_one(const DeviceWork::Launch& launch, const CollectiveCall& call,
+                             const DeviceLaunch& to) {
+  const c10::StreamGuard guard(launch.stream);
+  const auto carry_out = [&] {
+    if (hosts_) {
+      gpu_hosts().run(call.args, to);
+    } else {
+      group_->launch(call.args, to, call.request);
+    }
+  };
+  copy_tensors(call.copies_before);
+  if (call.audit) {
+    call.audit->around(call, group_->trace().next_sequence(), carry_out);
+  } else {
+    carry_out();
+  }
+  copy_tensors(call.copies_after);
 }
 
 void DeviceLauncher::collectives(const CallBatch& calls, milliseconds timeout) {
@@ -119,6 +135,30 @@ void DeviceLauncher::message(DeviceWork& work, const TransferOp& op, millisecond
   work.launched(launch);
 }
 
+GpuLink::Side DeviceLauncher::side_of(const TransferOp& op) {
+  return {op.peer, static_cast<int>(tag_channel_of(op.tag)), op.is_send};
+}
+
+// The streams of messages inside the host come first.
+c10::Stream DeviceLauncher::put_between_hosts(const c10::Stream& issuing, const TransferOp& op) {
+  const std::lock_guard lock(messages_mutex_);
+  const std::size_t number = last_messages_.size() + p2p_stream_of(op);
+  const c10::Stream stream = streams_->p2p(number);
+  streams_->order(issuing, stream);
+  streams_->extend(between_hosts_[number], stream, streams_->capture_of(issuing), issuing);
+  const c10::StreamGuard guard(stream);
+  gpu_hosts().message(side_of(op), {static_cast<std::byte*>(op.data), op.bytes});
+  return stream;
+}
+
+void DeviceLauncher::message_between_hosts(DeviceWork& work, const TransferOp& op) {
+  const OnDevice guard(*streams_);
+  DeviceWork::Launch launch = launch_on(std::nullopt);
+  gpu_hosts().connect_sides({side_of(op)}, launch.capture != 0);
+  launch.stream = put_between_hosts(launch.issuing, op);
+  work.launched(launch);
+}
+
 void DeviceLauncher::collectives(Block& block, const CallBatch& calls, milliseconds timeout,
                                  bool async_op) {
   const OnDevice guard(*streams_);
@@ -135,8 +175,18 @@ void DeviceLauncher::end(Block& block, milliseconds timeout) {
   DeviceWork::Launch launch = launch_on(streams_->batches());
   if (!block.messages.empty()) {
     put(launch, {block.messages.data(), block.messages.size()}, timeout);
-    if (block.stream) streams_->order(launch.stream, *block.stream);
   }
+  if (!block.between_hosts.empty()) {
+    std::vector<GpuLink::Side> sides;
+    for (const TransferOp& op : block.between_hosts) sides.push_back(side_of(op));
+    gpu_hosts().connect_sides(std::move(sides), launch.capture != 0);
+  }
+  for (const TransferOp& op : block.between_hosts) {
+    const c10::Stream stream = put_between_hosts(launch.issuing, op);
+    streams_->order(stream, launch.stream);
+  }
+  const bool has_messages = !block.messages.empty() || !block.between_hosts.empty();
+  if (block.stream && has_messages) streams_->order(launch.stream, *block.stream);
   if (block.stream) launch.stream = *block.stream;
   block.work->launched(launch);
 }

@@ -21,6 +21,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -29,8 +30,9 @@
 
 #include "backend/DeviceWork.hpp"
 #include "backend/collective_call.hpp"
-#include "backend/device_streams.hpp"
 #include "backend/engine/device/device_group.hpp"
+#include "backend/hosts/host_group.hpp"
+#include "backend/streams/device_streams.hpp"
 
 namespace symm {
 
@@ -41,11 +43,15 @@ class DeviceLauncher {
     c10::intrusive_ptr<DeviceWork> work;
     std::optional<c10::Stream> stream;  // of its collectives: that of the first
     c10::SmallVector<TransferOp, 8> messages;
+    c10::SmallVector<TransferOp, 4>
+        between_hosts;  // by a GPU's engine; peers are ranks of the group
   };
 
   // Makes the communicator's DeviceGroup on `device`. Local. Throws as
   // Communicator::device_group(), and kUnsupported inside a capture.
-  DeviceLauncher(std::shared_ptr<Communicator> communicator, at::Device device);
+  // `hosts`: of a group over several, whose ranks on this host the communicator has; else null.
+  DeviceLauncher(std::shared_ptr<Communicator> communicator, std::shared_ptr<HostGroup> hosts,
+                 at::Device device);
 
   at::Device device() const { return streams_->device(); }
   const std::shared_ptr<DeviceStreams>& streams() const { return streams_; }
@@ -61,6 +67,11 @@ class DeviceLauncher {
                    bool async_op);
   // A message with a stream of its own. Throws as DeviceGroup::transfer.
   void message(DeviceWork& work, const TransferOp& op, std::chrono::milliseconds timeout);
+
+  // The same with a rank of another host: `op.peer` is a rank of the group.
+  void message_between_hosts(DeviceWork& work, const TransferOp& op);
+  // Of a group over several hosts.
+  GpuHosts& gpu_hosts() { return hosts_->gpu(*group_, streams_); }
 
   // The same inside a block: collectives start at once, messages at its end, which launches the
   // block's Work.
@@ -98,18 +109,27 @@ class DeviceLauncher {
            std::chrono::milliseconds timeout);
   void put(const DeviceWork::Launch& launch, std::span<const TransferOp> ops,
            std::chrono::milliseconds timeout);
+  // One call on `launch.stream`.
+  void put_one(const DeviceWork::Launch& launch, const CollectiveCall& call,
+               const DeviceLaunch& to);
+  // Puts a message with a rank of another host on a stream of its own, behind `issuing`, and
+  // returns that.
+  static GpuLink::Side side_of(const TransferOp& op);
+  c10::Stream put_between_hosts(const c10::Stream& issuing, const TransferOp& op);
   static std::size_t p2p_stream_of(const TransferOp& op);
   std::vector<c10::Event> events(bool with_current);
   // The result of the operations in flight: nullopt where all have ended well.
   std::optional<Error> what_is_unfinished() noexcept;
 
+  const std::shared_ptr<HostGroup> hosts_;
   DeviceGroup* const group_;  // the communicator's, which the streams keep until they are closed
   std::shared_ptr<DeviceStreams> streams_;
 
   std::mutex collectives_mutex_;
   StreamChain last_collective_;
   std::mutex messages_mutex_;
-  std::vector<StreamChain> last_messages_;  // by p2p_stream_of()
+  std::vector<StreamChain> last_messages_;            // by p2p_stream_of()
+  std::map<std::size_t, StreamChain> between_hosts_;  // by number of a p2p stream
 };
 
 }  // namespace symm

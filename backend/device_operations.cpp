@@ -23,7 +23,8 @@ DeviceLauncher& ProcessGroupSymm::Impl::device_launcher(at::Device device) {
   if (DeviceLauncher* made = device_.load(std::memory_order_acquire)) return *made;
   const std::lock_guard lock(device_mutex_);
   if (!device_launcher_) {
-    device_launcher_ = std::make_unique<DeviceLauncher>(engine_->shared_communicator(), device);
+    device_launcher_ =
+        std::make_unique<DeviceLauncher>(engine_->shared_communicator(), hosts_, device);
     device_.store(device_launcher_.get(), std::memory_order_release);
     LOG(INFO) << text_of("symm: group \"", options_->group_name,
                          "\": ", engine_->communicator().local_group()->rank_name(rank_), " uses ",
@@ -41,7 +42,7 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(const Operation& operation, cons
                       calls.front().device.str() + " and some on " + call.device.str());
     }
     // Either all of a batch is launched or nothing.
-    if (calls.size() > 1) engine_->communicator().validate(call.args);
+    if (calls.size() > 1) validate(call.args);
   }
   DeviceLauncher& device = device_launcher(calls.front().device);
   check_block(device.device());
@@ -134,6 +135,10 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(const Operation& operation,
   }
   DeviceLauncher& device = device_launcher(tensor.device());
   check_block(device.device());
+  const bool leaves_host = hosts_ && !hosts_->is_here(op.peer);
+  if (leaves_host && device.gpu_hosts().stages(op.peer, is_captured(device.device()))) {
+    return staged_transfer(tensor, op);
+  }
   const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed);
   DeviceLauncher::Block* const block = coalescing() ? &device_block(sequence) : nullptr;
   const c10::intrusive_ptr<DeviceWork> work =
@@ -144,18 +149,43 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(const Operation& operation,
   } else {
     work->add_output(tensor);
   }
+  if (leaves_host) {
+    // The engine counts its messages nowhere that a record could look.
+    if (block) {
+      block->between_hosts.push_back(op);
+      return work;
+    }
+    if (!op.is_send) work->came_from(op.peer);
+    device.message_between_hosts(*work, op);
+    follow(*work);
+    return work;
+  }
   const FlightTicket ticket =
       flight_->message(tensor, op, sequence, engine_->timeout(), block != nullptr);
+  TransferOp inside = op;
+  if (hosts_) inside.peer = hosts_->local_of(op.peer);
   if (block) {
-    block->messages.push_back(op);
-    if (ticket) device_messages_.push_back({op, ticket});
+    block->messages.push_back(inside);
+    if (ticket) device_messages_.push_back({inside, ticket});
     return work;
   }
   if (!op.is_send) work->came_from(op.peer);
   work->record_as(ticket);
-  device.message(*work, op, engine_->timeout());
-  note_on_device(ticket, device.last_message(op));
+  device.message(*work, inside, engine_->timeout());
+  note_on_device(ticket, device.last_message(inside));
   follow(*work);
+  return work;
+}
+
+WorkPtr ProcessGroupSymm::Impl::staged_transfer(const at::Tensor& tensor, const TransferOp& op) {
+  const DeviceLauncher& device = *device_launcher_;
+  if (is_captured(device.device())) {
+    throw Error(ErrorCode::kUnsupported, op.is_send ? "send" : "recv", " between hosts with ",
+                hosts_->engine_name(), " waits for the device and cannot be captured into a graph");
+  }
+  WorkPtr work = hosts_->staged_transfer(tensor, op.peer, static_cast<int>(op.tag), op.is_send,
+                                         device.streams());
+  if (coalescing()) staged_.push_back(work);
   return work;
 }
 

@@ -121,7 +121,6 @@ WorkPtr ProcessGroupSymm::Impl::issue(const Operation& operation, CallBatch&& ca
   }
   if (hosts_) [[unlikely]] {
     for (CollectiveCall& call : calls) {
-      if (call.device.is_cuda()) check_one_host("a collective of CUDA tensors");
       if (!call.request.empty()) check_one_host("a collective with a plan of its own");
       call.hosts = hosts_;
     }
@@ -187,13 +186,7 @@ WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const Cal
 
 WorkPtr ProcessGroupSymm::Impl::enqueue(const Operation& operation, CallBatch&& calls,
                                         Milliseconds timeout) {
-  for (const CollectiveCall& call : calls) {
-    if (hosts_) {
-      hosts_->collectives().validate(call.args);
-    } else {
-      engine_->communicator().validate(call.args);
-    }
-  }
+  for (const CollectiveCall& call : calls) validate(call.args);
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   auto work = c10::make_intrusive<CollectiveWork>(rank_, operation.type, operation.title, sequence,
                                                   std::move(calls), engine_->shared_communicator(),

@@ -117,6 +117,14 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
                           : static_cast<std::int64_t>(global[static_cast<std::size_t>(rank_)]);
   }
 
+  // Throws what the call would throw before anything is sent.
+  void validate(const CollectiveArgs& args) const {
+    if (hosts_) {
+      hosts_->collectives().validate(args);
+    } else {
+      engine_->communicator().validate(args);
+    }
+  }
   // Throws kUnsupported, naming the hosts, where the group is over several.
   void check_one_host(const char* what) const;
   // Runs or queues `calls`; see NOTE [Where an operation runs].
@@ -185,6 +193,8 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   WorkPtr put_message(const Operation& operation, const at::Tensor& tensor, const TransferOp& op);
   WorkPtr transfer_on_device(const Operation& operation, const at::Tensor& tensor,
                              const TransferOp& op);
+  // Of a tensor on the GPU, to or from another host through memory of the CPU.
+  WorkPtr staged_transfer(const at::Tensor& tensor, const TransferOp& op);
   WorkPtr transfer_between_hosts(const Operation& operation, const at::Tensor& tensor,
                                  const TransferOp& op);
   WorkPtr transfer_on_host(const Operation& operation, const at::Tensor& tensor,
@@ -245,6 +255,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   std::optional<DeviceLauncher::Block> device_block_;  // for that thread
   std::vector<HostMessage> host_messages_;             // for that thread
   std::vector<DeviceMessage> device_messages_;         // for that thread
+  std::vector<WorkPtr> staged_;                        // messages of the GPU, for that thread
   std::mutex mutex_;                                   // guards what follows
   std::vector<WorkPtr> coalesced_;
   struct LastSplit {

@@ -230,7 +230,6 @@ void ProcessGroupSymm::Impl::describe_sparse(CollectiveCall& call, const at::Ten
 // The host waits for the sizes, so it can wait for the end as well.
 ProcessGroupSymm::WorkPtr ProcessGroupSymm::Impl::all_reduce_sparse_on_device(
     ProcessGroupSymm& group, const at::Tensor& tensor, const c10d::AllreduceOptions& opts) {
-  check_one_host("a collective of CUDA tensors");
   const char* const problem = coalescing()                   ? "in a coalescing block"
                               : is_captured(tensor.device()) ? "while a graph is captured"
                                                              : nullptr;

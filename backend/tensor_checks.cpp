@@ -4,7 +4,7 @@
 #include <optional>
 #include <sstream>
 
-#include "backend/device_streams.hpp"
+#include "backend/streams/device_streams.hpp"
 #include "symm_mem/c10d/tensor_properties.hpp"
 
 namespace symm {

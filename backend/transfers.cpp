@@ -49,8 +49,8 @@ WorkPtr ProcessGroupSymm::Impl::transfer(OpType type, Tensors& tensors, int peer
 WorkPtr ProcessGroupSymm::Impl::put_message(const Operation& operation, const at::Tensor& tensor,
                                             const TransferOp& op) {
   if (hosts_) [[unlikely]] {
-    if (tensor.is_cuda()) check_one_host("a message of CUDA tensors");
     if (operation.type == OpType::RECVANYSOURCE) check_one_host("recv from any rank");
+    if (tensor.is_cuda()) return transfer_on_device(operation, tensor, op);
     return transfer_between_hosts(operation, tensor, op);
   }
   if (tensor.is_cuda()) return transfer_on_device(operation, tensor, op);

@@ -18,11 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "backend/device_streams.hpp"
 #include "backend/engine/group/settings.hpp"
 #include "backend/engine/record/audit_file.hpp"
 #include "backend/engine/record/flight_record.hpp"
 #include "backend/process_group_impl.hpp"
+#include "backend/streams/device_streams.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
 #include "python_registration/bindings.hpp"
 #include "symm_mem/bootstrap/host_identity.hpp"
@@ -113,6 +113,22 @@ c10::intrusive_ptr<c10d::Backend> make_engine(const std::string& name,
   });
 }
 
+std::string problem_of_gpu_engine(const std::string& name) {
+  return ask_engines([&](const py::module_& engines) {
+    return engines.attr("gpu_problem")(name).cast<std::string>();
+  });
+}
+
+c10::intrusive_ptr<c10d::Backend> make_gpu_engine(const std::string& name,
+                                                  const c10::intrusive_ptr<c10d::Store>& store,
+                                                  int rank, int size, Milliseconds timeout,
+                                                  c10::Device device) {
+  return ask_engines([&](const py::module_& engines) {
+    return engines.attr("make_for_gpu")(name, store, rank, size, timeout, device.index())
+        .cast<c10::intrusive_ptr<c10d::Backend>>();
+  });
+}
+
 bool engine_releases_memory(const std::string& name) {
   return ask_engines([&](const py::module_& engines) {
     return engines.attr("releases_memory")(name).cast<bool>();
@@ -157,9 +173,11 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
           "How long an operation waits for its peers (datetime.timedelta).")
       .def_property("algorithm", &Options::algorithm, &Options::set_algorithm,
                     "The algorithm of every collective that has it; \"auto\" lets a table decide.")
-      .def_property("inter_host", &Options::inter_host, &Options::set_inter_host,
-                    "What carries bytes between hosts: \"auto\", \"none\" or a backend's name\n"
-                    "(\"gloo\"). Must be the same on every rank.")
+      .def_property(
+          "inter_host", &Options::inter_host, &Options::set_inter_host,
+          "What carries bytes between hosts: \"auto\", \"none\", a backend's name\n"
+          "(\"gloo\"), or one for each device (\"cpu:gloo,cuda:nccl\"). Must be the same\n"
+          "on every rank.")
       .def_property(
           "workspace_bytes", &Options::workspace_bytes, &Options::set_workspace_bytes,
           "Staging memory of a rank: a multiple of 64 KiB, 512 KiB to 1 GiB. Must be the\n"
@@ -227,6 +245,15 @@ void bind_process_group(py::module_& module) {
             return hosts == nullptr ? std::string() : hosts->engine_name();
           },
           "The backend that carries bytes between hosts; \"\" where all are on one.")
+      .def(
+          "_gpus_between_hosts",
+          [](ProcessGroupSymm& group) {
+            const symm::HostGroup* const hosts = ProcessGroupSymm::Impl::of(group).hosts();
+            const symm::GpuHosts* const gpu = hosts == nullptr ? nullptr : hosts->gpu_if_made();
+            return gpu == nullptr ? std::string() : gpu->engine_text().value_or("");
+          },
+          py::call_guard<py::gil_scoped_release>(),
+          "The same of CUDA tensors; \"\" before their first collective.")
       .def("get_error", &ProcessGroupSymm::getError, py::call_guard<py::gil_scoped_release>(),
            "SUCCESS while the group works, else the kind of the failure.");
 }
@@ -315,7 +342,9 @@ PYBIND11_MODULE(_C, module) {
   raise_the_types_of_python();
   symm::set_inter_host_engines({.problem = &problem_of_engine,
                                 .make = &make_engine,
-                                .releases_memory = &engine_releases_memory});
+                                .releases_memory = &engine_releases_memory,
+                                .gpu_problem = &problem_of_gpu_engine,
+                                .make_for_gpu = &make_gpu_engine});
   bind_process_group(module);
   symm::bind_configured_calls(module);
   symm::bind_symmetric_memory(module);

@@ -75,7 +75,15 @@ void wait_for(c10d::Work& work, const std::string& what, milliseconds timeout) {
 }
 
 std::span<std::byte> BackendLink::allocate(std::size_t bytes) {
-  const at::Tensor block = at::empty({static_cast<std::int64_t>(bytes + kLine)}, at::kByte);
+  return keep(at::empty({static_cast<std::int64_t>(bytes + kLine)}, at::kByte), bytes);
+}
+
+std::span<std::byte> BackendLink::allocate_pinned(std::size_t bytes) {
+  const auto options = at::TensorOptions(at::kByte).pinned_memory(true);
+  return keep(at::empty({static_cast<std::int64_t>(bytes + kLine)}, options), bytes);
+}
+
+std::span<std::byte> BackendLink::keep(const at::Tensor& block, std::size_t bytes) {
   auto* const begin = static_cast<std::byte*>(block.mutable_data_ptr());
   const std::size_t past = reinterpret_cast<std::uintptr_t>(begin) % kLine;
   const std::lock_guard lock(mutex_);
@@ -122,10 +130,10 @@ WorkRef BackendLink::message(const at::Tensor& bytes, int peer, int tag, bool is
 }
 
 std::unique_ptr<HostTransfer> BackendLink::start(std::span<const HostMessage> to,
-                                                 std::span<const HostMessage> from) {
+                                                 std::span<const HostMessage> from, int tag) {
   auto transfer = std::make_unique<BackendTransfer>(*this);
   const auto add = [&](const HostMessage& each, bool is_send) {
-    transfer->add(message(view_of(each.bytes), each.peer, kTag, is_send), each.peer, is_send);
+    transfer->add(message(view_of(each.bytes), each.peer, tag, is_send), each.peer, is_send);
   };
   // Sends first. Gloo writes a message in the thread that knows both sides of it, holding a lock of
   // the connection for which its own thread spins: better in that thread, once the receiver has

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/engine/hosts/host_link.hpp"
+#include "backend/engine/legs/host_link.hpp"
 #include "kernels/core/error.hpp"
 #include "symm_mem/process/interrupt.hpp"
 
@@ -58,8 +58,10 @@ void wait_for(c10d::Work& work, const std::string& what, std::chrono::millisecon
 // one tag must arrive in the order in which they were sent. Thread safe.
 class BackendLink final : public HostLink {
  public:
-  // Messages of collectives have this tag.
+  // Messages of collectives have these tags: of tensors on the CPU, and of tensors on GPUs, which
+  // another thread may be sending meanwhile.
   static constexpr int kTag = std::numeric_limits<int>::max();
+  static constexpr int kGpuTag = kTag - 1;
 
   // `releases_memory`: of the engine (inter_host.hpp).
   BackendLink(std::string name, c10::intrusive_ptr<c10d::Backend> backend, bool releases_memory)
@@ -69,7 +71,13 @@ class BackendLink final : public HostLink {
   std::span<std::byte> allocate(std::size_t bytes) override;
   bool takes_any_memory() const override { return releases_memory_; }
   std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                      std::span<const HostMessage> from) override;
+                                      std::span<const HostMessage> from) override {
+    return start(to, from, kTag);
+  }
+  std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
+                                      std::span<const HostMessage> from, int tag);
+  // As allocate(), of memory that GPUs copy from and to by themselves.
+  std::span<std::byte> allocate_pinned(std::size_t bytes);
   // Gives the engine up as well: its connections close, which the other hosts notice.
   void abort() noexcept override;
 
@@ -81,6 +89,7 @@ class BackendLink final : public HostLink {
   void await_aborts() const { const std::lock_guard lock(aborting_); }
 
  private:
+  std::span<std::byte> keep(const at::Tensor& block, std::size_t bytes);
   // The engine, while there is one; throws kAborted.
   c10::intrusive_ptr<c10d::Backend> engine();
   void track(const WorkRef& work);
@@ -94,6 +103,24 @@ class BackendLink final : public HostLink {
   std::vector<c10::weak_intrusive_ptr<c10d::Work>> under_way_;
   std::size_t prune_at_ = 64;
   std::vector<at::Tensor> memory_;
+};
+
+// The same engine for messages of GPUs' collectives, which are in the CPU's memory.
+class GpuTagLink final : public HostLink {
+ public:
+  explicit GpuTagLink(BackendLink& link) : link_(link) {}
+
+  const std::string& name() const override { return link_.name(); }
+  std::span<std::byte> allocate(std::size_t bytes) override { return link_.allocate(bytes); }
+  bool takes_any_memory() const override { return link_.takes_any_memory(); }
+  std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
+                                      std::span<const HostMessage> from) override {
+    return link_.start(to, from, BackendLink::kGpuTag);
+  }
+  void abort() noexcept override { link_.abort(); }
+
+ private:
+  BackendLink& link_;
 };
 
 }  // namespace symm

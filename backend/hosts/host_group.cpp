@@ -1,5 +1,7 @@
 #include "backend/hosts/host_group.hpp"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -31,13 +33,42 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
       [tensor](void*) {}, at::kByte);
 }
 
-std::string engine_of(const std::string& wanted) { return wanted == "auto" ? "gloo" : wanted; }
+constexpr const char* kCpuEngine = "gloo";
 
 std::string problem_of(const std::string& engine) {
   if (engine == "none") return "inter_host is none";
   const InterHostEngines* const engines = engines_of_process.load();
   if (engines == nullptr) return "this process has no engines (set_inter_host_engines)";
   return engines->problem(engine);
+}
+
+std::string gpu_problem_of(const std::string& engine) {
+  const InterHostEngines* const engines = engines_of_process.load();
+  if (engines == nullptr || engines->gpu_problem == nullptr) {
+    return "this process has no engines for CUDA tensors";
+  }
+  return engines->gpu_problem(engine);
+}
+
+// The engine of each kind of device: a name that was given for both is for those that it can serve.
+EngineWish engines_of(const std::string& wanted) {
+  EngineWish wish = parse_engine_wish(wanted, "inter_host");
+  const bool one_name = !wish.by_device && wish.cpu != "auto" && wish.cpu != "none";
+  if (one_name && !problem_of(wish.cpu).empty() && gpu_problem_of(wish.cuda).empty()) {
+    wish.cpu = "auto";
+  } else if (one_name && !gpu_problem_of(wish.cuda).empty()) {
+    wish.cuda = wish.cpu;  // staged
+  }
+  if (wish.cpu == "auto") wish.cpu = kCpuEngine;
+  return wish;
+}
+
+std::string problem_of(const EngineWish& wish) {
+  std::string problem = problem_of(wish.cpu);
+  if (problem.empty() && wish.cuda != "auto" && wish.cuda != wish.cpu) {
+    problem = gpu_problem_of(wish.cuda);
+  }
+  return problem;
 }
 
 std::string await(C10dStore& store, const std::string& key, const Deadline& deadline,
@@ -67,7 +98,7 @@ bool releases_memory(const std::string& engine) {
 
 // What the ranks have agreed on before their hosts are connected.
 struct Agreed {
-  std::string engine;
+  EngineWish engines;
   bool releases_memory = true;
   int ranks_on_machine = 0;  // of the group, whatever they say their host is
 };
@@ -78,10 +109,13 @@ Agreed agree_on_engine(const c10::intrusive_ptr<c10d::Store>& store,
                        const CommunicatorConfig& config, const std::string& wanted,
                        const SpansHosts& found) {
   C10dStore board(store);
-  const std::string engine = engine_of(wanted);
+  const EngineWish wish = engines_of(wanted);
+  const std::string engine = wish.cuda == "auto" || wish.cuda == wish.cpu
+                                 ? wish.cpu
+                                 : "cpu:" + wish.cpu + ",cuda:" + wish.cuda;
   const std::string machine = host_boot_id();
-  const std::string problem_here = problem_of(engine);
-  const char* const memory = problem_here.empty() && releases_memory(engine) ? "any" : "own";
+  const std::string problem_here = problem_of(wish);
+  const char* const memory = problem_here.empty() && releases_memory(wish.cpu) ? "any" : "own";
   const std::string own = text_of(engine, "\n", machine, "\n", memory, "\n", problem_here);
   const auto key = [](int rank) { return "symm/inter_host/" + std::to_string(rank); };
   board.set(key(config.rank), {own.begin(), own.end()});
@@ -89,7 +123,8 @@ Agreed agree_on_engine(const c10::intrusive_ptr<c10d::Store>& store,
   const Deadline deadline(config.timeout);
   const HostLayout layout(found.hosts());
   Agreed agreed;
-  std::string& first = agreed.engine;
+  agreed.engines = wish;
+  std::string first;
   for (int rank = 0; rank < config.world_size; ++rank) {
     const std::string host = found.hosts()[static_cast<std::size_t>(rank)];
     const std::string name = names.name(rank) + " on host " + host;
@@ -132,26 +167,33 @@ CommunicatorConfig config_of_host(const CommunicatorConfig& whole, const HostLay
   return config;
 }
 
-// A message of the engine's; its tensor is kept until the engine is done with it.
+// A message of the engine's; its tensor is kept until the engine is done with it. What has been
+// received is copied to `target`, where that is given, by the first wait, on the stream that is
+// current there.
 class MessageWork final : public c10d::Work {
  public:
-  MessageWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor tensor, std::string what, int rank,
-              c10d::OpType type)
+  MessageWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor tensor, at::Tensor target,
+              std::string what, int rank, c10d::OpType type)
       : Work(rank, type),
         work_(std::move(work)),
         tensor_(std::move(tensor)),
+        target_(std::move(target)),
         what_(std::move(what)) {}
 
   bool isCompleted() override { return work_->isCompleted(); }
   bool isSuccess() const override { return work_->isSuccess(); }
   std::exception_ptr exception() const override { return work_->exception(); }
   int sourceRank() const override { return work_->sourceRank(); }
-  std::vector<at::Tensor> result() override { return {tensor_}; }
+  std::vector<at::Tensor> result() override { return {target_.defined() ? target_ : tensor_}; }
   void synchronize() override {}
   void abort() override { work_->abort(); }
   bool wait(milliseconds timeout) override {
     return with_torch_errors([&] {
       wait_for(*work_, what_, timeout);
+      if (target_.defined() && !copied_.exchange(true)) {
+        const at::NoGradGuard no_grad;
+        target_.copy_(tensor_, /*non_blocking=*/true);
+      }
       return true;
     });
   }
@@ -159,10 +201,14 @@ class MessageWork final : public c10d::Work {
  private:
   const c10::intrusive_ptr<c10d::Work> work_;
   const at::Tensor tensor_;
+  const at::Tensor target_;
   const std::string what_;
+  std::atomic<bool> copied_{false};
 };
 
 }  // namespace
+
+const InterHostEngines* inter_host_engines() { return engines_of_process.load(); }
 
 void set_inter_host_engines(const InterHostEngines& engines) {
   engines_of_process.store(new InterHostEngines(engines));  // as long as the process
@@ -170,9 +216,15 @@ void set_inter_host_engines(const InterHostEngines& engines) {
 
 HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const CommunicatorConfig& config,
                      const std::string& wanted, const SpansHosts& found)
-    : rank_(config.rank), names_(config.global_ranks), layout_(found.hosts()) {
+    : rank_(config.rank),
+      names_(config.global_ranks),
+      layout_(found.hosts()),
+      group_name_(config.group_name),
+      timeout_(config.timeout),
+      store_(store) {
   const Agreed agreed = agree_on_engine(store, config, wanted, found);
-  const std::string& engine = agreed.engine;
+  const std::string& engine = agreed.engines.cpu;
+  gpu_wish_ = agreed.engines.cuda;
   const auto host = layout_.host_of[index(rank_)];
   C10dStore local(c10::make_intrusive<c10d::PrefixStore>(text_of("symm/host/", host), store));
   CommunicatorConfig here = config_of_host(config, layout_);
@@ -185,9 +237,44 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
         config.world_size, config.timeout);
   });
   link_ = std::make_shared<BackendLink>(engine, std::move(backend), agreed.releases_memory);
-  engine_->when_interrupted([link = link_] { link->abort(); });
+  engine_->when_interrupted([link = link_, slot = gpu_slot_] {
+    link->abort();
+    std::shared_ptr<GpuHosts> gpu;
+    {
+      const std::lock_guard lock(slot->mutex);
+      gpu = slot->gpu;
+    }
+    if (gpu) gpu->abort();
+  });
+  space_ = std::make_unique<CpuSpace>(engine_->communicator(), *link_);
   collectives_ = std::make_unique<HostCollectives>(config.group_name, layout_, rank_, names_,
-                                                   engine_->communicator(), *link_);
+                                                   engine_->communicator(), *space_);
+}
+
+GpuHosts& HostGroup::gpu(DeviceGroup& local, const std::shared_ptr<DeviceStreams>& streams) {
+  if (GpuHosts* const made = gpu_if_made()) return *made;
+  const std::lock_guard lock(gpu_slot_->mutex);
+  std::shared_ptr<GpuHosts>& gpu = gpu_slot_->gpu;
+  if (!gpu) {
+    gpu = std::make_shared<GpuHosts>(GpuHosts::Config{.group_name = group_name_,
+                                                      .layout = layout_,
+                                                      .names = names_,
+                                                      .local = engine_->communicator(),
+                                                      .cpu_link = *link_,
+                                                      .store = store_,
+                                                      .rank = rank_,
+                                                      .wish = gpu_wish_,
+                                                      .timeout = timeout_},
+                                     local, streams);
+    made_gpu_.store(gpu.get(), std::memory_order_release);
+  }
+  return *gpu;
+}
+
+HostGroup::~HostGroup() {
+  std::shared_ptr<GpuHosts> gpu;
+  const std::lock_guard lock(gpu_slot_->mutex);
+  gpu.swap(gpu_slot_->gpu);
 }
 
 std::string HostGroup::description() const {
@@ -197,15 +284,32 @@ std::string HostGroup::description() const {
 
 c10::intrusive_ptr<c10d::Work> HostGroup::transfer(const at::Tensor& tensor, int peer, int tag,
                                                    bool is_send) {
-  if (tag == BackendLink::kTag) {
-    throw Error(ErrorCode::kInvalidArgument, "tag: expected less than ", tag,
+  return message(tensor, peer, tag, is_send, at::Tensor());
+}
+
+c10::intrusive_ptr<c10d::Work> HostGroup::staged_transfer(
+    const at::Tensor& tensor, int peer, int tag, bool is_send,
+    const std::shared_ptr<DeviceStreams>& streams) {
+  const at::Tensor staged = at::empty(
+      tensor.sizes(), at::TensorOptions(tensor.scalar_type()).device(at::kCPU).pinned_memory(true));
+  if (!is_send) return message(staged, peer, tag, false, tensor);
+  const at::NoGradGuard no_grad;
+  staged.copy_(tensor, /*non_blocking=*/true);
+  wait_for_stream(streams, streams->current(), kLongestTimeout);
+  return message(staged, peer, tag, true, at::Tensor());
+}
+
+c10::intrusive_ptr<c10d::Work> HostGroup::message(const at::Tensor& tensor, int peer, int tag,
+                                                  bool is_send, const at::Tensor& received_to) {
+  if (tag >= BackendLink::kGpuTag) {
+    throw Error(ErrorCode::kInvalidArgument, "tag: expected less than ", BackendLink::kGpuTag,
                 " for a message between hosts, got ", tag);
   }
   const std::string what =
       text_of("symm: ", engine_name(), is_send ? " send to rank " : " recv from rank ", peer,
               " on host ", layout_.names[index(layout_.host_of[index(peer)])]);
   auto work = link_->message(bytes_of(tensor), peer, tag, is_send);
-  return c10::make_intrusive<MessageWork>(std::move(work), tensor, what, rank_,
+  return c10::make_intrusive<MessageWork>(std::move(work), tensor, received_to, what, rank_,
                                           is_send ? c10d::OpType::SEND : c10d::OpType::RECV);
 }
 

@@ -1,14 +1,41 @@
 """Makes the backends that carry bytes between the hosts of a group, for the compiled part.
 
-An engine is any backend that torch.distributed knows by name and that takes tensors on the CPU. It
-is made here, beside c10d's own groups, and moves bytes only.
+An engine is any backend that torch.distributed knows by name and that takes tensors on the CPU, or
+on GPUs. It is made here, beside c10d's own groups, and moves bytes only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+from collections.abc import Iterator
 from typing import Any
+
+# How ProcessGroupNCCL is made: a failure aborts its communicators and nothing else, so that the
+# group can raise; the process goes on, no call waits on the CPU, and nothing is written for a
+# debugger first, which would take a minute.
+_NCCL_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "10",
+}
+
+
+def by_device(wish: str) -> tuple[str, str]:
+    """The engines of tensors on the CPU and of CUDA tensors that a right value of the option
+    inter_host other than "none" asks for: of CUDA tensors NCCL, unless something else is said. A
+    name for both is for those that it can serve. Local."""
+    named = dict(entry.split(":") for entry in wish.split(",")) if ":" in wish else {}
+    if named or wish == "auto":
+        cpu, cuda = named.get("cpu", "auto"), named.get("cuda", "auto")
+        return ("gloo" if cpu == "auto" else cpu), ("nccl" if cuda == "auto" else cuda)
+    if problem(wish) and not gpu_problem(wish):
+        return "gloo", wish
+    return wish, wish
 
 
 def problem(name: str) -> str:
@@ -26,6 +53,24 @@ def problem(name: str) -> str:
     return "" if "cpu" in devices else f"{name} carries no tensors that are on the CPU"
 
 
+def gpu_problem(name: str) -> str:
+    """The same for CUDA tensors. Local; starts no GPU."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import Backend
+
+    if name == "nccl":
+        if not dist.is_nccl_available():
+            return "this build of torch has no nccl"
+        return "" if torch.cuda.device_count() > 0 else "this process sees no GPU"
+    if name.upper() not in Backend._plugins:
+        if name in Backend.backend_list:
+            return f"{name} carries no CUDA tensors by send and recv"
+        return f"torch.distributed knows no backend {name!r}; register it first"
+    devices = Backend.backend_capability.get(name, [])
+    return "" if "cuda" in devices else f"{name} carries no CUDA tensors"
+
+
 def releases_memory(name: str) -> bool:
     """Whether send and recv leave their tensor alone once their Work is destroyed. Local.
 
@@ -41,6 +86,45 @@ def make(name: str, store: Any, rank: int, size: int, timeout: datetime.timedelt
 
     if name == "gloo":
         return c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    return _make_plugin(name, store, rank, size, timeout)
+
+
+def make_for_gpu(
+    name: str, store: Any, rank: int, size: int, timeout: datetime.timedelta, device: int
+) -> Any:
+    """The backend between this process's GPU `device` and those of the other ranks. Local for NCCL,
+    which connects with the first message."""
+    import torch
+    from torch.distributed import distributed_c10d as c10d
+
+    with torch.cuda.device(device):
+        if name != "nccl":
+            return _make_plugin(name, store, rank, size, timeout)
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        options.global_ranks_in_group = list(range(size))
+        options.group_name = "symm between hosts"
+        with _environment(_NCCL_ENVIRONMENT):
+            return c10d.ProcessGroupNCCL(store, rank, size, options)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _make_plugin(name: str, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    from torch.distributed import distributed_c10d as c10d
+
     plugin = c10d.Backend._plugins[name.upper()]
     if not plugin.extended_api:
         return plugin.creator_fn(store, rank, size, timeout)

@@ -47,7 +47,8 @@ def host_layout(group: Any = None) -> dict[str, Any]:
     Returns:
         ``group``, its name; ``hosts``, the group ranks by what they say that their host is, in the
         order of the hosts' lowest ranks; ``inside_hosts``, "symm"; ``between_hosts``, the name of
-        a backend, or None where all ranks are on one host.
+        a backend, or None where all ranks are on one host; ``gpus_between_hosts``, the same for
+        CUDA tensors, None before their first collective too.
     """
     group, backend = _resolved(group, "host_layout")
     members = backend._hosts() or [list(range(group.size()))]
@@ -56,6 +57,7 @@ def host_layout(group: Any = None) -> dict[str, Any]:
         "hosts": dict(zip(backend._host_names(), members, strict=True)),
         "inside_hosts": "symm",
         "between_hosts": backend._between_hosts() or None,
+        "gpus_between_hosts": backend._gpus_between_hosts() or None,
     }
 
 

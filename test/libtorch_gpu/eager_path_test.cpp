@@ -1,7 +1,6 @@
 // What a call on a GPU costs the host: the instructions from ProcessGroupSymm's interface to the
 // launch of a kernel, over a fake GPU, so on any machine. Figures in microseconds belong to a
 // machine; these are the code's. The budgets are a tenth above what GCC 12 makes of it.
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -19,67 +18,18 @@
 
 #include "test/support/fake_gpu.hpp"
 #include "test/support/instruction_count.hpp"
+#include "test/support/torch_on_fake_gpus.hpp"
 
 namespace symm::test {
 namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// torch's side of the fake GPUs: streams that are numbers, events that have passed.
-class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
- public:
-  c10::DeviceType type() const override { return c10::kCUDA; }
-  c10::Device exchangeDevice(c10::Device device) const override {
-    const c10::Device before = getDevice();
-    current_ = device.index();
-    return before;
-  }
-  c10::Device getDevice() const override { return {c10::kCUDA, current_}; }
-  void setDevice(c10::Device device) const override { current_ = device.index(); }
-  void uncheckedSetDevice(c10::Device device) const noexcept override { current_ = device.index(); }
-  c10::Stream getStream(c10::Device device) const override { return stream(device, 1); }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return stream(device, 7);
-  }
-  c10::Stream exchangeStream(c10::Stream) const override { return getStream(getDevice()); }
-  void* getStreamNativeHandle(const c10::Stream) const override { return FakeGpu::plain_stream(); }
-  c10::DeviceIndex deviceCount() const noexcept override { return 2; }
-  void record(void**, const c10::Stream&, const c10::DeviceIndex,
-              const c10::EventFlag) const override {}
-  void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
-
- private:
-  static c10::Stream stream(c10::Device device, c10::StreamId id) {
-    return c10::Stream(c10::Stream::UNSAFE, device, id);
-  }
-
-  static thread_local c10::DeviceIndex current_;
-};
-
-thread_local c10::DeviceIndex FakeGuard::current_ = 0;
-
-// A tensor that says it is on a GPU; nothing looks at its elements.
-at::Tensor gpu_tensor(std::vector<float>& elements, int index) {
-  const auto device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
-  c10::Storage storage(c10::Storage::use_byte_size_t{}, elements.size() * sizeof(float),
-                       c10::DataPtr(elements.data(), device), nullptr, false);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA),
-      caffe2::TypeMeta::Make<float>());
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<std::int64_t>(elements.size())});
-  return tensor;
-}
-
 // Rank 0 of a group of two whose other rank is a thread that only takes part in the first call.
 class EagerPathTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    static const bool is_free = !c10::impl::hasDeviceGuardImpl(c10::kCUDA);
-    if (!is_free) GTEST_SKIP() << "torch has GPUs of its own here";
-    static const FakeGuard guard;
-    c10::impl::registerDeviceGuard(c10::kCUDA, &guard);
+    if (!use_fake_gpus()) GTEST_SKIP() << "torch has GPUs of its own here";
     auto store = c10::make_intrusive<c10d::HashStore>();
     peer_ = std::thread([this, store] {
       std::vector<float> elements(kElements);

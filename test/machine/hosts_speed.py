@@ -1,10 +1,15 @@
 """Collectives over two hosts of two ranks, which this machine plays, beside gloo over all four.
 
     python test/machine/hosts_speed.py [--sizes 256,65536] [--kinds all_reduce] [--copied]
-        [--json FILE]
+        [--device cuda] [--json FILE]
 
 The two take turns of a few calls; a figure is the median of its turns, of the slowest rank. Every
 result is compared with gloo's before anything is timed. `bytes` is the larger side of a rank.
+
+With `--device cuda` each host has a GPU of its own, which its two ranks share, and NCCL is between
+them: two GPUs are needed. Beside a call, in turns with it, are its legs alone: what the ranks of a
+host do among each other (`local_us`), and the messages of a rail, one of a whole share each
+(`engine_us`). `ratio` is that of the call to the longer of the two.
 """
 
 import argparse
@@ -28,8 +33,11 @@ WORLD = len(HOSTS)
 SIZES = [256, 4096, 65_536, 1 << 20, 16 << 20, 64 << 20]
 
 
+_device = "cpu"  # of this process
+
+
 def _values(count, rank):
-    return (torch.arange(count) % 251 + rank).float()
+    return (torch.arange(count) % 251 + rank).float().to(_device)
 
 
 def _calls(kind, size, rank, group):
@@ -65,14 +73,101 @@ def _calls(kind, size, rank, group):
 
 KINDS = ["all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter"]
 KINDS += ["reduce_scatter", "all_to_all", "barrier"]
+GPU_KINDS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+GPU_SIZES = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
 
 
 def _turn(call, times, flat):
+    _settle()
     dist.barrier(flat)
     begin = time.perf_counter()
     for _ in range(times):
         call()
+    _settle()
     return (time.perf_counter() - begin) / times * 1e6
+
+
+def _settle():
+    if _device != "cpu":
+        torch.cuda.synchronize()
+
+
+def _local_legs(kind, size, inside):
+    """The collectives that the ranks of a host carry out among each other, in one call."""
+    count = max(WORLD, size // 4) // WORLD * WORLD
+    whole, half = _values(count, 0), _values(count // 2, 0)
+    halves, quarter = list(half.chunk(2)), _values(count // 4, 0)
+    if kind == "all_reduce":
+
+        def legs():
+            dist.reduce_scatter_tensor(half, whole, group=inside)
+            dist.all_gather_into_tensor(whole, half, group=inside)
+
+    elif kind == "broadcast":
+
+        def legs():  # the root's host; the other one has an all_gather
+            dist.broadcast(whole, dist.get_global_rank(inside, 0), group=inside)
+
+    elif kind == "all_gather":
+
+        def legs():
+            for _ in range(2):
+                dist.all_gather_into_tensor(half, halves[0], group=inside)
+
+    else:
+
+        def legs():
+            for _ in range(2):
+                dist.reduce_scatter_tensor(quarter, half, group=inside)
+
+    return legs
+
+
+def _engine_leg(kind, size, rank, rail):
+    """The messages of a rank of a rail, whole, by the engine alone."""
+    share = size // 4 // (2 if kind in ("all_reduce", "broadcast") else 4)
+    to, came = _values(share, 0), _values(share, 0)
+    peer = (rank + 2) % WORLD
+    both = kind != "broadcast"
+
+    def leg():
+        operations = []
+        if both or rank < 2:
+            operations.append(dist.P2POp(dist.isend, to, peer, group=rail))
+        if both or rank >= 2:
+            operations.append(dist.P2POp(dist.irecv, came, peer, group=rail))
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    return leg
+
+
+def _row_of_gpus(kind, size, rank, groups, turns):
+    global _device
+    flat, inside, rail = groups
+    ours, results = _calls(kind, size, rank, dist.group.WORLD)
+    _device = "cpu"
+    theirs, expected = _calls(kind, size, rank, flat)
+    _device = "cuda"
+    ours(), theirs(), _settle()
+    for mine, other in zip(results, expected, strict=True):
+        assert torch.equal(mine.cpu(), other), f"{kind} of {size} bytes: another result than gloo's"
+    bodies = {
+        "symm_us": ours,
+        "local_us": _local_legs(kind, size, inside),
+        "engine_us": _engine_leg(kind, size, rank, rail),
+    }
+    times = 20 if size <= 1 << 20 else 5
+    spent = {name: [] for name in bodies}
+    for turn in range(turns + 1):
+        for name, body in bodies.items():
+            each = _turn(body, times, flat)
+            if turn > 0:  # the first one warms up
+                spent[name].append(each)
+    row = {"kind": kind, "bytes": size}
+    row |= {name: _slowest(statistics.median(each), flat) for name, each in spent.items()}
+    row["ratio"] = round(row["symm_us"] / max(row["local_us"], row["engine_us"]), 2)
+    return row
 
 
 def _slowest(value, flat):
@@ -108,19 +203,37 @@ def _gloo_by_another_name():
     os.environ["SYMM_INTER_HOST"] = "copied"
 
 
+def _groups_of_gpus(flat):
+    """(over gloo of all ranks, over symm of this host's, over NCCL of this rail's)"""
+    rank = dist.get_rank()
+    inside = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    rails = [dist.new_group(ranks, backend="nccl") for ranks in ([0, 2], [1, 3])]
+    return flat, inside[rank // 2], rails[rank % 2]
+
+
 def rank_main(rank, store, arguments):
+    global _device
     os.environ["SYMM_HOST_ID"] = HOSTS[rank]
     torch.set_num_threads(1)
+    on_gpus = arguments.device == "cuda"
+    if on_gpus:
+        _device = "cuda"
+        os.environ["SYMM_INTER_HOST"] = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(rank // 2)
     if arguments.copied:
         _gloo_by_another_name()
     dist.init_process_group("symm", store=dist.FileStore(store, WORLD), rank=rank, world_size=WORLD)
     flat = dist.new_group(backend="gloo")
+    groups = _groups_of_gpus(flat) if on_gpus else None
     rows = []
     for kind in arguments.kinds.split(","):
         for size in map(int, arguments.sizes.split(",")):
-            rows.append(_row(kind, size, rank, flat, arguments.turns))
+            if on_gpus:
+                rows.append(_row_of_gpus(kind, size, rank, groups, arguments.turns))
+            else:
+                rows.append(_row(kind, size, rank, flat, arguments.turns))
             if rank == 0:
-                print("{kind:15} {bytes:10} {symm_us:10} {gloo_us:10} {ratio:6}".format(**rows[-1]))
+                print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
             if kind == "barrier":
                 break
     if rank == 0 and arguments.json:
@@ -131,9 +244,11 @@ def rank_main(rank, store, arguments):
             "command": "python test/machine/hosts_speed.py " + " ".join(sys.argv[1:]),
             "machine": machine(),
             "kernel": platform.release(),
-            "what": "2 hosts of 2 ranks on one machine (SYMM_HOST_ID), gloo between them by "
-            "loopback; microseconds, median of turns, slowest rank",
+            "what": "2 hosts of 2 ranks on one machine (SYMM_HOST_ID), "
+            + ("a GPU each, nccl between them" if on_gpus else "gloo between them by loopback")
+            + "; microseconds, median of turns, slowest rank",
             "turns": arguments.turns,
+            "device": torch.cuda.get_device_name() if on_gpus else "cpu",
             "rows": rows,
         }
         write_records(arguments.json, record)
@@ -142,13 +257,16 @@ def rank_main(rank, store, arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--kinds", help="all; with cuda those that have legs of their own here")
+    parser.add_argument("--sizes", help="bytes")
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--copied", action="store_true", help="no message in the user's tensors")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    print("collective           bytes    symm us    gloo us  ratio")
+    on_gpus = arguments.device == "cuda"
+    arguments.kinds = arguments.kinds or ",".join(GPU_KINDS if on_gpus else KINDS)
+    arguments.sizes = arguments.sizes or ",".join(map(str, GPU_SIZES if on_gpus else SIZES))
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(rank_main, (os.path.join(folder, "store"), arguments), nprocs=WORLD)
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/engine/communicator.hpp"
+#include "backend/engine/legs/cpu_space.hpp"
 #include "test/support/collective_cases.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/memory_link.hpp"
@@ -30,12 +31,49 @@ HostLayout layout_of(const std::string& hosts) {
   return HostLayout(ids);
 }
 
+// What a space has of a GPU's, by which the algorithms choose; its memory is the CPU's.
+enum class Space {
+  kCpu,
+  kAnyMemory,  // the link takes any memory
+  kStaged,     // heads without room for data
+  kStream,     // no heads, and the link takes any memory
+  kOwnMemory,  // no heads, and the link takes its own memory alone
+};
+
+class LikeStream final : public LegSpace {
+ public:
+  LikeStream(Communicator& local, HostLink& link, Space space)
+      : space_(local, link), link_(link), kind_(space) {}
+
+  std::span<std::byte> allocate(std::size_t bytes) override { return space_.allocate(bytes); }
+  bool takes_any_memory() const override { return kind_ == Space::kStream; }
+  std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
+                                      std::span<const HostMessage> from) override {
+    return space_.start(to, from);
+  }
+  HostLink* heads() override { return kind_ == Space::kStaged ? &link_ : nullptr; }
+  bool is_on_cpu() const override { return false; }
+  void run_local(const CollectiveArgs& args, milliseconds timeout) override {
+    space_.run_local(args, timeout);
+  }
+  void fold(const FoldCall& call) override { space_.fold(call); }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    space_.copy(to, from, bytes);
+  }
+  void abort() noexcept override { space_.abort(); }
+
+ private:
+  CpuSpace space_;
+  HostLink& link_;
+  const Space kind_;
+};
+
 class Hosts {
  public:
-  Hosts(const std::string& hosts, const HostLimits& limits, bool any_memory = false)
+  Hosts(const std::string& hosts, const HostLimits& limits, Space space = Space::kCpu)
       : layout_(layout_of(hosts)),
         limits_(limits),
-        any_memory_(any_memory),
+        space_(space),
         stores_(layout_.members.size()) {}
 
   int world_size() const { return layout_.world_size(); }
@@ -52,8 +90,14 @@ class Hosts {
       config.world_size = static_cast<int>(layout_.members[host].size());
       config.timeout = kTimeout;
       Communicator local(stores_[host], config);
-      test::MemoryLink link(network_, rank, any_memory_);
-      HostCollectives collectives("g", layout_, rank, RankNames(), local, link, limits_);
+      test::MemoryLink link(network_, rank,
+                            space_ == Space::kAnyMemory || space_ == Space::kStream);
+      CpuSpace on_cpu(local, link);
+      LikeStream on_stream(local, link, space_);
+      LegSpace& space = space_ == Space::kCpu || space_ == Space::kAnyMemory
+                            ? static_cast<LegSpace&>(on_cpu)
+                            : on_stream;
+      HostCollectives collectives("g", layout_, rank, RankNames(), local, space, limits_);
       body(rank, collectives);
     });
   }
@@ -82,7 +126,7 @@ class Hosts {
  private:
   const HostLayout layout_;
   const HostLimits limits_;
-  const bool any_memory_;
+  const Space space_;
   std::vector<test::MemoryStore> stores_;
   test::MemoryNetwork network_;
 };
@@ -114,8 +158,20 @@ TEST_P(HostCollectivesTest, RunsEveryCollectiveAtEverySize) {
 }
 
 TEST_P(HostCollectivesTest, RunsEveryCollectiveOverALinkThatTakesAnyMemory) {
-  Hosts hosts(GetParam(), kSmallLimits, true);
+  Hosts hosts(GetParam(), kSmallLimits, Space::kAnyMemory);
   run_every_collective(hosts);
+}
+
+// As over NCCL, as through the CPU's memory, and over an engine that takes no memory of the user's.
+TEST_P(HostCollectivesTest, RunsEveryCollectiveAsOnStreams) {
+  for (const Space space : {Space::kStream, Space::kStaged, Space::kOwnMemory}) {
+    for (const std::size_t leader_bytes : {std::size_t{0}, kSmallLimits.leader_bytes}) {
+      HostLimits limits = kSmallLimits;
+      limits.leader_bytes = leader_bytes;
+      Hosts hosts(GetParam(), limits, space);
+      run_every_collective(hosts);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, HostCollectivesTest,
@@ -130,8 +186,8 @@ TEST(HostCollectives, SendsTheBytesOfTheFormulas) {
   constexpr std::size_t kRanks = 6;
   // Every rank has one rail peer on each other host, and each of them sends the other a head.
   constexpr std::size_t kHeads = kRanks * (kHosts - 1) * 8192;
-  const auto bytes_of = [&](CollectiveKind kind) {
-    Hosts hosts("aabbcc", kSmallLimits);
+  const auto bytes_in = [&](Space space, CollectiveKind kind) {
+    Hosts hosts("aabbcc", kSmallLimits, space);
     hosts.run([&](int rank, HostCollectives& collectives) {
       std::vector<float> mine(kCount, 1.0f);
       std::vector<float> all(kCount * kRanks);
@@ -147,13 +203,27 @@ TEST(HostCollectives, SendsTheBytesOfTheFormulas) {
       collectives.run(args, kTimeout);
       static_cast<void>(rank);
     });
-    return hosts.network().bytes() - kHeads;
+    return hosts.network().bytes() - (space == Space::kCpu ? kHeads : 0);
   };
   // A rail's share is half of a tensor; there are 2 rails.
-  EXPECT_EQ(bytes_of(CollectiveKind::kAllReduce), kRanks * 2 * (kHosts - 1) * kBytes / 2 / kHosts);
-  EXPECT_EQ(bytes_of(CollectiveKind::kReduceScatter), kRanks * (kHosts - 1) * kBytes);
-  EXPECT_EQ(bytes_of(CollectiveKind::kAllGather), kRanks * (kHosts - 1) * kBytes);
-  EXPECT_EQ(bytes_of(CollectiveKind::kBroadcast), (kHosts - 1) * kBytes);
+  for (const Space space : {Space::kCpu, Space::kStream}) {
+    const auto bytes_of = [&](CollectiveKind kind) { return bytes_in(space, kind); };
+    EXPECT_EQ(bytes_of(CollectiveKind::kAllReduce),
+              kRanks * 2 * (kHosts - 1) * kBytes / 2 / kHosts);
+    EXPECT_EQ(bytes_of(CollectiveKind::kReduceScatter), kRanks * (kHosts - 1) * kBytes);
+    EXPECT_EQ(bytes_of(CollectiveKind::kAllGather), kRanks * (kHosts - 1) * kBytes);
+    EXPECT_EQ(bytes_of(CollectiveKind::kBroadcast), (kHosts - 1) * kBytes);
+  }
+}
+
+// What a rank keeps for messages of calls on GPUs, by the number of hosts.
+TEST(HostCollectives, TakesAtMost64MiBOfAGpu) {
+  for (const int hosts : {2, 3, 4, 5, 7, 8, 16, 64}) {
+    const HostLimits limits = gpu_limits(hosts);
+    const auto count = static_cast<std::size_t>(hosts);
+    const std::size_t share = limits.share_bytes * 8 / std::max<std::size_t>(count, 8);
+    EXPECT_LE(2 * (2 * count - 1) * share, std::size_t{64} << 20) << hosts;
+  }
 }
 
 // Whatever the two calls are, leaders of different hosts or ranks of one host meet.

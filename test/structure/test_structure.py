@@ -24,8 +24,9 @@ FOLDERS = [
     *["kernels/gpu/wire", "kernels/gpu/simple", "symm_mem/segment", "kernels/gpu/entry"],
     *["backend/engine/record", "symm_mem/group", "backend/engine/group", "backend/engine/host"],
     *["symm_mem/c10d/include/symm", "symm_mem/c10d", "symm_mem/c10d/operators"],
-    *["backend/engine/device", "backend/engine"],
-    *["backend/engine/hosts", "backend/include/symm", "backend/hosts", "backend"],
+    *["backend/engine/device", "backend/engine", "backend/engine/legs"],
+    *["backend/engine/hosts", "backend/include/symm", "backend/streams", "backend/hosts"],
+    "backend",
     *["python_registration"],
 ]
 # What is installed: all headers in them, included as <symm/...>.

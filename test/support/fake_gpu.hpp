@@ -1,5 +1,5 @@
-// GPUs without a GPU: memory of the host, and kernels that note what they were asked to do and move
-// no data. Each rank that is a thread uses the fake GPU of its own number.
+// GPUs without a GPU: memory of the host, and kernels that note what they were asked to do and, but
+// in groups of one, move no data. Each rank that is a thread uses the fake GPU of its own number.
 //
 // A test decides what a kernel does: end at once, or stay under way until the test (or nobody) ends
 // it, so that failures can be shown at any moment of a call.
@@ -19,6 +19,7 @@
 
 #include "kernels/core/atomics.hpp"
 #include "kernels/core/error.hpp"
+#include "kernels/cpu/reduce_kernels.hpp"
 #include "kernels/plan/plan.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/device_runtime.hpp"
@@ -63,10 +64,14 @@ class FakeKernels final : public GroupKernels {
   }
   void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
               const LaunchOptions& options) override {
+    if (config_.world_size == 1) carry_out_alone(args);
     begin({.kind = args.kind, .plan = plan, .location = location, .timeout = options.timeout});
   }
   void transfer(std::span<const TransferOp> ops, bool collective,
                 const LaunchOptions& options) override {
+    if (config_.world_size == 1 && ops.size() == 2 && ops[0].bytes > 0) {
+      std::memmove(ops[1].data, ops[0].data, ops[0].bytes);
+    }
     FakeLaunch launch{.kind = CollectiveKind::kAllToAll, .collective = collective};
     launch.ops.assign(ops.begin(), ops.end());
     launch.timeout = options.timeout;
@@ -79,6 +84,15 @@ class FakeKernels final : public GroupKernels {
     launch.peer_outputs.assign(peer_outputs.begin(), peer_outputs.end());
     launch.timeout = options.timeout;
     begin(std::move(launch));
+  }
+
+  void fold(const FoldCall& call, StreamHandle) override {
+    const ReduceKernels& kernels = reduce_kernels(call.dtype, call.op, selected_isa());
+    kernels.reduce(call.result, call.sources.data(), static_cast<int>(call.sources.size()), nullptr,
+                   call.divisor, call.count);
+  }
+  void copy(void* to, const void* from, std::size_t bytes, StreamHandle) override {
+    std::memcpy(to, from, bytes);
   }
 
   void launch_multimem(const CollectiveArgs& args, const Plan& plan, const MultimemMemory& memory,
@@ -117,6 +131,14 @@ class FakeKernels final : public GroupKernels {
   }
 
  private:
+  // A group of one has all that its collectives need.
+  static void carry_out_alone(const CollectiveArgs& args) {
+    const void* const from = args.input_parts.empty() ? args.input : args.input_parts[0].data;
+    void* const to = args.output_parts.empty() ? args.output : args.output_parts[0].data;
+    const std::size_t bytes = args.count * dtype_bytes(args.dtype);
+    if (from != nullptr && to != nullptr && bytes > 0) std::memmove(to, from, bytes);
+  }
+
   void begin(FakeLaunch launch) {
     if (refuse_) throw Error(ErrorCode::kSystem, "the launch was refused");
     const bool ends = !hold_;

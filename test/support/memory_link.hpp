@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/engine/hosts/host_link.hpp"
+#include "backend/engine/legs/host_link.hpp"
 #include "kernels/core/error.hpp"
 
 namespace symm::test {

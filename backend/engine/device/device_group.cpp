@@ -298,6 +298,18 @@ void DeviceGroup::transfer(std::span<const TransferOp> ops, const DeviceLaunch& 
   }
 }
 
+void DeviceGroup::fold(const FoldCall& call, StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  check_usable();
+  resources_->kernels->fold(call, stream);
+}
+
+void DeviceGroup::copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  check_usable();
+  resources_->kernels->copy(to, from, bytes, stream);
+}
+
 // The abort word makes kernels leave before the failure can be seen, and they report that they did,
 // so a report is there whenever something has gone wrong on this rank's device. Kernels of
 // different calls may have met and ended all the same: a peer's record was there before its kernel.

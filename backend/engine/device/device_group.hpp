@@ -107,6 +107,10 @@ class DeviceGroup {
   // `ops` and are copied. Errors as launch(), and as SelfMessages before anything is launched.
   void transfer(std::span<const TransferOp> ops, const DeviceLaunch& to);
 
+  // GroupKernels' fold and copy. Local. Throw the group's failure, and Error(kSystem).
+  void fold(const FoldCall& call, StreamHandle stream);
+  void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream);
+
   // Whether [data, data + bytes) is in a segment that the group knows and kernels can find.
   bool knows(const void* data, std::size_t bytes) const { return find(data, bytes).has_value(); }
 

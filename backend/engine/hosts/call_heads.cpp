@@ -29,12 +29,13 @@ std::vector<int> head_peers(const HostLegs& legs, const CollectiveArgs& args) {
 CallHeads::CallHeads(HostLegs& legs, const CollectiveArgs& args, std::uint64_t sequence,
                      std::vector<int> peers)
     : legs_(legs), args_(args), sequence_(sequence), peers_(std::move(peers)) {
-  if (peers_.empty()) return;
-  to_ = legs.take(peers_.size() * kHeadBytes);
-  from_ = legs.take(peers_.size() * kHeadBytes);
+  if (peers_.empty() || !legs.has_heads()) return;
+  to_ = legs.take_for_heads(peers_.size() * kHeadBytes);
+  from_ = legs.take_for_heads(peers_.size() * kHeadBytes);
 }
 
 void CallHeads::start() {
+  if (to_ == nullptr) return;
   Messages to;
   Messages from;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
@@ -43,10 +44,11 @@ void CallHeads::start() {
     to.push_back({peers_[i], {to_ + i * kHeadBytes, kHeadBytes}});
     from.push_back({peers_[i], {from_ + i * kHeadBytes, kHeadBytes}});
   }
-  transfer_ = legs_.start(std::move(to), std::move(from));
+  transfer_ = legs_.start_heads(to, from);
 }
 
 void CallHeads::finish() {
+  if (to_ == nullptr) return;
   legs_.finish(transfer_);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     CallNote got;

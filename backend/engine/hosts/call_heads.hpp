@@ -7,6 +7,10 @@
 // notes agree. The leaders of the hosts exchange heads in every call, so that any two different
 // calls meet somewhere; inside a host call_hash() does the same. Having a peer's head, a rank knows
 // that the peer has begun the call.
+//
+// Where the messages of calls are ordered by a stream of a GPU, reading a head would make the CPU
+// wait for it: there are none then, and what the hosts call is not compared. Heads beside messages
+// in memory of a GPU have no room for data.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +25,9 @@ namespace symm {
 inline constexpr std::size_t kHeadBytes = std::size_t{8} << 10;
 inline constexpr std::size_t kHeadRoom = kHeadBytes - sizeof(CallNote);
 
+// How many bytes of data a head has room for.
+inline std::size_t head_room(const HostLegs& legs) { return legs.is_on_cpu() ? kHeadRoom : 0; }
+
 class CallHeads {
  public:
   // `peers`: group ranks of other hosts, each of which names this one.
@@ -28,13 +35,13 @@ class CallHeads {
             std::vector<int> peers);
 
   const std::vector<int>& peers() const { return peers_; }
-  // What goes to, and what has come from, the peer at that index: kHeadRoom bytes.
+  // What goes to, and what has come from, the peer at that index: head_room() bytes.
   std::byte* room_to(std::size_t index) { return to_ + index * kHeadBytes + sizeof(CallNote); }
   const std::byte* room_from(std::size_t index) const {
     return from_ + index * kHeadBytes + sizeof(CallNote);
   }
 
-  // Fill the rooms first. Does not wait.
+  // Fill the rooms first. Does not wait. Both do nothing where there are no heads.
   void start();
   // Throws kMismatch where a peer has made another call.
   void finish();

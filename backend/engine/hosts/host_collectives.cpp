@@ -11,12 +11,12 @@
 namespace symm {
 
 HostCollectives::HostCollectives(std::string group, const HostLayout& layout, int rank,
-                                 RankNames names, Communicator& local, HostLink& link,
+                                 RankNames names, Communicator& local, LegSpace& space,
                                  const HostLimits& limits)
     : group_(std::move(group)),
       communicator_(local),
-      link_(link),
-      legs_(layout, rank, std::move(names), local, link, limits) {}
+      space_(space),
+      legs_(layout, rank, std::move(names), space, limits) {}
 
 void HostCollectives::validate(const CollectiveArgs& args) const {
   communicator_.local_group()->check_usable();
@@ -34,6 +34,7 @@ void HostCollectives::validate(const CollectiveArgs& args) const {
 void HostCollectives::run(const CollectiveArgs& args, std::chrono::milliseconds timeout) {
   validate(args);
   const std::lock_guard lock(mutex_);
+  space_.check(args.kind);
   ++sequence_;
   legs_.begin(timeout, call_hash(args, sequence_));
   try {
@@ -70,7 +71,7 @@ std::string HostCollectives::who_is_gone() const {
 // The ranks of this host first, so that they say what happened here and not what the link did.
 void HostCollectives::give_up(const std::string& reason) {
   communicator_.abort(reason);
-  link_.abort();
+  space_.abort();
 }
 
 void HostCollectives::dispatch(const CollectiveArgs& args) {

@@ -1,5 +1,5 @@
-// The collectives of a group over several hosts: the communicator of each host and a link between
-// the hosts, composed (NOTE [Steps over hosts] in host_algorithms.hpp).
+// The collectives of a group over several hosts: those of each host and a link between the hosts,
+// composed (NOTE [Steps over hosts] in host_algorithms.hpp).
 #pragma once
 
 #include <chrono>
@@ -8,19 +8,23 @@
 #include <string>
 
 #include "backend/engine/hosts/host_legs.hpp"
+#include "backend/engine/legs/leg_space.hpp"
 #include "kernels/core/collective.hpp"
 
 namespace symm {
 
+class Communicator;
+
 class HostCollectives {
  public:
   // `rank` is a group rank of `group`, whose name is for messages; `local` has the ranks of its
-  // host. All outlive this object.
+  // host, and `space` runs what they do. All outlive this object.
   HostCollectives(std::string group, const HostLayout& layout, int rank, RankNames names,
-                  Communicator& local, HostLink& link, const HostLimits& limits = {});
+                  Communicator& local, LegSpace& space, const HostLimits& limits = {});
 
   // As Communicator's; a call at a time, later ones wait. A failure ends the group on every rank:
-  // here at once, on the other hosts once the link has told them.
+  // here at once, on the other hosts once the link has told them. run() returns when the call is
+  // done, or, in a space that is a stream, when all of it is there.
   void validate(const CollectiveArgs& args) const;
   void run(const CollectiveArgs& args, std::chrono::milliseconds timeout);
 
@@ -32,7 +36,7 @@ class HostCollectives {
 
   const std::string group_;
   Communicator& communicator_;
-  HostLink& link_;
+  LegSpace& space_;
   std::mutex mutex_;  // guards what follows
   HostLegs legs_;
   std::uint64_t sequence_ = 0;

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "backend/engine/communicator.hpp"
-#include "kernels/cpu/reduce_kernels.hpp"
-
 namespace symm {
 namespace {
 
@@ -20,16 +17,27 @@ ReduceOp op_over_hosts(ReduceOp op) { return op == ReduceOp::kPreMulSum ? Reduce
 
 }  // namespace
 
-HostLegs::HostLegs(const HostLayout& layout, int rank, RankNames names, Communicator& local,
-                   HostLink& link, const HostLimits& limits)
+// reduce_scatter takes the most: for each of two chunks a share of every host, and one from each
+// other host (HostLegs::of_each_host from 8 hosts on).
+HostLimits gpu_limits(int hosts) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  return {.leader_bytes = 0,
+          .share_bytes = hosts <= 4 ? 4 * kMiB : 2 * kMiB,
+          .whole_shares = kMiB / 4,
+          .message_bytes = 256 * kMiB};
+}
+
+HostLegs::HostLegs(const HostLayout& layout, int rank, RankNames names, LegSpace& space,
+                   const HostLimits& limits)
     : layout_(layout),
       rank_(rank),
       host_(layout.host_of[static_cast<std::size_t>(rank)]),
       place_(layout.local_of[static_cast<std::size_t>(rank)]),
       names_(std::move(names)),
-      communicator_(local),
-      link_(link),
-      limits_(limits) {
+      space_(space),
+      limits_(limits),
+      memory_([&space](std::size_t bytes) { return space.allocate(bytes); }),
+      head_memory_([&space](std::size_t bytes) { return space.heads()->allocate(bytes); }) {
   for (int peer = 0; peer < layout_.world_size(); ++peer) {
     if (is_here(peer)) continue;
     const bool for_us = stand_in(host_of(peer)) == peer;
@@ -59,8 +67,8 @@ std::vector<Part> HostLegs::rail_parts(const void* base, std::size_t begin, std:
 void HostLegs::begin(milliseconds timeout, std::uint32_t call) {
   deadline_ = Deadline(timeout);
   call_ = call;
-  block_ = 0;
-  used_ = 0;
+  memory_.take_all_back();
+  head_memory_.take_all_back();
 }
 
 milliseconds HostLegs::left() const {
@@ -70,10 +78,10 @@ milliseconds HostLegs::left() const {
 void HostLegs::run_local(CollectiveArgs args) {
   leg_ = "the leg inside the host";
   args.layout = call_;
-  communicator_.run(args, left() + kLocalGrace);
+  space_.run_local(args, left() + kLocalGrace);
 }
 
-std::byte* HostLegs::take(std::size_t bytes) {
+std::byte* HostLegs::Blocks::take(std::size_t bytes) {
   const std::size_t whole = std::max(kLine, (bytes + kLine - 1) / kLine * kLine);
   for (; block_ < blocks_.size(); ++block_, used_ = 0) {
     if (blocks_[block_].size() - used_ < whole) continue;
@@ -81,7 +89,7 @@ std::byte* HostLegs::take(std::size_t bytes) {
     used_ += whole;
     return taken;
   }
-  blocks_.push_back(link_.allocate(std::max(kBlock, whole)));
+  blocks_.push_back(allocate_(std::max(kBlock, whole)));
   used_ = whole;
   return blocks_.back().data();
 }
@@ -91,7 +99,12 @@ std::unique_ptr<HostTransfer> HostLegs::start(Messages to, Messages from) {
   const auto is_empty = [](const HostMessage& message) { return message.bytes.empty(); };
   std::erase_if(to, is_empty);
   std::erase_if(from, is_empty);
-  return to.empty() && from.empty() ? nullptr : link_.start(to, from);
+  return to.empty() && from.empty() ? nullptr : space_.start(to, from);
+}
+
+std::unique_ptr<HostTransfer> HostLegs::start_heads(const Messages& to, const Messages& from) {
+  leg_ = "the leg between hosts";
+  return to.empty() && from.empty() ? nullptr : space_.heads()->start(to, from);
 }
 
 void HostLegs::finish(std::unique_ptr<HostTransfer>& transfer) {
@@ -102,11 +115,14 @@ void HostLegs::finish(std::unique_ptr<HostTransfer>& transfer) {
 }
 
 void HostLegs::fold(const CollectiveArgs& args, const std::vector<const void*>& of_hosts,
-                    void* result, std::size_t count) const {
+                    void* result, std::size_t count) {
   if (count == 0) return;
-  const ReduceKernels& kernels = reduce_kernels(args.dtype, op_over_hosts(args.op), selected_isa());
-  kernels.reduce(result, of_hosts.data(), static_cast<int>(of_hosts.size()), nullptr,
-                 layout_.world_size(), count);
+  space_.fold({.dtype = args.dtype,
+               .op = op_over_hosts(args.op),
+               .divisor = layout_.world_size(),
+               .sources = of_hosts,
+               .result = result,
+               .count = count});
 }
 
 }  // namespace symm

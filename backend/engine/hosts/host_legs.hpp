@@ -1,5 +1,5 @@
-// The two legs of a call over several hosts, seen from one rank: the communicator of its host and
-// the link between the hosts.
+// The two legs of a call over several hosts, seen from one rank: inside its host, and between the
+// hosts.
 //
 // NOTE [Places and rails]
 // A rank's place is its index among the ranks of its host; the rank at place 0 leads its host. A
@@ -10,20 +10,19 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "backend/engine/hosts/host_layout.hpp"
-#include "backend/engine/hosts/host_link.hpp"
+#include "backend/engine/legs/leg_space.hpp"
 #include "kernels/core/collective.hpp"
 #include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/process/deadline.hpp"
 
 namespace symm {
-
-class Communicator;
 
 using Messages = std::vector<HostMessage>;
 
@@ -42,6 +41,10 @@ struct HostLimits {
   // The most of one message that is not copied: engines count some bytes by int.
   std::size_t message_bytes = std::size_t{256} << 20;
 };
+
+// Those of calls on GPUs, where an exchange takes many times what a kernel of small data takes: all
+// go over rails, but for what carries no data. Messages of a rank take 60 MiB at most.
+HostLimits gpu_limits(int hosts);
 
 // Element range `index` of `count` nearly equal ones of `total`.
 struct Share {
@@ -62,8 +65,8 @@ inline std::byte* at_byte(const void* base, std::size_t offset) {
 // A call at a time; not thread safe.
 class HostLegs {
  public:
-  // `rank` is a group rank; `local` has the ranks of its host. All outlive this object.
-  HostLegs(const HostLayout& layout, int rank, RankNames names, Communicator& local, HostLink& link,
+  // `rank` is a group rank. `layout` and `space` outlive this object.
+  HostLegs(const HostLayout& layout, int rank, RankNames names, LegSpace& space,
            const HostLimits& limits);
 
   const HostLayout& layout() const { return layout_; }
@@ -111,24 +114,49 @@ class HostLegs {
   // A collective of the ranks of this host; ranks in `args` are places. Blocks; throws Error.
   void run_local(CollectiveArgs args);
 
-  // Memory of the link until the next begin(); 64 bytes aligned.
-  std::byte* take(std::size_t bytes);
+  // Memory for messages until the next begin(); 64 bytes aligned.
+  std::byte* take(std::size_t bytes) { return memory_.take(bytes); }
 
-  bool takes_any_memory() const { return link_.takes_any_memory(); }
-  // HostLink::start, of what is not empty.
+  bool takes_any_memory() const { return space_.takes_any_memory(); }
+  bool is_on_cpu() const { return space_.is_on_cpu(); }
+  // LegSpace::start, of what is not empty.
   std::unique_ptr<HostTransfer> start(Messages to, Messages from);
   // Waits for a transfer, or for none, and ends it.
   void finish(std::unique_ptr<HostTransfer>& transfer);
 
+  // Heads of calls are exchanged, and each has room for so many bytes of data.
+  bool has_heads() const { return space_.heads() != nullptr; }
+  std::byte* take_for_heads(std::size_t bytes) { return head_memory_.take(bytes); }
+  std::unique_ptr<HostTransfer> start_heads(const Messages& to, const Messages& from);
+
+  // LegSpace::copy; nothing where there are no bytes or both are one place.
+  void copy(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0 && to != from) space_.copy(to, from, bytes);
+  }
   // `result[i]` = the values of the hosts, by host, combined in that order by the operator of
   // `args`; `result` may be one of them.
   void fold(const CollectiveArgs& args, const std::vector<const void*>& of_hosts, void* result,
-            std::size_t count) const;
+            std::size_t count);
 
   // The leg in progress, for errors.
   const char* leg() const { return leg_; }
 
  private:
+  // Memory of messages, in blocks that are kept.
+  class Blocks {
+   public:
+    using Allocate = std::function<std::span<std::byte>(std::size_t bytes)>;
+    explicit Blocks(Allocate allocate) : allocate_(std::move(allocate)) {}
+    std::byte* take(std::size_t bytes);
+    void take_all_back() { block_ = used_ = 0; }
+
+   private:
+    const Allocate allocate_;
+    std::vector<std::span<std::byte>> blocks_;
+    std::size_t block_ = 0;  // what is taken of them: all before this one,
+    std::size_t used_ = 0;   // and so many bytes of it
+  };
+
   std::chrono::milliseconds left() const;
 
   const HostLayout& layout_;
@@ -136,17 +164,15 @@ class HostLegs {
   const int host_;
   const int place_;
   const RankNames names_;
-  Communicator& communicator_;
-  HostLink& link_;
+  LegSpace& space_;
   const HostLimits limits_;
   std::vector<int> rail_peers_;
   std::vector<int> leaders_;
   Deadline deadline_{std::chrono::milliseconds(0)};  // of the call in progress
   std::uint32_t call_ = 0;
   const char* leg_ = "";
-  std::vector<std::span<std::byte>> blocks_;
-  std::size_t block_ = 0;  // what is taken of them: all before this one,
-  std::size_t used_ = 0;   // and so many bytes of it
+  Blocks memory_;
+  Blocks head_memory_;
 };
 
 // AVG divides where the hosts' values are combined, and PREMUL_SUM has multiplied by then.

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "backend/engine/hosts/host_algorithms.hpp"
@@ -10,10 +9,6 @@ namespace {
 std::size_t total_of(std::span<const Part> parts) {
   return std::accumulate(parts.begin(), parts.end(), std::size_t{0},
                          [](std::size_t sum, const Part& part) { return sum + part.count; });
-}
-
-void copy_bytes(void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
 void broadcast_local(HostLegs& legs, const CollectiveArgs& like, int place, void* data,
@@ -73,7 +68,7 @@ class LeaderExchange {
         heads_(heads),
         args_(args),
         element_(dtype_bytes(args.dtype)),
-        in_heads_(most_elements(legs, args) <= kHeadRoom / element_) {
+        in_heads_(legs.has_heads() && most_elements(legs, args) <= head_room(legs) / element_) {
     if (in_heads_) return;
     for (const int peer : heads.peers()) {
       to_.push_back({peer, room(bytes_to(legs.host_of(peer)))});
@@ -126,6 +121,8 @@ class LeaderExchange {
         return to_root ? elements_of_host(legs_, args_, from) * element_ : 0;
       case CollectiveKind::kAllGather:
         return elements_of_host(legs_, args_, from) * element_;
+      case CollectiveKind::kBarrier:
+        return in_heads_ ? 0 : 1;  // a message to wait for
       default:
         return most_elements(legs_, args_) * element_;
     }
@@ -150,7 +147,7 @@ void reduction(HostLegs& legs, LeaderExchange& exchange, const CollectiveArgs& a
     std::byte* next = legs.take(count * element);
     input = next;
     for (const Part& part : args.input_parts) {
-      copy_bytes(next, part.data, part.count * element);
+      legs.copy(next, part.data, part.count * element);
       next += part.count * element;
     }
   }
@@ -165,7 +162,7 @@ void reduction(HostLegs& legs, LeaderExchange& exchange, const CollectiveArgs& a
   local.input_parts = {};
   legs.run_local(local);
   for (std::size_t i = 0; i < exchange.peers(); ++i) {
-    if (std::byte* const room = exchange.to(i)) copy_bytes(room, result, count * element);
+    if (std::byte* const room = exchange.to(i)) legs.copy(room, result, count * element);
   }
   exchange.start();
   exchange.finish();
@@ -181,7 +178,7 @@ void reduction(HostLegs& legs, LeaderExchange& exchange, const CollectiveArgs& a
     if (legs.is_here(args.root) && legs.place_of(args.root) != 0) {
       broadcast_local(legs, args, 0, result, count);
     }
-    if (legs.rank() == args.root) copy_bytes(args.output, result, count * element);
+    if (legs.rank() == args.root) legs.copy(args.output, result, count * element);
     return;
   }
   broadcast_local(legs, args, 0, result, count);
@@ -189,7 +186,7 @@ void reduction(HostLegs& legs, LeaderExchange& exchange, const CollectiveArgs& a
   for (int rank = 0; scatters && rank < legs.rank(); ++rank) {
     skipped += args.input_parts[static_cast<std::size_t>(rank)].count;
   }
-  copy_bytes(args.output, result + skipped * element, args.count * element);
+  legs.copy(args.output, result + skipped * element, args.count * element);
 }
 
 // `data` of the root to all ranks; every rank passes memory for it.
@@ -200,14 +197,14 @@ void broadcast(HostLegs& legs, LeaderExchange& exchange, const CollectiveArgs& a
   const bool from_here = legs.is_here(args.root);
   if (from_here && place != 0) broadcast_local(legs, args, place, data, count);
   for (std::size_t i = 0; i < exchange.peers(); ++i) {
-    if (std::byte* const room = exchange.to(i)) copy_bytes(room, data, bytes);
+    if (std::byte* const room = exchange.to(i)) legs.copy(room, data, bytes);
   }
   exchange.start();
   if (from_here && place == 0) broadcast_local(legs, args, 0, data, count);
   exchange.finish();
   if (from_here) return;
   for (std::size_t i = 0; i < exchange.peers(); ++i) {
-    if (const std::byte* const room = exchange.from(i)) copy_bytes(data, room, bytes);
+    if (const std::byte* const room = exchange.from(i)) legs.copy(data, room, bytes);
   }
   broadcast_local(legs, args, 0, data, count);
 }
@@ -219,25 +216,25 @@ void scatter(HostLegs& legs, LeaderExchange& exchange, const CollectiveArgs& arg
   // In the root's host of all ranks, elsewhere of those of the host, by place.
   std::byte* const shares = legs.take(ranks * share);
   for (std::size_t r = 0; legs.rank() == args.root && r < ranks; ++r) {
-    copy_bytes(shares + r * share, args.input_parts[r].data, share);
+    legs.copy(shares + r * share, args.input_parts[r].data, share);
   }
   if (from_here) broadcast_local(legs, args, legs.place_of(args.root), shares, ranks * args.count);
   for (std::size_t i = 0; i < exchange.peers(); ++i) {
     std::byte* room = exchange.to(i);
     if (room == nullptr) continue;
     for (const int rank : legs.members(exchange.host_of(i))) {
-      copy_bytes(room, shares + static_cast<std::size_t>(rank) * share, share);
+      legs.copy(room, shares + static_cast<std::size_t>(rank) * share, share);
       room += share;
     }
   }
   exchange.start();
   exchange.finish();
   for (std::size_t i = 0; i < exchange.peers(); ++i) {
-    if (const std::byte* const room = exchange.from(i)) copy_bytes(shares, room, ranks * share);
+    if (const std::byte* const room = exchange.from(i)) legs.copy(shares, room, ranks * share);
   }
   if (!from_here) broadcast_local(legs, args, 0, shares, ranks * args.count);
   const int own = from_here ? legs.rank() : legs.place();
-  copy_bytes(args.output, shares + static_cast<std::size_t>(own) * share, share);
+  legs.copy(args.output, shares + static_cast<std::size_t>(own) * share, share);
 }
 
 // all_gather and gather: `counts[r]` elements of each rank r.
@@ -281,7 +278,7 @@ class Gathering {
     if (wanted_here && !leader_has_it) broadcast_local(legs_, args_, 0, all_, total_);
     if (!gathers_to_all() && legs_.rank() != args_.root) return;
     for (std::size_t r = 0; r < places_.size(); ++r) {
-      copy_bytes(args_.output_parts[r].data, places_[r].data, places_[r].count * element_);
+      legs_.copy(args_.output_parts[r].data, places_[r].data, places_[r].count * element_);
     }
   }
 
@@ -291,14 +288,14 @@ class Gathering {
 
   void pack(std::byte* room) const {
     for (const int rank : legs_.here()) {
-      copy_bytes(room, place(rank).data, place(rank).count * element_);
+      legs_.copy(room, place(rank).data, place(rank).count * element_);
       room += place(rank).count * element_;
     }
   }
 
   void unpack(const std::byte* room, int host) {
     for (const int rank : legs_.members(host)) {
-      copy_bytes(place(rank).data, room, place(rank).count * element_);
+      legs_.copy(place(rank).data, room, place(rank).count * element_);
       room += place(rank).count * element_;
     }
   }
@@ -323,7 +320,7 @@ void barrier(HostLegs& legs, LeaderExchange& exchange) {
 
 bool goes_by_leaders(const HostLegs& legs, const CollectiveArgs& args) {
   if (args.kind == CollectiveKind::kAllToAll) return false;
-  const std::size_t most = std::max(kHeadRoom, legs.of_each_host(legs.limits().leader_bytes));
+  const std::size_t most = std::max(head_room(legs), legs.of_each_host(legs.limits().leader_bytes));
   return most_elements(legs, args) <= most / dtype_bytes(args.dtype);
 }
 
@@ -344,7 +341,7 @@ void call_by_leaders(HostLegs& legs, CallHeads& heads, const CollectiveArgs& arg
     case CollectiveKind::kBroadcast: {
       auto* const data = static_cast<std::byte*>(args.output);
       if (legs.rank() == args.root) {
-        copy_bytes(data, args.input, args.count * dtype_bytes(args.dtype));
+        legs.copy(data, args.input, args.count * dtype_bytes(args.dtype));
       }
       return broadcast(legs, exchange, args, data, args.count);
     }

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "backend/engine/hosts/host_algorithms.hpp"
 
@@ -39,18 +38,19 @@ class PairMovement {
     for (std::size_t i = 0; i < heads_.peers().size(); ++i) {
       const Part& part = of(to_, heads_.peers()[i]);
       if (fits_head(part) && part.count > 0) {
-        std::memcpy(heads_.room_to(i), part.data, part.count);
+        legs_.copy(heads_.room_to(i), part.data, part.count);
       }
     }
     heads_.start();
+    std::unique_ptr<HostTransfer> transfer;
+    const bool in_their_place = legs_.takes_any_memory();
+    // Without heads there is nothing to wait for before the engine begins.
+    if (in_their_place && !legs_.has_heads()) transfer = start_in_place();
     move_in_host();
     finish_heads();
-    if (legs_.takes_any_memory()) {
-      std::unique_ptr<HostTransfer> transfer = legs_.start(in_place(to_), in_place(from_));
-      legs_.finish(transfer);
-    } else {
-      move_chunks();
-    }
+    if (!in_their_place) return move_chunks();
+    if (legs_.has_heads()) transfer = start_in_place();
+    legs_.finish(transfer);
   }
 
  private:
@@ -67,14 +67,14 @@ class PairMovement {
   static const Part& of(const std::vector<Part>& parts, int rank) {
     return parts[static_cast<std::size_t>(rank)];
   }
-  static bool fits_head(const Part& part) { return part.count <= kHeadRoom; }
+  bool fits_head(const Part& part) const { return part.count <= head_room(legs_); }
 
   void finish_heads() {
     heads_.finish();
     for (std::size_t i = 0; i < heads_.peers().size(); ++i) {
       const Part& part = of(from_, heads_.peers()[i]);
       if (fits_head(part) && part.count > 0) {
-        std::memcpy(part.data, heads_.room_from(i), part.count);
+        legs_.copy(part.data, heads_.room_from(i), part.count);
       }
     }
   }
@@ -105,6 +105,10 @@ class PairMovement {
       }
     }
     return made;
+  }
+
+  std::unique_ptr<HostTransfer> start_in_place() {
+    return legs_.start(in_place(to_), in_place(from_));
   }
 
   std::vector<Pair> pairs_of(const std::vector<Part>& parts) {
@@ -146,7 +150,7 @@ class PairMovement {
       if (step < chunks) {
         for (const Pair& pair : to) {
           const Part part = in_chunk(step, pair);
-          if (part.count > 0) std::memcpy(pair.memory[step % 2], part.data, part.count);
+          legs_.copy(pair.memory[step % 2], part.data, part.count);
         }
         transfers[step % 2] = legs_.start(messages(step, to), messages(step, from));
       }
@@ -154,7 +158,7 @@ class PairMovement {
       legs_.finish(transfers[(step - 1) % 2]);
       for (const Pair& pair : from) {
         const Part part = in_chunk(step - 1, pair);
-        if (part.count > 0) std::memcpy(part.data, pair.memory[(step - 1) % 2], part.count);
+        legs_.copy(part.data, pair.memory[(step - 1) % 2], part.count);
       }
     }
   }

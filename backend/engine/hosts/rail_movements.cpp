@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "backend/engine/hosts/host_algorithms.hpp"
 
@@ -24,7 +23,7 @@ class RailAllGather {
       }
     }
     for (Chunk& chunk : in_flight_) {
-      chunk.outgoing = legs.take(chunk_ * element_);
+      if (!sends_input()) chunk.outgoing = legs.take(chunk_ * element_);
       for (std::size_t run = 0; run < runs_.size(); ++run) {
         chunk.incoming.push_back(legs.take(chunk_ * element_));
       }
@@ -34,9 +33,11 @@ class RailAllGather {
   void run(CallHeads& heads) {
     for (std::size_t step = 0; step <= chunks_; ++step) {
       if (step < chunks_) {
+        // Without heads there is nothing to wait for before the engine begins.
+        if (!legs_.has_heads()) exchange(step);
         gather_own_host(step);
         if (step == 0) heads.finish();
-        exchange(step);
+        if (legs_.has_heads()) exchange(step);
       }
       if (step >= 1) gather_others(step - 1);
     }
@@ -54,6 +55,8 @@ class RailAllGather {
     std::unique_ptr<HostTransfer> transfer;
   };
 
+  // A stream keeps the order of whatever uses the user's memory, also after a failure.
+  bool sends_input() const { return !legs_.is_on_cpu() && legs_.takes_any_memory(); }
   Chunk& in_flight(std::size_t index) { return in_flight_[index % in_flight_.size()]; }
 
   Part in_chunk(std::size_t index, int rank) const {
@@ -92,13 +95,13 @@ class RailAllGather {
   void exchange(std::size_t index) {
     Chunk& chunk = in_flight(index);
     const std::size_t bytes = in_chunk(index, legs_.rank()).count * element_;
-    if (bytes > 0) {
-      std::memcpy(chunk.outgoing, at_byte(args_.input, index * chunk_ * element_), bytes);
-    }
+    std::byte* const input = at_byte(args_.input, index * chunk_ * element_);
+    std::byte* const outgoing = sends_input() ? input : chunk.outgoing;
+    legs_.copy(outgoing, input, bytes);
     Messages to;
     Messages from;
     for (int host = 0; host < legs_.layout().host_count(); ++host) {
-      if (host != legs_.host()) to.push_back({legs_.stand_in(host), {chunk.outgoing, bytes}});
+      if (host != legs_.host()) to.push_back({legs_.stand_in(host), {outgoing, bytes}});
     }
     for (std::size_t run = 0; run < runs_.size(); ++run) {
       const int rank = brought(runs_[run]);
@@ -139,6 +142,7 @@ class RailBroadcast {
     const auto rails = static_cast<std::size_t>(legs.layout().rails);
     chunk_ = std::min(args.count, rails * (legs.limits().share_bytes / element_));
     chunks_ = (args.count + chunk_ - 1) / chunk_;
+    if (sends_output()) return;
     for (Chunk& chunk : in_flight_) chunk.share = legs.take((chunk_ / rails + 1) * element_);
   }
 
@@ -169,6 +173,7 @@ class RailBroadcast {
     std::unique_ptr<HostTransfer> transfer;
   };
 
+  bool sends_output() const { return from_here_ && !legs_.is_on_cpu() && legs_.takes_any_memory(); }
   Chunk& in_flight(std::size_t index) { return in_flight_[index % in_flight_.size()]; }
   std::size_t begin_of(std::size_t index) const { return index * chunk_; }
   std::size_t count_of(std::size_t index) const {
@@ -191,14 +196,13 @@ class RailBroadcast {
     Chunk& chunk = in_flight(index);
     legs_.finish(chunk.transfer);
     const Share own = own_share(index);
-    if (own.count > 0) {
-      std::memcpy(chunk.share, at_byte(args_.output, (begin_of(index) + own.begin) * element_),
-                  own.count * element_);
-    }
+    std::byte* const output = at_byte(args_.output, (begin_of(index) + own.begin) * element_);
+    std::byte* const share = sends_output() ? output : chunk.share;
+    legs_.copy(share, output, own.count * element_);
     Messages to;
     for (int host = 0; host < legs_.layout().host_count(); ++host) {
       if (host == legs_.host()) continue;
-      to.push_back({legs_.stand_in(host), {chunk.share, own.count * element_}});
+      to.push_back({legs_.stand_in(host), {share, own.count * element_}});
     }
     chunk.transfer = legs_.start(std::move(to), {});
   }

@@ -47,9 +47,9 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   std::size_t device_workspace_bytes() const { return device_workspace_bytes_; }
   void set_device_workspace_bytes(std::int64_t bytes);
 
-  // What carries bytes between hosts where the ranks are on several: "auto", "none" or a c10d
-  // backend's name ("gloo"). "auto" takes SYMM_INTER_HOST where that is set. Must be the same on
-  // every rank.
+  // What carries bytes between hosts where the ranks are on several: "auto", "none", a c10d
+  // backend's name ("gloo"), or one for each device ("cpu:gloo,cuda:nccl"). "auto" takes
+  // SYMM_INTER_HOST where that is set. Must be the same on every rank.
   std::string inter_host() const;
   void set_inter_host(const std::string& name);
 

@@ -94,6 +94,23 @@ struct TransferParams {
   Dtype dtypes[kMaxTransferItems];
 };
 
+// The most sources of a fold.
+inline constexpr int kMostFolded = 256;
+
+// A combination of sources in this GPU's memory, without peers (fold_kernel.cuh).
+struct FoldParams {
+  std::int32_t world_size;  // sources
+  std::int32_t divisor;     // AVG; else 0
+  bool premultiplies;       // never
+  Dtype dtype;              // this and op: the compiled rule
+  ReduceOp op;
+  std::uint32_t element_bytes;
+  void* result;
+  std::uint64_t count;           // elements of the rule
+  std::uint64_t block_elements;  // of one block
+  const void* sources[kMostFolded];
+};
+
 // Threads of a block of a multimem kernel.
 inline constexpr int kMultimemThreads = 512;
 

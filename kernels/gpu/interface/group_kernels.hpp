@@ -84,6 +84,18 @@ struct MultimemMemory {
   MulticastMemory output;
 };
 
+// result[i] = sources[0][i] op sources[1][i] ..., combined in that order in the accumulate type and
+// rounded once; `result` may be one of the sources. AVG divides by `divisor`; PREMUL_SUM is not one
+// of the operators. At most kMostFolded sources, in memory of this GPU.
+struct FoldCall {
+  Dtype dtype = Dtype::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  int divisor = 0;
+  std::span<const void* const> sources;
+  void* result = nullptr;
+  std::size_t count = 0;  // elements
+};
+
 class GroupKernels {
  public:
   virtual ~GroupKernels() = default;
@@ -118,6 +130,11 @@ class GroupKernels {
   virtual void launch_copies(const CollectiveArgs& args, BufferLocation location,
                              std::span<std::byte* const> peer_outputs,
                              const LaunchOptions& options) = 0;
+
+  // Not collective, and no peer is waited for. Throw Error(kSystem).
+  virtual void fold(const FoldCall& call, StreamHandle stream) = 0;
+  // Between any memory that the GPU reaches: its own, or pinned memory of the host.
+  virtual void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) = 0;
 
   // A call that multimem_refusal() (kernels/plan/multimem.hpp) lets pass, in one kernel, in which
   // the ranks compare the locations. Throws as launch(), and Error(kUnsupported) where the library

@@ -57,6 +57,7 @@ struct ReduceKernels {
   WireKernels wire;
   BulkKernels bulk;
   const void* pipeline = nullptr;  // reduce_pipeline_kernel
+  const void* fold = nullptr;      // fold_kernel
 };
 using ReduceKernelTable = std::array<std::array<ReduceKernels, kReduceOpCount>, kDtypeCount>;
 

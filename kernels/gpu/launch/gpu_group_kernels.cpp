@@ -13,6 +13,7 @@
 #include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/interface/wire_params.hpp"
 #include "kernels/gpu/launch/copy_streams.hpp"
+#include "kernels/gpu/launch/kernel_addresses.hpp"
 #include "kernels/gpu/launch/large_shares.hpp"
 #include "kernels/gpu/launch/launch_params.hpp"
 #include "kernels/gpu/launch/transfer_schedule.hpp"
@@ -29,62 +30,6 @@ constexpr unsigned kBlockThreads = 512;
 constexpr std::uint64_t kBlockBytes = kBlockThreads * 16;  // that a block reads at once
 static_assert(kMultimemThreads == kBlockThreads && kTransferThreads == kBlockThreads);
 
-const ReduceKernelTable& reduce_table() {
-  static const ReduceKernelTable table = [] {
-    ReduceKernelTable entries;
-    for (const auto enter : {reduce_float16, reduce_float32, reduce_float8, reduce_narrow_integer,
-                             reduce_wide_integer}) {
-      enter(entries);
-    }
-    return entries;
-  }();
-  return table;
-}
-
-void load_kernels() {
-  const auto load = [](const void* kernel) {
-    if (kernel != nullptr) load_kernel(kernel);
-  };
-  const auto load_all = [&](const WireKernels& kernels) {
-    for (const auto& of_wire : kernels.of) {
-      for (const void* kernel : of_wire) load(kernel);
-    }
-  };
-  for (const MessageForms forms :
-       {MessageForms::kBoxes, MessageForms::kChunks, MessageForms::kBoth}) {
-    load(transfer_kernel_address(forms));
-  }
-  load(move_pipeline_kernel_address());
-  const auto load_bulk = [&](const BulkKernels& kernels) {
-    for (const void* kernel : kernels.of) load(kernel);
-  };
-  load_all(move_wire_kernels());
-  load_bulk(move_bulk_kernels());
-  load_all(wire_barrier_kernels());
-  for (const auto& of_dtype : reduce_table()) {
-    for (const ReduceKernels& kernels : of_dtype) {
-      load_all(kernels.wire);
-      load_bulk(kernels.bulk);
-      load(kernels.pipeline);
-    }
-  }
-}
-
-using MultimemKernel = const void* (*)(CollectiveKind kind, Dtype dtype, ReduceOp op);
-
-void load_multimem_kernels(MultimemKernel address) {
-  const auto load = [](const void* kernel) {
-    if (kernel != nullptr) load_kernel(kernel);
-  };
-  load(address(CollectiveKind::kAllGather, Dtype::kUInt8, ReduceOp::kSum));
-  for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
-    for (int op = 0; op < kReduceOpCount; ++op) {
-      load(address(CollectiveKind::kAllReduce, static_cast<Dtype>(dtype),
-                   static_cast<ReduceOp>(op)));
-    }
-  }
-}
-
 class GpuGroupKernels final : public GroupKernels {
  public:
   GpuGroupKernels(const GroupKernelsConfig& config, int device_index);
@@ -100,6 +45,8 @@ class GpuGroupKernels final : public GroupKernels {
   void launch_copies(const CollectiveArgs& args, BufferLocation location,
                      std::span<std::byte* const> peer_outputs,
                      const LaunchOptions& options) override;
+  void fold(const FoldCall& call, StreamHandle stream) override;
+  void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) override;
   void launch_multimem(const CollectiveArgs& args, const Plan& plan, const MultimemMemory& memory,
                        const LaunchOptions& options) override;
 
@@ -429,6 +376,17 @@ void GpuGroupKernels::launch_copies(const CollectiveArgs& args, BufferLocation l
               static_cast<gpuStream_t>(options.stream));
   barrier.ends_call = true;
   launch_barrier(barrier, options);
+}
+
+void GpuGroupKernels::fold(const FoldCall& call, StreamHandle stream) {
+  const DeviceGuard guard(device_);
+  launch_fold(call, stream);
+}
+
+void GpuGroupKernels::copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) {
+  const DeviceGuard guard(device_);
+  check_gpu(gpuMemcpyAsync(to, from, bytes, gpuMemcpyAnyToAny, static_cast<gpuStream_t>(stream)),
+            "copying memory");
 }
 
 void GpuGroupKernels::launch_multimem(const CollectiveArgs& args, const Plan& plan,

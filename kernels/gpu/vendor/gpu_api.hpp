@@ -89,6 +89,7 @@ inline constexpr auto gpuErrorStreamCaptureImplicit = SYMM_GPU_NAME(ErrorStreamC
 
 inline constexpr gpuMemcpyKind gpuMemcpyHostToDevice = SYMM_GPU_NAME(MemcpyHostToDevice);
 inline constexpr gpuMemcpyKind gpuMemcpyDeviceToDevice = SYMM_GPU_NAME(MemcpyDeviceToDevice);
+inline constexpr gpuMemcpyKind gpuMemcpyAnyToAny = SYMM_GPU_NAME(MemcpyDefault);
 
 // The calls by which the host code reaches a GPU; a device library holds them in its data as well.
 #if SYMM_GPU_AMD

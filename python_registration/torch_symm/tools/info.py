@@ -54,7 +54,7 @@ def collect() -> dict[str, Any]:
     the compiled module; raises nothing."""
     import torch
 
-    from torch_symm import _build_info, _engines, _environment, _registration
+    from torch_symm import _build_info, _environment, _registration
     from torch_symm.tools.machine import driver_version, visible_gpus
 
     facts: dict[str, Any] = {
@@ -100,14 +100,33 @@ def collect() -> dict[str, Any]:
     engine = environment["SYMM_INTER_HOST"]["value"]
     facts["between_hosts"] = None
     if engine is not None:
-        name = {"auto": "gloo"}.get(engine, engine)
-        problem = "groups are of one host" if name == "none" else _engines.problem(name)
-        facts["between_hosts"] = {"engine": name, "problem": problem}
+        facts["between_hosts"] = _between_hosts(engine)
     facts["groups"] = _groups() if "devices" in facts else []
     if problems := list(filter(None, (environment[name]["problem"] for name in checks))):
         facts["usable"] = False
         facts["problem"] = facts["problem"] or "; ".join(problems)
     return facts
+
+
+def _between_hosts(wish: str) -> dict[str, Any]:
+    """What would carry tensors on the CPU, and CUDA tensors, between hosts, and what is wrong with
+    either."""
+    from torch_symm import _engines
+
+    if wish == "none":
+        problem = "groups are of one host"
+        return {
+            "engine": "none",
+            "problem": problem,
+            "gpus": {"engine": "none", "problem": problem},
+        }
+    cpu, cuda = _engines.by_device(wish)
+    problem = _engines.gpu_problem(cuda)
+    staged = cuda == cpu or (wish == "auto" and problem != "")
+    gpus = {"engine": f"{cpu} through the CPU's memory", "problem": ""}
+    if not staged:
+        gpus = {"engine": cuda, "problem": problem}
+    return {"engine": cpu, "problem": _engines.problem(cpu), "gpus": gpus}
 
 
 def _variable(name: str, check: Callable[[str], Any] | None) -> dict[str, Any]:
@@ -161,8 +180,9 @@ def show(facts: dict[str, Any]) -> None:
         table.add_row(device, problem or "available")
     _show_gpu(table, facts["gpu"])
     if between := facts["between_hosts"]:
-        problem = between["problem"]
-        table.add_row("between hosts", f"nothing: {problem}" if problem else between["engine"])
+        for title, way in (("between hosts", between), ("GPUs between hosts", between["gpus"])):
+            problem = way["problem"]
+            table.add_row(title, f"nothing: {problem}" if problem else way["engine"])
     for layout in facts["groups"]:
         table.add_row(f"group {layout['group']}", _described(layout))
     for name, variable in facts["environment"].items():

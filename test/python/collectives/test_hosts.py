@@ -23,7 +23,7 @@ from rank_processes import describe, start_ranks
 
 pytestmark = [
     pytest.mark.skipif(not IS_SYMM, reason="of groups of symm"),
-    pytest.mark.skipif(ON_CUDA, reason="CUDA tensors are refused over several hosts"),
+    pytest.mark.skipif(ON_CUDA, reason="test_cuda_hosts.py has CUDA tensors"),
 ]
 
 LAYOUTS = ["aabb", "aab", "abc", "abab", "abba", "ab"]
@@ -212,6 +212,7 @@ def layout_of(rank, hosts):
         expected.setdefault(f"host-{host}", []).append(one)
     between = "gloo" if len(expected) > 1 else None
     wanted = {"hosts": expected, "inside_hosts": "symm", "between_hosts": between}
+    wanted["gpus_between_hosts"] = None
     layout = torch_symm.host_layout()
     problems = [] if layout == {"group": "0", **wanted} else [f"{layout}, not {wanted}"]
     local = torch_symm.host_layout(torch_symm.local_group())
@@ -268,6 +269,8 @@ def refused_set_up(rank, setup, hosts, engines, words):
         (["mpi2"] * 3, ["host-b", "knows no backend 'mpi2'"]),
         (["gloo", "gloo", "none"], ["gloo on rank 0 on host host-a", "none on rank 2 on host"]),
         (["symm"] * 3, ["SYMM_INTER_HOST", "other than symm"]),
+        (["cpu:gloo,gpu:nccl"] * 3, ["SYMM_INTER_HOST", "cpu:gloo,cuda:nccl"]),
+        (["cuda:mpi2"] * 3, ["host-b", "knows no backend 'mpi2'"]),
     ],
 )
 def test_set_up_that_every_rank_refuses(engines, words):

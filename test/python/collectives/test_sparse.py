@@ -169,16 +169,20 @@ def on_hosts(rank, hosts, function, *args):
     return function(rank, *args)
 
 
-@pytest.mark.skipif(ON_CUDA, reason="CUDA tensors are refused over several hosts")
+SAME_NOTES = pytest.mark.skipif(ON_CUDA, reason="NCCL compares no calls between hosts")
+
+
 class TestOverHosts:
     @pytest.mark.parametrize("hosts", ["aabb", "aab", "abab", "ab"])
     def test_it_has_the_bits_of_the_dense_one_there(self, hosts):
         check_on(hosts, on_hosts, like_the_dense_one)
         check_on(hosts, on_hosts, like_the_dense_one, LARGE, [torch.float32])
 
+    @SAME_NOTES
     def test_shapes_that_differ_are_named_on_every_rank(self):
         check_on("aab", on_hosts, shapes_that_differ)
 
+    @SAME_NOTES
     def test_a_sparse_and_a_dense_call_do_not_mix(self):
         check_on("ab", on_hosts, sparse_against_dense, timeout=5.0)
 

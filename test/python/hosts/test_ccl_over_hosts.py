@@ -13,7 +13,7 @@ from hosts import check_on
 
 pytestmark = [
     pytest.mark.skipif(not IS_SYMM, reason="of groups of symm"),
-    pytest.mark.skipif(ON_CUDA, reason="CUDA tensors are refused over several hosts"),
+    pytest.mark.skipif(ON_CUDA, reason="test_cuda_hosts.py has CUDA tensors"),
 ]
 
 # In the heads, by the leaders, and over rails in several chunks.

@@ -17,7 +17,7 @@ from hosts import check_on
 
 pytestmark = [
     pytest.mark.skipif(not IS_SYMM, reason="of groups of symm"),
-    pytest.mark.skipif(ON_CUDA, reason="CUDA tensors are refused over several hosts"),
+    pytest.mark.skipif(ON_CUDA, reason="of tensors on the CPU; test_cuda_hosts.py has others"),
 ]
 
 # Rank 2 stops in the middle of a message. Rank 0 gives up, as its group is aborted or when the

@@ -15,7 +15,7 @@ from training import FOUR_RANKS, Net, train, values
 
 pytestmark = [
     pytest.mark.skipif(not IS_SYMM, reason="of groups of symm"),
-    pytest.mark.skipif(ON_CUDA, reason="CUDA tensors are refused over several hosts"),
+    pytest.mark.skipif(ON_CUDA, reason="of tensors on the CPU; test_cuda_hosts.py has others"),
     FOUR_RANKS,
 ]
 

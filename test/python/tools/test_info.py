@@ -69,7 +69,12 @@ def test_what_would_carry_bytes_between_hosts_is_told() -> None:
     def between(**variables: str) -> dict:
         return json.loads(run_info("--json", **variables).stdout)["between_hosts"]
 
-    assert between() == {"engine": "gloo", "problem": ""}
+    by_default = between()
+    assert (by_default["engine"], by_default["problem"]) == ("gloo", "")
+    assert by_default["gpus"] == {"engine": "gloo through the CPU's memory", "problem": ""}
+    by_device = between(SYMM_INTER_HOST="cpu:gloo,cuda:nccl")
+    assert (by_device["engine"], by_device["gpus"]["engine"]) == ("gloo", "nccl")
+    assert by_device["gpus"]["problem"] != ""  # no GPU is visible
     assert between(SYMM_INTER_HOST="none")["problem"] == "groups are of one host"
     assert "no backend 'mpi2'" in between(SYMM_INTER_HOST="mpi2")["problem"]
     lines = run_info(SYMM_INTER_HOST="none").stdout.splitlines()

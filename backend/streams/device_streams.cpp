@@ -1,4 +1,4 @@
-#include "backend/device_streams.hpp"
+#include "backend/streams/device_streams.hpp"
 
 #include <c10/core/DeviceGuard.h>
 
