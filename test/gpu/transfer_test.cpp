@@ -78,7 +78,7 @@ TEST_P(TransferTest, BothDirectionsAtOnceAtManySizes) {
   // Around what a unit, a tile, a p2p channel alone and all boxes of a tag channel hold as well.
   for (const int tag : {0, 5}) {
     const std::uint64_t box = rig.layout().p2p_box_data(tag_channel_of(tag));
-    const std::uint64_t alone = std::min(box, kMostUndividedMessage);
+    const std::uint64_t alone = std::min<std::uint64_t>(box, kMostUndividedMessage);
     const std::uint64_t few = kFewP2pChannels * alone;
     const std::uint64_t boxes = kP2pChannelsPerTag * box;
     for (const std::uint64_t bytes :
