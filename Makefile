@@ -38,7 +38,7 @@ test-long: build-tests
 
 test-all: test test-long conformance  ## test, the tests that take long, and PyTorch's own
 
-GPU_JOBS ?= 8
+GPU_JOBS ?= 11
 test-gpu: build-tests  ## test/python, test/gpu and the faults on the GPUs at hand
 	$(PY) test/run_tests.py --jobs $(GPU_JOBS) --device cuda -m "not long" \
 	  --gpu-tests build/Release/test/symm_gpu_tests --reports $(REPORTS)/gpu

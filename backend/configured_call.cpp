@@ -165,7 +165,8 @@ bool ProcessGroupSymm::Impl::device_knows(const at::Tensor& tensor) const {
   return group != nullptr && group->knows(tensor.const_data_ptr(), tensor.nbytes());
 }
 
-void ProcessGroupSymm::Impl::device_barrier(std::optional<at::Device> device) {
+void ProcessGroupSymm::Impl::device_barrier(std::optional<at::Device> device,
+                                            std::uint32_t alike) {
   return with_torch_errors([&] {
     const int own = gpu();
     const at::Device place = device     ? *device
@@ -178,6 +179,7 @@ void ProcessGroupSymm::Impl::device_barrier(std::optional<at::Device> device) {
     } else {
       builder(calls.front(), CollectiveKind::kBarrier).finish();
       calls.front().device = place;
+      calls.front().args.layout = alike;
     }
     issue({c10d::OpType::BARRIER, "symm:device_barrier"}, std::move(calls), Milliseconds(0), false);
   });

@@ -88,8 +88,9 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
 
   // A barrier as an operation of the current stream where `device` is a GPU (capturable), as
   // barrier() on the host. nullopt: the GPU that the group uses or is bound to on this rank, the
-  // host where there is none.
-  void device_barrier(std::optional<at::Device> device);
+  // host where there is none. `alike` is a number that all ranks must give, of what the barrier
+  // comes before.
+  void device_barrier(std::optional<at::Device> device, std::uint32_t alike);
 
   // Null where all ranks are on one host. Local.
   const HostGroup* hosts() const { return hosts_.get(); }

@@ -92,11 +92,13 @@ void bind_configured_calls(py::module_& module) {
       "it. Local.");
   module.def(
       "device_barrier",
-      [](ProcessGroupSymm& group, std::optional<at::Device> device) {
-        ProcessGroupSymm::Impl::of(group).device_barrier(device);
+      [](ProcessGroupSymm& group, std::optional<at::Device> device, std::uint32_t alike) {
+        ProcessGroupSymm::Impl::of(group).device_barrier(device, alike);
       },
-      py::arg("group"), py::arg("device"), py::call_guard<py::gil_scoped_release>(),
-      "A barrier on the current stream of a GPU, on the host for \"cpu\".");
+      py::arg("group"), py::arg("device"), py::arg("alike") = 0,
+      py::call_guard<py::gil_scoped_release>(),
+      "A barrier on the current stream of a GPU, on the host for \"cpu\". `alike`, of a barrier on "
+      "a GPU, must be the same on every rank.");
   module.def("placements", &placements,
              "(collective, algorithm, device, what peers touch) of every algorithm.");
 }

@@ -185,6 +185,9 @@ void bind_symmetric_memory(py::module_& module) {
       },
       py::arg("nbytes"), py::arg("device"), WithoutLock(),
       "A uint8 tensor of zeros in memory of symm, whatever provider was chosen. Local.");
+  module.def("own_handle", &own_handle, py::arg("tensor"), py::arg("group_name"), WithoutLock(),
+             "torch's handle of a tensor in memory of symm, whatever provider was chosen; None for "
+             "memory of others. Collective the first time for a group.");
   module.def("share", &share, py::arg("tensor"), py::arg("group_name"), py::arg("symmetric"),
              WithoutLock(),
              "Makes the memory of `tensor` symmetric in the group. Collective. False for memory of "

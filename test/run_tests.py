@@ -52,6 +52,15 @@ LONG_FILES = {
     *("test_kernel_codegen.py", "test_race_check.py", "test_bench_faults.py"),
     *("test_protocol_models.py", "test_faults.py"),
 }
+# The same where ranks share a GPU, on which each wait of one for another takes milliseconds.
+LONG_FILES_ON_GPUS = {
+    *("test_ccl.py", "test_rejoin.py", "test_bad_input.py", "test_models.py"),
+    *("test_symm_mem_fused_ops.py", "test_placement.py", "test_symmetric_signals.py"),
+    *("test_symmetric_memory.py", "test_groups.py", "test_collectives.py", "test_fused_values.py"),
+    *("test_symmetric_groups.py", "test_contiguous_view.py", "test_symm_mem_ops.py"),
+    *("test_same_bits.py", "test_audit.py", "test_determinism.py", "test_memory_providers.py"),
+    *("test_all_to_all_vdev.py", "test_kernel_failures.py", "test_cuda_failure.py"),
+}
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
 GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
 NOTHING_COLLECTED = 5  # pytest's exit code
@@ -137,7 +146,8 @@ def expected_seconds(file: Path, arguments: argparse.Namespace) -> float:
     report = Job(str(file)).path(arguments.reports, ".xml")
     if report.exists():
         return float(ElementTree.parse(report).getroot().find("testsuite").get("time", 0))
-    return (ROOT / file).stat().st_size / 1e4 + 100 * (file.name in LONG_FILES)
+    long_files = LONG_FILES_ON_GPUS if arguments.device == "cuda" else LONG_FILES
+    return (ROOT / file).stat().st_size / 1e4 + 100 * (file.name in long_files)
 
 
 def run_file(job: Job, reports: Path) -> int:

@@ -30,16 +30,28 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   layout.wire_boxes = take(2 * layout.wire_blocks * world * layout.wire_box_bytes);
   // Three sixteenths for the slots of messages, a thirty-second, or what they need at least, for
   // those of pipelines, which no row of the plan table names, and the rest for those of lanes; p2p
-  // boxes are beside the workspace.
+  // boxes, an eighth as much at most, are beside the workspace.
   const std::uint64_t senders = world > 1 ? world - 1 : 1;
   const std::uint64_t for_messages = std::max(
       workspace_bytes / 16 * 3, senders * kSlotPartsOfSender * kLeastMessageSlots * kChunkUnit);
   const std::uint64_t for_pipelines =
       std::max(workspace_bytes / 32, std::uint64_t{kMaxChannels} * kSlots * 1024);
   const std::uint64_t for_lanes = workspace_bytes - quarter - for_messages - for_pipelines;
-  const std::uint64_t of_channel = quarter / (world * kP2pChannels * kP2pBoxes);
-  layout.p2p_box_bytes = align_down(min_size(of_channel / 4, kMostP2pBox), 1024);
-  layout.p2p_boxes = take(world * kP2pChannels * kP2pBoxes * layout.p2p_box_bytes);
+  const std::uint64_t box_parts =
+      senders * kBoxPartsOfSender * kP2pChannelsPerTag * std::uint64_t{kP2pBoxes};
+  const std::uint64_t box_part =
+      align_down(min_size(workspace_bytes / 8 / box_parts, kMostP2pBoxPart), 1024);
+  layout.p2p_box_part = static_cast<std::uint32_t>(box_part);
+  layout.p2p_boxes = take(box_parts * box_part);
+  const auto data_of_box = [&layout](int tag_channel) {
+    constexpr WireTile kTile = wire_tile(WireKind::kLL);
+    if (layout.p2p_box_part == 0) return std::uint32_t{0};
+    const std::uint64_t tiles = layout.p2p_box_bytes(tag_channel) / kTile.space;
+    return static_cast<std::uint32_t>(
+        align_down(tiles * kTile.bytes - sizeof(BoxHeader), kCacheLine));
+  };
+  layout.p2p_large_box_data = data_of_box(kTagChannelOfTag0);
+  layout.p2p_small_box_data = data_of_box(kTagChannelOfTag0 + 1);
   const auto part_bytes = [&] {
     const std::uint64_t parts = senders * kSlotPartsOfSender * layout.message_slots_of_tag;
     return static_cast<std::uint32_t>(align_down(for_messages / parts, kChunkUnit));

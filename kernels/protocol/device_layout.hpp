@@ -42,13 +42,13 @@ inline constexpr int kMaxSegments = 256;
 inline constexpr int kMessageTagChannels = 4;
 inline constexpr int kTagChannels = 1 + kMessageTagChannels;
 // Short messages go through the p2p channels of their tag channel.
-inline constexpr int kP2pChannelsPerTag = 4;
+inline constexpr int kP2pChannelsPerTag = 8;
 inline constexpr int kP2pChannels = kTagChannels * kP2pChannelsPerTag;
 inline constexpr std::uint32_t kP2pBoxes = 4;
-// The largest message that one p2p channel carries alone.
-inline constexpr std::uint64_t kMostUndividedMessage = 8u << 10;
-// At most, of a p2p box.
-inline constexpr std::uint64_t kMostP2pBox = 17u << 10;
+// The largest message that one p2p channel carries alone: one unit for each thread of a block. Of
+// four such pieces, four carry it; of more, all do.
+inline constexpr std::uint32_t kMostUndividedMessage = 8u << 10;
+inline constexpr int kFewP2pChannels = 4;
 // Longer ones go as chunks through the slots of their tag channel (NOTE [Chunks of messages] in
 // kernels/gpu/wire/message_chunks.cuh): at most so many, a power of two, and fewer where a part
 // of them would be smaller.
@@ -62,6 +62,12 @@ inline constexpr std::uint32_t kSlotPartsOfAllToAll = 2;
 inline constexpr std::uint32_t kSlotPartsOfTag0 = 11;
 inline constexpr std::uint32_t kSlotPartsOfSender =
     kSlotPartsOfAllToAll + kSlotPartsOfTag0 + kMessageTagChannels - 1;
+// The same of p2p boxes: those of all_to_all and of tag 0 are larger, so that eight of them hold
+// 256 KiB. Messages of such sizes take less time by tiles than as chunks with a fence each.
+inline constexpr std::uint32_t kBoxPartsOfLargeTag = 4;
+inline constexpr std::uint32_t kBoxPartsOfSender =
+    2 * kBoxPartsOfLargeTag + kMessageTagChannels - 1;
+inline constexpr std::uint64_t kMostP2pBoxPart = 17u << 10;
 
 // That chunks, of messages and of lanes, are a multiple of, and of how many bytes at least.
 inline constexpr std::uint32_t kChunkUnit = 512;
@@ -230,8 +236,12 @@ struct DeviceLayout {
   std::uint64_t wire_boxes;   // [2][wire_blocks][world_size] of wire_box_bytes
   std::uint64_t wire_blocks;  // at most kMaxWireBlocks
   std::uint64_t wire_box_bytes;
-  std::uint64_t p2p_boxes;        // [world_size][kP2pChannels][kP2pBoxes] of p2p_box_bytes
-  std::uint64_t p2p_box_bytes;    // 0 where not even a tile would fit
+  // [world_size - 1][kP2pChannels][kP2pBoxes] of p2p_box_bytes()
+  std::uint64_t p2p_boxes;
+  std::uint64_t p2p_box_part;  // 0 where not even a tile would fit: then there are no boxes
+  std::uint32_t
+      p2p_large_box_data;  // that fits in a box of all_to_all and tag 0, behind the header
+  std::uint32_t p2p_small_box_data;  // in others
   std::uint64_t message_signals;  // [world_size][kTagChannels][message_slots_of_tag] MessageSignal
   // [world_size - 1][kTagChannels][message_slots_of_tag] of message_slot_bytes()
   std::uint64_t message_slots;
@@ -256,11 +266,25 @@ struct DeviceLayout {
   constexpr std::uint32_t wire_box_tiles(WireKind kind) const {
     return static_cast<std::uint32_t>(wire_box_bytes / wire_tile(kind).space) - 1;
   }
+  constexpr std::uint32_t p2p_box_bytes(int tag_channel) const {
+    return p2p_box_part * (tag_channel <= kTagChannelOfTag0 ? kBoxPartsOfLargeTag : 1);
+  }
+  // Box `count` of p2p channel `channel` of a tag channel, from a sender, by the sender's number
+  // among the others. All boxes together are less than 4 GiB.
+  constexpr std::uint64_t p2p_box(int sender, int tag_channel, int channel,
+                                  std::uint32_t count) const {
+    const auto tag = static_cast<std::uint32_t>(tag_channel);
+    const std::uint32_t tags = tag_channel <= kTagChannelOfTag0 ? tag * kBoxPartsOfLargeTag
+                                                                : 2 * kBoxPartsOfLargeTag + tag - 2;
+    const std::uint32_t parts = static_cast<std::uint32_t>(sender) * kBoxPartsOfSender + tags;
+    const std::uint32_t number =
+        static_cast<std::uint32_t>(channel) * kP2pBoxes + count % kP2pBoxes;
+    return p2p_boxes + (parts * kP2pChannelsPerTag * kP2pBoxes * p2p_box_part +
+                        number * p2p_box_bytes(tag_channel));
+  }
   // Data that fits in a box, behind the header.
-  constexpr std::uint64_t p2p_box_data() const {
-    constexpr WireTile kTile = wire_tile(WireKind::kLL);
-    if (p2p_box_bytes == 0) return 0;
-    return align_down(p2p_box_bytes / kTile.space * kTile.bytes - sizeof(BoxHeader), kCacheLine);
+  constexpr std::uint32_t p2p_box_data(int tag_channel) const {
+    return tag_channel <= kTagChannelOfTag0 ? p2p_large_box_data : p2p_small_box_data;
   }
   constexpr std::uint32_t message_slot_bytes(int tag_channel) const {
     return message_slot_part * (tag_channel == kAllToAllTagChannel ? kSlotPartsOfAllToAll
@@ -298,15 +322,18 @@ struct DeviceLayout {
     return {chunk * kChunkUnit, units == 0 ? 1 : (units - 1) / chunk + 1};
   }
   // Whether a message goes through boxes: one of each p2p channel that has a part of it. This and
-  // the next follow from the size alone, so that the two ends agree. (If their sizes differ, that
-  // is found: transfer.cu.)
-  constexpr bool is_short_message(std::uint64_t bytes) const {
-    return p2p_box_bytes != 0 && bytes <= kP2pChannelsPerTag * p2p_box_data();
+  // the next follow from size and tag alone, so that the two ends agree. (If their sizes differ,
+  // that is found: transfer.cu.)
+  constexpr bool is_short_message(std::uint64_t bytes, int tag_channel) const {
+    const std::uint32_t most = kP2pChannelsPerTag * p2p_box_data(tag_channel);
+    return p2p_box_part != 0 && bytes <= most;
   }
-  constexpr int p2p_channels_of(std::uint64_t bytes) const {
-    return p2p_box_bytes != 0 && bytes <= min_size(p2p_box_data(), kMostUndividedMessage)
-               ? 1
-               : kP2pChannelsPerTag;
+  constexpr int p2p_channels_of(std::uint64_t bytes, int tag_channel) const {
+    const std::uint32_t data = p2p_box_data(tag_channel);
+    const std::uint32_t alone = data < kMostUndividedMessage ? data : kMostUndividedMessage;
+    return bytes <= alone                     ? 1
+           : bytes <= kFewP2pChannels * alone ? kFewP2pChannels
+                                              : kP2pChannelsPerTag;
   }
 };
 
@@ -323,6 +350,7 @@ enum class DeviceFault : std::uint32_t {
   kTagMismatch = 4,    // `peer` sent a message of tag `theirs` where `mine` is expected
   kAsymmetricUse = 5,  // `peer` used another offset of its segment than this rank
   kPeerGaveUp = 6,     // `peer` gave up before its memory was read, or withdrew its signal
+  kWrongSplits = 7,    // of a row exchange, on all ranks
 };
 
 // What a rank's GPU reports to the hosts of the group. Shared host memory that the GPU maps;

@@ -119,4 +119,10 @@ void register_symmetric_memory() {
   });
 }
 
+c10::intrusive_ptr<SymmetricMemory> own_handle(const at::Tensor& tensor,
+                                               const std::string& group_name) {
+  const auto allocator = c10::make_intrusive<SymmetricAllocator>(tensor.device().type());
+  return allocator->rendezvous(tensor.data_ptr(), group_name);
+}
+
 }  // namespace symm

@@ -5,6 +5,11 @@
 // GPUs a choice of torch.distributed._symmetric_memory.set_backend().
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
+
+#include <string>
+
 namespace symm {
 
 // The name for set_backend().
@@ -12,5 +17,10 @@ inline constexpr char kSymmetricMemoryName[] = "SYMM";
 
 // Idempotent, local, touches no device.
 void register_symmetric_memory();
+
+// The handle, in that group, of a tensor in memory of symm, whatever provider PyTorch uses; null for
+// other memory. The first one for a group is collective over it and blocks.
+c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> own_handle(
+    const at::Tensor& tensor, const std::string& group_name);
 
 }  // namespace symm

@@ -106,6 +106,7 @@ class SymmetricMemoryHandle final : public c10d::symmetric_memory::SymmetricMemo
   bool world_within_direct_access() override { return true; }
 
   const Multicast& multicast() const { return shared_->buffers()->multicast(); }
+  SharedAllocation& shared() const { return *shared_; }
 
  private:
   const std::shared_ptr<SharedAllocation> shared_;
@@ -117,6 +118,15 @@ class SymmetricMemoryHandle final : public c10d::symmetric_memory::SymmetricMemo
 c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> make_handle(
     std::shared_ptr<SharedAllocation> shared, std::size_t offset) {
   return c10::make_intrusive<SymmetricMemoryHandle>(std::move(shared), offset);
+}
+
+void launch_with_signals(c10d::symmetric_memory::SymmetricMemory& handle, int channel,
+                         const GpuLaunch& launch) {
+  auto* const ours = dynamic_cast<SymmetricMemoryHandle*>(&handle);
+  TORCH_CHECK_NOT_IMPLEMENTED(ours != nullptr && !ours->shared().device().is_cpu(),
+                              "expected memory of the provider native on a GPU");
+  signal(
+      ours->shared(), channel, 0, [](HostSignals&, const auto&) {}, launch);
 }
 
 std::string why_no_multicast(const c10d::symmetric_memory::SymmetricMemory& handle) {

@@ -19,15 +19,25 @@
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "kernels/gpu/interface/signal_kernels.hpp"
 #include "symm_mem/c10d/allocation.hpp"
 
 namespace symm {
 
 c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> make_handle(
     std::shared_ptr<SharedAllocation> shared, std::size_t offset);
+
+// For operators on a GPU: calls `launch` with what the handle signals by, the current stream, the
+// channel and the time-out of the group. Throws as the signals of handles do, and
+// c10::NotImplementedError for a handle of another provider.
+using GpuLaunch =
+    std::function<void(SignalKernels&, const SignalPads&, const SignalOptions& options)>;
+void launch_with_signals(c10d::symmetric_memory::SymmetricMemory& handle, int channel,
+                         const GpuLaunch& launch);
 
 // What the ranks said when they made no multicast object; "" where there is one, and for a handle
 // of another provider.

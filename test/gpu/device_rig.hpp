@@ -66,6 +66,7 @@ class DeviceRig {
     FirstCounts first{};
     WireKind wire = WireKind::kLL;
     bool poisons = true;
+    decltype(GroupKernelsConfig::multimem_kernel) multimem_kernel = nullptr;
   };
 
   DeviceRig(int world, const Options& options)
@@ -108,6 +109,7 @@ class DeviceRig {
     config.page = &page;
     config.first = options_.first;
     config.poisons = options_.poisons;
+    config.multimem_kernel = options_.multimem_kernel;
     config.poll_period = poll_period;
     auto kernels = make_gpu_group_kernels(config, 0);
     for (int peer = 0; peer < world_; ++peer) kernels->set_peer(peer, segment(peer));

@@ -94,12 +94,12 @@ TEST(PollingCostAloneTest, IsLost) {
   };
   std::string json = "[";
   for (const Case& c : {Case{"ll", Algorithm::kLL, 64}, Case{"ll", Algorithm::kLL, 16384},
-                        Case{"two_shot", Algorithm::kTwoShot, 1u << 20}}) {
+                        Case{"bulk", Algorithm::kBulk, 1u << 20}}) {
     DeviceRig rig(2, {});
     const std::array<DeviceBytes, 2> data{DeviceBytes(c.count * 4), DeviceBytes(c.count * 4)};
     for (const DeviceBytes& each : data) check(gpuMemset(each.at(0), 0, c.count * 4), "Memset");
     check(gpuDeviceSynchronize(), "DeviceSynchronize");
-    GraphedCalls looking(rig, data, 256, c.algorithm, c.count);
+    GraphedCalls looking(rig, data, GroupKernelsConfig{}.poll_period, c.algorithm, c.count);
     GraphedCalls blind(rig, data, 1u << 31, c.algorithm, c.count);
     std::vector<double> with;
     std::vector<double> without;

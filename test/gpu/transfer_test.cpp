@@ -76,20 +76,24 @@ void exchange(DeviceRig& rig, const std::vector<Sent>& sent, bool collective) {
 TEST_P(TransferTest, BothDirectionsAtOnceAtManySizes) {
   DeviceRig rig(world(), {});
   // Around what a unit, a tile, a p2p channel alone and all boxes of a tag channel hold as well.
-  const std::uint64_t alone = std::min(rig.layout().p2p_box_data(), kMostUndividedMessage);
-  const std::uint64_t boxes = kP2pChannelsPerTag * rig.layout().p2p_box_data();
-  for (const std::uint64_t bytes :
-       {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{16}, std::uint64_t{17},
-        std::uint64_t{496}, std::uint64_t{497}, std::uint64_t{4096}, alone, alone + 1, boxes - 1,
-        boxes, boxes + 1, std::uint64_t{100'003}, std::uint64_t{9'000'001}}) {
-    std::vector<Sent> sent;
-    for (int from = 0; from < world(); ++from) {
-      for (int to = 0; to < world(); ++to) {
-        if (from != to) sent.push_back({from, to, 5, bytes});
+  for (const int tag : {0, 5}) {
+    const std::uint64_t box = rig.layout().p2p_box_data(tag_channel_of(tag));
+    const std::uint64_t alone = std::min(box, kMostUndividedMessage);
+    const std::uint64_t few = kFewP2pChannels * alone;
+    const std::uint64_t boxes = kP2pChannelsPerTag * box;
+    for (const std::uint64_t bytes :
+         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{16}, std::uint64_t{17},
+          std::uint64_t{496}, std::uint64_t{497}, std::uint64_t{4096}, alone, alone + 1, few,
+          few + 1, boxes - 1, boxes, boxes + 1, std::uint64_t{100'003}, std::uint64_t{9'000'001}}) {
+      std::vector<Sent> sent;
+      for (int from = 0; from < world(); ++from) {
+        for (int to = 0; to < world(); ++to) {
+          if (from != to) sent.push_back({from, to, tag, bytes});
+        }
       }
+      exchange(rig, sent, false);
+      if (HasFatalFailure()) return;
     }
-    exchange(rig, sent, false);
-    if (HasFatalFailure()) return;
   }
 }
 
@@ -170,7 +174,7 @@ TEST_P(TransferTest, AnotherSizeIsReportedByTheReceiver) {
 // One end has a short message, the other one that goes through slots.
 TEST_P(TransferTest, AnotherSizeIsReportedAlsoWhereTheEndsChooseDifferentForms) {
   const DeviceLayout layout = DeviceRig(world(), {}).layout();
-  const std::uint64_t boxes = kP2pChannelsPerTag * layout.p2p_box_data();
+  const std::uint64_t boxes = kP2pChannelsPerTag * layout.p2p_box_data(tag_channel_of(7));
   const std::uint64_t large = boxes + 1;
   const std::pair<std::uint64_t, std::uint64_t> sizes[] = {
       {40, large}, {large, 40}, {boxes, large}, {large, boxes}, {40, boxes}, {boxes, 40}};

@@ -79,6 +79,8 @@ TEST_F(TransferScheduleTest, ALaunchHasTheChannelsOfItsLargestMessage) {
   ops_.push_back({memory_.data(), kMostUndividedMessage, 0, 2, true});
   EXPECT_EQ(plan()[0].channels, 1);
   ops_.push_back({memory_.data(), kMostUndividedMessage + 1, 0, 0, false});
+  EXPECT_EQ(plan()[0].channels, kFewP2pChannels);
+  ops_.push_back({memory_.data(), kFewP2pChannels * kMostUndividedMessage + 1, 0, 0, false});
   EXPECT_EQ(plan()[0].channels, kP2pChannelsPerTag);
   EXPECT_EQ(plan()[0].forms, MessageForms::kBoxes);
   EXPECT_EQ(plan()[0].blocks, kP2pChannelsPerTag);
@@ -87,15 +89,14 @@ TEST_F(TransferScheduleTest, ALaunchHasTheChannelsOfItsLargestMessage) {
   EXPECT_EQ(plan()[0].channels, kP2pChannelsPerTag);
   // Without boxes every message is divided.
   const DeviceLayout least = DeviceLayout::of(64, kLeastDeviceWorkspace);
-  EXPECT_EQ(least.p2p_box_bytes, 0u);
-  EXPECT_FALSE(least.is_short_message(0));
-  EXPECT_EQ(least.p2p_channels_of(0), kP2pChannelsPerTag);
+  EXPECT_EQ(least.p2p_box_part, 0u);
+  EXPECT_FALSE(least.is_short_message(0, kTagChannelOfTag0));
 }
 
 // Blocks for the chunks of the busiest group, as far as all groups of the launch have room.
 TEST_F(TransferScheduleTest, BlocksOfChunks) {
   const DeviceLayout layout = DeviceLayout::of(kWorld, 64u << 20);
-  const std::uint64_t least = layout.p2p_box_data() * kP2pChannelsPerTag + 1;
+  const std::uint64_t least = layout.p2p_box_data(kTagChannelOfTag0) * kP2pChannelsPerTag + 1;
   const auto chunks = [&](std::uint64_t bytes) { return layout.message_cut(bytes, 1).chunks; };
   ops_.push_back({memory_.data(), least, 0, 2, true});
   EXPECT_EQ(plan()[0].forms, MessageForms::kChunks);
@@ -115,6 +116,30 @@ TEST_F(TransferScheduleTest, BlocksOfChunks) {
   EXPECT_EQ(full.group_count, 16);
   EXPECT_LE(full.group_count * full.blocks, 192);
   EXPECT_GE(full.group_count * full.blocks, 192 - 16);
+}
+
+// All blocks of a launch must be resident: groups whose messages take all p2p channels are divided
+// among launches, and none is left out.
+TEST_F(TransferScheduleTest, ManyGroupsWithAllChannelsAreSeveralLaunches) {
+  constexpr int kMany = 31;
+  TransferSchedule schedule(kRank, kMany, DeviceLayout::of(kMany, 1u << 30), true);
+  const std::uint64_t bytes = kFewP2pChannels * kMostUndividedMessage + 1;
+  for (int peer = 0; peer < kMany; ++peer) {
+    if (peer == kRank) continue;
+    for (const bool is_send : {false, true}) {
+      ops_.push_back({memory_.data(), bytes, 0, peer, is_send});
+    }
+  }
+  int messages = 0;
+  int launches = 0;
+  schedule.plan(ops_, false, true, [&](const TransferParams& params) {
+    EXPECT_EQ(params.channels, kP2pChannelsPerTag);
+    EXPECT_LE(params.group_count * params.blocks, 192);
+    messages += messages_of(params);
+    ++launches;
+  });
+  EXPECT_EQ(messages, 2 * (kMany - 1));
+  EXPECT_EQ(launches, 3);
 }
 
 TEST_F(TransferScheduleTest, DtypesStayWithTheirMessages) {

@@ -36,7 +36,10 @@ std::string difference(const CallRecord& a, const CallRecord& b) {
            std::to_string(theirs);
   };
   std::string text;
-  if (a.layout != b.layout) text += " with another memory layout";
+  if (a.layout != b.layout) {
+    const bool moves = a.kind != static_cast<std::uint8_t>(CollectiveKind::kBarrier);
+    text += moves ? " with another memory layout" : " before pieces of other sizes";
+  }
   if (a.counts_hash != b.counts_hash) text += " with other counts of the ranks";
   if (a.kind != b.kind || a.algorithm != b.algorithm) return text;
   return text + with("chunk_bytes", a.chunk_bytes, b.chunk_bytes) +

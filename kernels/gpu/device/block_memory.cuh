@@ -70,21 +70,21 @@ __device__ inline void store_unit(std::byte* destination, const Unit& unit, std:
   }
 }
 
-// Both pointers have the same remainder modulo sizeof(T). No barrier.
+// Both pointers have the same remainder modulo sizeof(T). By `threads` threads, 16 or more, of
+// which this is number `thread`. No barrier.
 template <class T>
-__device__ inline void block_copy_as(std::byte* destination, const std::byte* source,
-                                     std::size_t bytes) {
-  const std::size_t threads = blockDim.x;
+__device__ inline void copy_as(std::byte* destination, const std::byte* source, std::size_t bytes,
+                               std::size_t thread, std::size_t threads) {
   const std::size_t lead = (0 - reinterpret_cast<std::uintptr_t>(destination)) & (sizeof(T) - 1);
   const std::size_t head = min_size(lead, bytes);
-  if (threadIdx.x < head) {
-    const std::byte byte = load_data(&source[threadIdx.x]);
-    store_data(&destination[threadIdx.x], byte);
+  if (thread < head) {
+    const std::byte byte = load_data(&source[thread]);
+    store_data(&destination[thread], byte);
   }
   auto* to = reinterpret_cast<T*>(destination + head);
   const auto* from = reinterpret_cast<const T*>(source + head);
   const std::size_t count = (bytes - head) / sizeof(T);
-  std::size_t i = threadIdx.x;
+  std::size_t i = thread;
   // Four independent loads in flight a thread.
   for (; i + 3 * threads < count; i += 4 * threads) {
     const T a = load_data(&from[i]);
@@ -101,9 +101,28 @@ __device__ inline void block_copy_as(std::byte* destination, const std::byte* so
     store_data(&to[i], value);
   }
   const std::size_t done = head + count * sizeof(T);
-  if (threadIdx.x < bytes - done) {
-    const std::byte byte = load_data(&source[done + threadIdx.x]);
-    store_data(&destination[done + threadIdx.x], byte);
+  if (thread < bytes - done) {
+    const std::byte byte = load_data(&source[done + thread]);
+    store_data(&destination[done + thread], byte);
+  }
+}
+
+// The ranges do not overlap, or are the same; threads as above.
+__device__ inline void copy_by_threads(std::byte* destination, const std::byte* source,
+                                       std::size_t bytes, std::size_t thread, std::size_t threads) {
+  if (bytes == 0 || destination == source) return;
+  const std::uintptr_t difference =
+      reinterpret_cast<std::uintptr_t>(destination) ^ reinterpret_cast<std::uintptr_t>(source);
+  if ((difference & 15) == 0) {
+    copy_as<Unit>(destination, source, bytes, thread, threads);
+  } else if ((difference & 7) == 0) {
+    copy_as<std::uint64_t>(destination, source, bytes, thread, threads);
+  } else if ((difference & 3) == 0) {
+    copy_as<std::uint32_t>(destination, source, bytes, thread, threads);
+  } else if ((difference & 1) == 0) {
+    copy_as<std::uint16_t>(destination, source, bytes, thread, threads);
+  } else {
+    copy_as<std::uint8_t>(destination, source, bytes, thread, threads);
   }
 }
 
@@ -112,20 +131,7 @@ __device__ inline void block_copy_as(std::byte* destination, const std::byte* so
 [[maybe_unused]] static __device__ SYMM_OUTLINED void block_copy(std::byte* destination,
                                                                  const std::byte* source,
                                                                  std::size_t bytes) {
-  if (bytes == 0 || destination == source) return;
-  const std::uintptr_t difference =
-      reinterpret_cast<std::uintptr_t>(destination) ^ reinterpret_cast<std::uintptr_t>(source);
-  if ((difference & 15) == 0) {
-    block_copy_as<Unit>(destination, source, bytes);
-  } else if ((difference & 7) == 0) {
-    block_copy_as<std::uint64_t>(destination, source, bytes);
-  } else if ((difference & 3) == 0) {
-    block_copy_as<std::uint32_t>(destination, source, bytes);
-  } else if ((difference & 1) == 0) {
-    block_copy_as<std::uint16_t>(destination, source, bytes);
-  } else {
-    block_copy_as<std::uint8_t>(destination, source, bytes);
-  }
+  copy_by_threads(destination, source, bytes, threadIdx.x, blockDim.x);
 }
 
 }  // namespace symm

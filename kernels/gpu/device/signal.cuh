@@ -31,7 +31,30 @@ class SignalThread {
 
   __device__ bool is_dead() const { return load_relaxed(&params_.state->dead) != 0; }
 
+  // Ends this kernel and all later ones, for splits that cannot be served.
+  __device__ void refuse(const RowExchangeShape& shape, const SplitFault& fault) {
+    if (device_compare_exchange(&params_.state->dead, 0u, 1u) != 0u) return;
+    SignalPage::Report& report = params_.page->report;
+    store_data(&report.operation, params_.operation);
+    store_words(&report.shape, shape);
+    store_words(&report.split, fault);
+    store_release(&report.fault, static_cast<std::uint32_t>(DeviceFault::kWrongSplits));
+  }
+
  private:
+  // Any type of whole words; to memory of the host.
+  template <class T>
+  __device__ static void store_words(T* to, const T& from) {
+    struct Words {
+      std::uint32_t word[sizeof(T) / sizeof(std::uint32_t)];
+    };
+    const auto words = __builtin_bit_cast(Words, from);
+#pragma unroll
+    for (std::size_t i = 0; i < sizeof(T) / sizeof(std::uint32_t); ++i) {
+      store_data(reinterpret_cast<std::uint32_t*>(to) + i, words.word[i]);
+    }
+  }
+
   // The slot at `peer` that this rank fills.
   __device__ SignalSlot* slot_at(int peer, int channel) const {
     return params_.pads[peer] + signal_slot(channel, params_.world_size, params_.rank);
@@ -88,14 +111,16 @@ class SignalThread {
   const SignalParams& params_;
 };
 
-// A barrier of all ranks on `channel`, by a block with a thread for each rank. A rank that gives up
-// withdraws its signals (NOTE [Withdrawn signals] in signal_pad.hpp).
-__device__ inline void signal_barrier(const SignalParams& params, int channel) {
+// A barrier of all ranks on `channel`, by a block with a thread for each rank, or more. A rank that
+// gives up withdraws its signals (NOTE [Withdrawn signals] in signal_pad.hpp), and gets false.
+__device__ inline bool signal_barrier(const SignalParams& params, int channel) {
   const int peer = static_cast<int>(threadIdx.x);
   const bool has_peer = peer < params.world_size && peer != params.rank;
   SignalThread thread(params);
   const bool met = !has_peer || (thread.put(peer, channel) && thread.take(peer, channel));
-  if (!block_all(met) && has_peer) thread.withdraw_from(peer, channel);
+  if (block_all(met)) return true;
+  if (has_peer) thread.withdraw_from(peer, channel);
+  return false;
 }
 
 }  // namespace symm

@@ -50,8 +50,8 @@ __device__ void count_messages(const GroupParams& group, const TransferParams& c
     for (int channel = 0; channel < call.channels; ++channel) {
       for (int i = messages.first; i < messages.first + messages.count; ++i) {
         const TransferItem& item = call.items[i];
-        const bool counts = group.layout.is_short_message(item.bytes) &&
-                            MessageBoxes::has_part(group.layout, item, channel);
+        const bool counts = group.layout.is_short_message(item.bytes, messages.tag_channel) &&
+                            MessageBoxes::has_part(memory, item, channel);
         memory.boxes(channel) += counts ? 1 : 0;
       }
     }
@@ -85,7 +85,8 @@ __device__ bool serve(const GroupParams& group, const TransferParams& call,
   std::uint32_t short_before = 0;
   for (int i = 0; ok && i < messages.count; ++i) {
     const TransferItem& item = call.items[messages.first + i];
-    const bool is_short = kHasBoxes && (!kHasChunks || group.layout.is_short_message(item.bytes));
+    const bool is_short = kHasBoxes && (!kHasChunks || group.layout.is_short_message(
+                                                           item.bytes, messages.tag_channel));
     if (!is_short) {
       if constexpr (kHasChunks) {
         ok = messages.is_send ? chunks.send(item, short_before, waiter)

@@ -114,10 +114,10 @@ struct FoldParams {
 // Threads of a block of a multimem kernel.
 inline constexpr int kMultimemThreads = 512;
 
-// The parameters of a multimem kernel (NOTE [Multimem] in multimem.cu) besides those of every
-// collective. CollectiveParams::location is then that of the output, for reduce_scatter of the
-// input. all_reduce has two locations: `factor` holds the bits of the input's, so that the location
-// exchange sends both.
+// The parameters of a multimem kernel (NOTE [Multimem] in multimem_kernels.cuh) besides those of
+// every collective. CollectiveParams::location is then that of the output, for reduce_scatter of
+// the input. all_reduce has two locations: `factor` holds the bits of the input's, so that the
+// location exchange sends both.
 struct MultimemParams {
   const std::byte* input_multicast;
   std::byte* output_multicast;

@@ -44,9 +44,12 @@ struct GroupKernelsConfig {
   // Collectives over a wire count themselves in the page; without, `entered` and `completed` are of
   // no use. A test that times kernels leaves it out.
   bool counts_wire_calls = true;
-  // Failed polls of a kernel between two tests of the abort word and the clock; a power of two. The
-  // default is more than a working group ever needs in a row.
-  std::uint32_t poll_period = 256;
+  // Failed polls of a kernel between two tests of the abort word and the clock; a power of two. By
+  // default some milliseconds: NOTE [Giving up] in wait.cuh.
+  std::uint32_t poll_period = 8192;
+  // The kernels of launch_multimem(); null: the library's. Tests put others here, whose
+  // instructions need no multicast memory.
+  const void* (*multimem_kernel)(CollectiveKind kind, Dtype dtype, ReduceOp op) = nullptr;
   bool poisons = true;  // a kernel that gives up fills its outputs with poison_of(dtype)
 };
 

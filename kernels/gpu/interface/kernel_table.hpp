@@ -80,6 +80,17 @@ const void* transfer_kernel_address(MessageForms forms);
 // signal.cu; its only parameter is SignalParams.
 const void* signal_kernel_address();
 
+// The two kernels of a row exchange, in this order (rows.cu); each takes SignalParams and
+// RowParams.
+const void* plan_rows_kernel_address();
+const void* move_rows_kernel_address();
+inline constexpr unsigned kPlanRowsThreads = 1024;  // of one block
+inline constexpr unsigned kMoveRowsThreads = 512;
+
+// For a dtype that has a sum (matrix_sum.cu); takes SignalParams and MatrixSum.
+const void* matrix_sum_kernel_address(Dtype dtype);
+inline constexpr unsigned kMatrixSumThreads = 512;
+
 // multimem.cu; takes MultimemParams after the parameters of the others. Null where the library has
 // none.
 const void* multimem_kernel_address(CollectiveKind kind, Dtype dtype, ReduceOp op);

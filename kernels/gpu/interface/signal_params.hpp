@@ -8,11 +8,13 @@
 
 #include "kernels/core/platform.hpp"
 #include "kernels/protocol/device_layout.hpp"
+#include "kernels/protocol/row_exchange.hpp"
 #include "kernels/protocol/signal_pad.hpp"
 
 namespace symm {
 
-enum class SignalOperation : std::uint32_t { kBarrier, kPutSignal, kWaitSignal };
+// What the host knows a kernel by; row exchanges are barriers with work between them.
+enum class SignalOperation : std::uint32_t { kBarrier, kPutSignal, kWaitSignal, kExchangeRows };
 
 // In this rank's host memory, mapped by its GPU. The host writes `gone`, the GPU the rest.
 struct alignas(4096) SignalPage {
@@ -20,13 +22,15 @@ struct alignas(4096) SignalPage {
   std::uint64_t gone;
 
   struct alignas(kCacheLine) Report {
-    std::uint32_t fault;  // DeviceFault kAborted, kTimeout or kPeerGaveUp; written last
+    std::uint32_t fault;  // kAborted, kTimeout, kPeerGaveUp or kWrongSplits; written last
     std::int32_t peer;    // group rank that was waited for, or that withdrew its signal
     std::int32_t channel;
     SignalOperation operation;
     std::uint32_t putting;  // 1: the signal before was not taken; 0: no signal came
     std::uint32_t reserved;
     std::uint64_t timeout_ns;
+    RowExchangeShape shape;  // this and the next: of kWrongSplits
+    SplitFault split;
   } report;
 };
 

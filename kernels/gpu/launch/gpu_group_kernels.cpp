@@ -71,6 +71,7 @@ class GpuGroupKernels final : public GroupKernels {
              const LaunchOptions& options, const More&... more);
 
   const GroupKernelsConfig config_;
+  const MultimemKernel multimem_kernel_;
   const int device_;
   GroupParams group_{};
   std::optional<MappedMemory> page_;
@@ -84,12 +85,15 @@ class GpuGroupKernels final : public GroupKernels {
 
 GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_index)
     : config_(config),
+      multimem_kernel_(config.multimem_kernel != nullptr ? config.multimem_kernel
+                                                         : multimem_kernel_address),
       device_(device_index),
       copies_(config.world_size - 1),
       schedule_(config.rank, config.world_size, config.layout, config.poisons),
       route_(config.world_size),
       shares_(config.rank, config.world_size) {
   load_kernels();
+  load_multimem_kernels(multimem_kernel_);
   group_.rank = config.rank;
   group_.world_size = config.world_size;
   group_.layout = config.layout;
@@ -387,7 +391,7 @@ void GpuGroupKernels::copy(void* to, const void* from, std::size_t bytes, Stream
 
 void GpuGroupKernels::launch_multimem(const CollectiveArgs& args, const Plan& plan,
                                       const MultimemMemory& memory, const LaunchOptions& options) {
-  const void* const kernel = multimem_kernel_address(args.kind, args.dtype, args.op);
+  const void* const kernel = multimem_kernel_(args.kind, args.dtype, args.op);
   if (kernel == nullptr) {
     throw Error(ErrorCode::kUnsupported, "multimem: this device library has no such kernel");
   }

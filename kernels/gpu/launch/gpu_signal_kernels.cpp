@@ -1,6 +1,7 @@
 #include "kernels/gpu/launch/gpu_kernels.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "kernels/core/atomics.hpp"
 #include "kernels/gpu/interface/kernel_table.hpp"
+#include "kernels/gpu/interface/row_params.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
 #include "kernels/gpu/vendor/gpu_check.hpp"
 
@@ -18,8 +20,16 @@ namespace {
 constexpr std::uint64_t kAllRanks = ~std::uint64_t{0};
 static_assert(kMaxDeviceRanks <= 64, "SignalPage::gone has a bit for each rank");
 
+// Blocks of a row exchange: with 32 a GPU pulls as much as with more, and each holds 2 KiB of every
+// warp under way.
+constexpr std::uint64_t kMostMoveBlocks = 32;
+constexpr std::uint64_t kLeastOfMoveBlock = 32 << 10;
+// And of a sum of matrices, whose threads have a unit of four ranks under way each.
+constexpr std::uint64_t kMostMatrixSumBlocks = 64;
+constexpr std::uint64_t kUnitBytes = 16;
+
 const char* operation_name(SignalOperation operation) {
-  constexpr const char* kNames[] = {"barrier", "put_signal", "wait_signal"};
+  constexpr const char* kNames[] = {"barrier", "put_signal", "wait_signal", "all_to_all_vdev"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 
@@ -31,17 +41,35 @@ class GpuSignalKernels final : public SignalKernels {
         device_(device_index),
         resources_(std::make_unique<Resources>(std::move(state))) {
     load_kernel(signal_kernel_address());
+    load_kernel(plan_rows_kernel_address());
+    load_kernel(move_rows_kernel_address());
+    for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
+      if (!op_supports(ReduceOp::kSum, static_cast<Dtype>(dtype))) continue;
+      load_kernel(matrix_sum_kernel_address(static_cast<Dtype>(dtype)));
+    }
   }
   ~GpuSignalKernels() override;
 
   void barrier(const SignalPads& pads, const SignalOptions& options) override {
-    launch(SignalOperation::kBarrier, pads, 0, options);
+    signal(SignalOperation::kBarrier, pads, 0, options);
   }
   void put_signal(const SignalPads& pads, int destination, const SignalOptions& options) override {
-    launch(SignalOperation::kPutSignal, pads, destination, options);
+    signal(SignalOperation::kPutSignal, pads, destination, options);
   }
   void wait_signal(const SignalPads& pads, int source, const SignalOptions& options) override {
-    launch(SignalOperation::kWaitSignal, pads, source, options);
+    signal(SignalOperation::kWaitSignal, pads, source, options);
+  }
+  void exchange_rows(const SignalPads& pads, const RowExchange& exchange,
+                     const SignalOptions& options) override;
+  void sum_matrices(Dtype dtype, const MatrixPart& part, std::span<std::byte* const> inputs,
+                    std::byte* output, const SignalOptions& options) override;
+  std::size_t scratch_words(std::int32_t experts) const override {
+    return row_scratch_words({.form = RowExchangeForm::kVector,
+                              .world_size = config_.world_size,
+                              .experts = experts,
+                              .major_align = 0,
+                              .input_rows = 0,
+                              .output_rows = 0});
   }
 
   void abort(const Error& reason) noexcept override { lose(kAllRanks, reason); }
@@ -65,7 +93,11 @@ class GpuSignalKernels final : public SignalKernels {
 
   void validate(SignalOperation operation, const SignalPads& pads, int peer,
                 const SignalOptions& options) const;
-  void launch(SignalOperation operation, const SignalPads& pads, int peer,
+  // What a kernel that uses no pads gets; throws what check() does.
+  SignalParams params_of(SignalOperation operation, const SignalOptions& options) const;
+  SignalParams params_of(SignalOperation operation, const SignalPads& pads, int peer,
+                         const SignalOptions& options) const;
+  void signal(SignalOperation operation, const SignalPads& pads, int peer,
               const SignalOptions& options) const;
   std::string timeout_message(const SignalPage::Report& report) const;
 
@@ -109,30 +141,110 @@ void GpuSignalKernels::validate(SignalOperation operation, const SignalPads& pad
   }
 }
 
-void GpuSignalKernels::launch(SignalOperation operation, const SignalPads& pads, int peer,
-                              const SignalOptions& options) const {
-  validate(operation, pads, peer, options);
+SignalParams GpuSignalKernels::params_of(SignalOperation operation,
+                                         const SignalOptions& options) const {
   check();
-  const bool is_barrier = operation == SignalOperation::kBarrier;
-  if (is_barrier && config_.world_size == 1) return;
   SignalParams params{};
   params.operation = operation;
   params.rank = config_.rank;
   params.world_size = config_.world_size;
-  params.peer = peer;
   params.channel = options.channel;
   params.poll_period = config_.poll_period;
   params.timeout_ns = static_cast<std::uint64_t>(options.timeout.count());
   params.page = static_cast<SignalPage*>(resources_->mapping.device_address());
   params.state = resources_->state.get();
+  return params;
+}
+
+SignalParams GpuSignalKernels::params_of(SignalOperation operation, const SignalPads& pads,
+                                         int peer, const SignalOptions& options) const {
+  validate(operation, pads, peer, options);
+  SignalParams params = params_of(operation, options);
+  params.peer = peer;
   std::transform(pads.addresses.begin(), pads.addresses.end(), params.pads,
                  [](std::byte* pad) { return reinterpret_cast<SignalSlot*>(pad); });
+  return params;
+}
+
+void GpuSignalKernels::signal(SignalOperation operation, const SignalPads& pads, int peer,
+                              const SignalOptions& options) const {
+  SignalParams params = params_of(operation, pads, peer, options);
+  const bool is_barrier = operation == SignalOperation::kBarrier;
+  if (is_barrier && config_.world_size == 1) return;
   void* arguments[] = {&params};
   const DeviceGuard guard(device_);
   check_gpu(gpuLaunchKernel(signal_kernel_address(), dim3(1),
                             dim3(is_barrier ? static_cast<unsigned>(config_.world_size) : 1),
                             arguments, 0, static_cast<gpuStream_t>(options.stream)),
             "launching a signal kernel");
+}
+
+void GpuSignalKernels::exchange_rows(const SignalPads& pads, const RowExchange& exchange,
+                                     const SignalOptions& options) {
+  SignalParams params = params_of(SignalOperation::kExchangeRows, pads, 0, options);
+  const auto world = static_cast<std::size_t>(config_.world_size);
+  if (exchange.inputs.size() != world || exchange.splits.size() != world) {
+    throw Error(ErrorCode::kInvalidArgument, row_exchange_name(exchange.form),
+                ": expected the inputs and splits of ", world, " ranks, got ",
+                exchange.inputs.size(), " and ", exchange.splits.size());
+  }
+  const std::uint64_t most = std::numeric_limits<std::int32_t>::max() / (world * world);
+  if (exchange.experts < 1 || static_cast<std::uint64_t>(exchange.experts) > most) {
+    throw Error(ErrorCode::kInvalidArgument, row_exchange_name(exchange.form), ": expected 1 to ",
+                most, " experts a rank, got ", exchange.experts);
+  }
+  RowParams rows{};
+  rows.shape = {.form = exchange.form,
+                .world_size = config_.world_size,
+                .experts = exchange.experts,
+                .major_align = exchange.major_align,
+                .input_rows = exchange.input_rows,
+                .output_rows = exchange.output_rows};
+  rows.row_bytes = exchange.row_bytes;
+  rows.output = exchange.output;
+  rows.results = exchange.results;
+  rows.scratch = exchange.scratch;
+  std::copy(exchange.inputs.begin(), exchange.inputs.end(), rows.inputs);
+  std::transform(exchange.splits.begin(), exchange.splits.end(), rows.splits,
+                 [](std::byte* splits) { return reinterpret_cast<const std::int64_t*>(splits); });
+  const std::uint64_t most_bytes =
+      static_cast<std::uint64_t>(exchange.output_rows) * exchange.row_bytes;
+  const auto blocks = static_cast<unsigned>(
+      std::clamp(most_bytes / kLeastOfMoveBlock, std::uint64_t{1}, kMostMoveBlocks));
+  void* arguments[] = {&params, &rows};
+  auto* const stream = static_cast<gpuStream_t>(options.stream);
+  const DeviceGuard guard(device_);
+  check_gpu(gpuLaunchKernel(plan_rows_kernel_address(), dim3(1), dim3(kPlanRowsThreads), arguments,
+                            0, stream),
+            "launching the plan of a row exchange");
+  check_gpu(gpuLaunchKernel(move_rows_kernel_address(), dim3(blocks), dim3(kMoveRowsThreads),
+                            arguments, 0, stream),
+            "launching a row exchange");
+}
+
+void GpuSignalKernels::sum_matrices(Dtype dtype, const MatrixPart& part,
+                                    std::span<std::byte* const> inputs, std::byte* output,
+                                    const SignalOptions& options) {
+  if (!op_supports(ReduceOp::kSum, dtype) ||
+      inputs.size() != static_cast<std::size_t>(config_.world_size)) {
+    throw Error(ErrorCode::kInvalidArgument, "sum_matrices: expected a dtype that has a sum and ",
+                config_.world_size, " inputs, got ", dtype_name(dtype), " and ", inputs.size());
+  }
+  SignalParams params = params_of(SignalOperation::kBarrier, options);
+  MatrixSum sum{};
+  sum.part = part;
+  sum.output = output;
+  std::copy(inputs.begin(), inputs.end(), sum.inputs);
+  const std::uint64_t units =
+      part.lines * part.runs * ((part.run_bytes + kUnitBytes - 1) / kUnitBytes);
+  if (units == 0) return;
+  const auto blocks = static_cast<unsigned>(std::min(
+      (units + kMatrixSumThreads - 1) / kMatrixSumThreads, std::uint64_t{kMostMatrixSumBlocks}));
+  void* arguments[] = {&params, &sum};
+  const DeviceGuard guard(device_);
+  check_gpu(gpuLaunchKernel(matrix_sum_kernel_address(dtype), dim3(blocks), dim3(kMatrixSumThreads),
+                            arguments, 0, static_cast<gpuStream_t>(options.stream)),
+            "launching a sum of matrices");
 }
 
 void GpuSignalKernels::check() const {
@@ -143,6 +255,10 @@ void GpuSignalKernels::check() const {
     throw Error(ErrorCode::kPeerLost, operation_name(report.operation), " on channel ",
                 report.channel, ": rank ", report.peer,
                 " has given up a barrier on this channel; use another channel or new memory");
+  }
+  if (fault == DeviceFault::kWrongSplits) {
+    throw Error(ErrorCode::kMismatch, row_exchange_name(report.shape.form), ": ",
+                describe(report.shape, report.split));
   }
   const std::lock_guard lock(mutex_);
   if (lost_reason_) throw *lost_reason_;

@@ -48,11 +48,17 @@ void load_kernels() {
       load(kernels.fold);
     }
   }
-  load(multimem_kernel_address(CollectiveKind::kAllGather, Dtype::kUInt8, ReduceOp::kSum));
+}
+
+void load_multimem_kernels(MultimemKernel address) {
+  const auto load = [](const void* kernel) {
+    if (kernel != nullptr) load_kernel(kernel);
+  };
+  load(address(CollectiveKind::kAllGather, Dtype::kUInt8, ReduceOp::kSum));
   for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
     for (int op = 0; op < kReduceOpCount; ++op) {
-      load(multimem_kernel_address(CollectiveKind::kAllReduce, static_cast<Dtype>(dtype),
-                                   static_cast<ReduceOp>(op)));
+      load(address(CollectiveKind::kAllReduce, static_cast<Dtype>(dtype),
+                   static_cast<ReduceOp>(op)));
     }
   }
 }

@@ -9,8 +9,13 @@ namespace symm {
 
 const ReduceKernelTable& reduce_table();
 
-// Loads every kernel on the current device. Throws Error(kSystem).
+// Loads every kernel but those of multimem on the current device. Throws Error(kSystem).
 void load_kernels();
+
+// multimem_kernel_address(), or what stands for it in a test.
+using MultimemKernel = const void* (*)(CollectiveKind kind, Dtype dtype, ReduceOp op);
+// All of them, likewise.
+void load_multimem_kernels(MultimemKernel address);
 
 // GroupKernels::fold() on the current device.
 void launch_fold(const FoldCall& call, StreamHandle stream);

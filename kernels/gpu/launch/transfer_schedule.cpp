@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 namespace symm {
 
@@ -9,7 +10,7 @@ namespace {
 
 // Blocks of a launch must all be resident.
 constexpr int kMaxGroupsOfLaunch = 48;
-constexpr int kMaxBlocksOfLaunch = kMaxGroupsOfLaunch * kP2pChannelsPerTag;
+constexpr int kMaxBlocksOfLaunch = 192;
 
 // Of each group of a launch, the busiest of which has `chunks`.
 std::int16_t blocks_for(std::uint64_t chunks, std::uint32_t most_warps, int groups, int channels) {
@@ -60,15 +61,25 @@ void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
   });
 }
 
+// P2p channels that a message takes; 0 where it goes as chunks.
+int TransferSchedule::channels_of(const Entry& entry) const {
+  const auto [bytes, tag_channel] = std::pair(entry.item.bytes, entry.group.tag_channel);
+  return layout_.is_short_message(bytes, tag_channel) ? layout_.p2p_channels_of(bytes, tag_channel)
+                                                      : 0;
+}
+
 // Moves entries from `first` on into params_ until it is full; returns the first that is left.
 std::size_t TransferSchedule::fill(std::size_t first) {
   const std::span<Entry> rest = std::span(entries_).subspan(first);
-  // The number that fits, by messages and by groups.
+  // The number that fits, by messages, by groups and by blocks for their p2p channels.
   std::size_t count = 0;
+  int channels = 1;
   for (int groups = 0; count < rest.size() && count < kMaxTransferItems; ++count) {
     const std::span<Entry> earlier = rest.first(count);
     const bool seen = std::ranges::find(earlier, rest[count].group, &Entry::group) != earlier.end();
     if (!seen && groups++ == kMaxGroupsOfLaunch) break;
+    channels = std::max(channels, channels_of(rest[count]));
+    if (groups * channels > kMaxBlocksOfLaunch) break;
   }
   // Sorts the messages of one group together, in order of their numbers.
   const std::span<Entry> launch = rest.first(count);
@@ -90,10 +101,9 @@ std::size_t TransferSchedule::fill(std::size_t first) {
     }
     params_.groups[params_.group_count - 1].count += 1;
     const std::uint64_t bytes = launch[i].item.bytes;
-    if (layout_.is_short_message(bytes)) {
+    if (const int of_message = channels_of(launch[i]); of_message > 0) {
       ++in_boxes;
-      params_.channels = std::max<std::int16_t>(
-          params_.channels, static_cast<std::int16_t>(layout_.p2p_channels_of(bytes)));
+      params_.channels = std::max(params_.channels, static_cast<std::int16_t>(of_message));
     } else {
       chunks_of_group += layout_.message_cut(bytes, launch[i].group.tag_channel).chunks;
       most_chunks = std::max(most_chunks, chunks_of_group);

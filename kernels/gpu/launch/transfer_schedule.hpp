@@ -40,6 +40,7 @@ class TransferSchedule {
   };
 
   void list(std::span<const TransferOp> ops, bool collective);
+  int channels_of(const Entry& entry) const;
   std::size_t fill(std::size_t first);
 
   const int rank_;

@@ -308,6 +308,13 @@ __device__ inline bool warp_all(bool condition) {
 #endif
 }
 
+// Of memory with two addresses: orders accesses by one before those by the other.
+__device__ inline void order_both_addresses() {
+#if SYMM_DEVICE_PASS && !SYMM_GPU_AMD
+  asm volatile("fence.proxy.alias;" ::: "memory");
+#endif
+}
+
 // Between two polls of a thread whose warp waits.
 __device__ inline void pause_poll() {
 #if SYMM_DEVICE_PASS && SYMM_GPU_AMD

@@ -87,9 +87,9 @@ class MessageMemory {
     return counters[other * kP2pChannels + p2p_channel(channel)];
   }
   __device__ std::byte* box(int owner, int sender, int channel, std::uint64_t count) const {
-    const auto number = static_cast<std::uint64_t>(sender * kP2pChannels + p2p_channel(channel));
-    return segment_of(group_, owner) + group_.layout.p2p_boxes +
-           (number * kP2pBoxes + count % kP2pBoxes) * group_.layout.p2p_box_bytes;
+    return segment_of(group_, owner) + group_.layout.p2p_box(sender > owner ? sender - 1 : sender,
+                                                             tag_channel_, channel,
+                                                             static_cast<std::uint32_t>(count));
   }
 
   const GroupParams& group_;

@@ -3,13 +3,13 @@
 // NOTE [Short messages]
 // A p2p channel leads from one rank to another and has kP2pBoxes boxes in the receiver's segment,
 // which it takes in turns. A message that fits in boxes goes as LL tiles (NOTE [Wires] in tile.cuh)
-// in equal parts, one a p2p channel of its tag channel: no fence, and no count of what is filled.
-// The epoch of a box is its number in its channel. A part begins with its header, in the first unit
-// of the first tile, whose position counts the parts of its own p2p channel; the first part takes a
-// box even where it is empty, so there that is the message's. A message that fits in one
-// box, up to kMostUndividedMessage, has one part. The tiles are LL's in every group, since two
-// ranks may exchange messages before their group has chosen a wire. Boxes hold tiles alone, as
-// payload in a slot might look like one.
+// in equal parts, one a p2p channel of its tag channel, four or eight of them: no fence, and no
+// count of what is filled. The epoch of a box is its number in its channel. A part begins with its
+// header, in the first unit of the first tile, whose position counts the parts of its own p2p
+// channel; the first part takes a box even where it is empty, so there that is the message's. A
+// message that fits in one box, up to kMostUndividedMessage, has one part. The tiles are LL's in
+// every group, since two ranks may exchange messages before their group has chosen a wire. Boxes
+// hold tiles alone, as payload in a slot might look like one.
 //
 // Sender and receiver choose by the size between boxes and chunks. Where their sizes differ they
 // may choose differently (NOTE [Position of a message] in message.cuh).
@@ -71,7 +71,7 @@ class MessageBoxes {
          tile += blockDim.x / kTileThreads) {
       Unit unit;
       ok = has_come(item, tile, next_chunk, waiter, &unit);
-      const std::uint64_t offset = offset_of(tile);
+      const std::uint32_t offset = offset_of(tile);
       if (!ok || is_header(tile) || offset >= part.bytes) continue;
       store_unit(part.data + offset, unit, min_size(part.bytes - offset, kUnitBytes));
     }
@@ -90,10 +90,10 @@ class MessageBoxes {
     if (threadIdx.x == 0) memory_.boxes(channel_) = count_;
   }
 
-  // Whether a message has a part in a p2p channel.
-  __device__ static bool has_part(const DeviceLayout& layout, const TransferItem& item,
+  // Whether a message has a part in a p2p channel of the tag channel.
+  __device__ static bool has_part(const MessageMemory& memory, const TransferItem& item,
                                   int channel) {
-    return channel == 0 || part_of(layout, item, channel).bytes > 0;
+    return channel == 0 || part_of(memory, item, channel).bytes > 0;
   }
 
  private:
@@ -101,23 +101,29 @@ class MessageBoxes {
   // Epochs of LL tiles repeat: in so many the sender writes all of a box once.
   static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
 
+  // Less than 4 GiB, as all messages in boxes.
   struct Part {
     std::byte* data;
-    std::uint64_t bytes;
+    std::uint32_t bytes;
     bool exists;
   };
-  __device__ static Part part_of(const DeviceLayout& layout, const TransferItem& item,
+  __device__ static Part part_of(const MessageMemory& memory, const TransferItem& item,
                                  int channel) {
-    const std::uint64_t even =
-        layout.p2p_channels_of(item.bytes) == 1
-            ? item.bytes
-            : align_up((item.bytes + kP2pChannelsPerTag - 1) / kP2pChannelsPerTag, kCacheLine);
-    const std::uint64_t begin = min_size(even * static_cast<std::uint64_t>(channel), item.bytes);
-    const std::uint64_t bytes = min_size(even, item.bytes - begin);
-    return {static_cast<std::byte*>(item.data) + begin, bytes, channel == 0 || bytes > 0};
+    constexpr std::uint32_t kFew = kFewP2pChannels;
+    constexpr std::uint32_t kAll = kP2pChannelsPerTag;
+    const auto bytes = static_cast<std::uint32_t>(item.bytes);
+    const int channels = memory.layout().p2p_channels_of(bytes, memory.tag_channel());
+    const std::uint32_t share = channels == 1                 ? bytes
+                                : channels == kFewP2pChannels ? (bytes + kFew - 1) / kFew
+                                                              : (bytes + kAll - 1) / kAll;
+    constexpr std::uint32_t kLine = kCacheLine;
+    const std::uint32_t even = channels == 1 ? bytes : (share + kLine - 1) / kLine * kLine;
+    const std::uint32_t begin = min(even * static_cast<std::uint32_t>(channel), bytes);
+    const std::uint32_t own = min(even, bytes - begin);
+    return {static_cast<std::byte*>(item.data) + begin, own, channel == 0 || own > 0};
   }
   __device__ Part part_of(const TransferItem& item) const {
-    return part_of(memory_.layout(), item, channel_);
+    return part_of(memory_, item, channel_);
   }
 
   // Waits until the box may be filled again. Nothing is acquired: the peer has loaded what was in
@@ -162,22 +168,22 @@ class MessageBoxes {
   // Writes all tiles of the box from `first` on, in the few epochs in which that is due.
   __device__ void refresh(std::uint32_t first) const {
     if (count_ % kRefreshPeriod >= kP2pBoxes) return;
-    const auto tiles = static_cast<std::uint32_t>(memory_.layout().p2p_box_bytes / Tile::kSpace);
+    const auto tiles = static_cast<std::uint32_t>(
+        memory_.layout().p2p_box_bytes(memory_.tag_channel()) / Tile::kSpace);
     refresh_tiles(memory_.peer_box(channel_, count_), first, tiles, flag());
   }
 
   // The header is the first unit, and `offset_of` that of another one in the data of a part.
   __device__ static bool is_header(std::uint32_t tile) { return tile == 0 && tile_thread() == 0; }
-  __device__ static std::uint64_t offset_of(std::uint32_t tile) {
-    return std::uint64_t{tile} * Tile::kBytes + Tile::offset() - sizeof(BoxHeader);
+  __device__ static std::uint32_t offset_of(std::uint32_t tile) {
+    return tile * Tile::kBytes + Tile::offset() - std::uint32_t{sizeof(BoxHeader)};
   }
-  __device__ static std::uint32_t tiles_of(std::uint64_t bytes) {
-    return static_cast<std::uint32_t>((sizeof(BoxHeader) + bytes + Tile::kBytes - 1) /
-                                      Tile::kBytes);
+  __device__ static std::uint32_t tiles_of(std::uint32_t bytes) {
+    return (std::uint32_t{sizeof(BoxHeader)} + bytes + Tile::kBytes - 1) / Tile::kBytes;
   }
   __device__ static Unit unit_of(const BoxHeader& header, const Part& part, std::uint32_t tile) {
     if (is_header(tile)) return __builtin_bit_cast(Unit, header);
-    const std::uint64_t offset = offset_of(tile);
+    const std::uint32_t offset = offset_of(tile);
     if (offset >= part.bytes) return Unit{};
     return load_unit(part.data + offset, min_size(part.bytes - offset, kUnitBytes));
   }

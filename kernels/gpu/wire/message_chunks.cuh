@@ -120,7 +120,7 @@ class MessageChunks {
   // That has come in place of the long one.
   __device__ MessageHeader short_message(const MessageHeader& expected, std::uint32_t position,
                                          std::uint32_t short_before) const {
-    if (memory_.layout().p2p_box_bytes == 0) return expected;
+    if (memory_.layout().p2p_box_part == 0) return expected;
     const std::uint64_t count = first_box_ + short_before;
     return header_in(memory_.own_box(0, count), LLTile::flag_of(count + 1), position, expected);
   }

@@ -39,7 +39,7 @@ def all_reduce_rms_norm(
     given, added, sums, results = (
         None if t is None else t.reshape(rows, -1) for t in (x, residual, total, normed)
     )
-    parts = [slice(*bounds) for bounds in cut.ranges(rows, count)]
+    parts = cut.slices(rows, count)
     works = [ccl.all_reduce(sums[p], given[p], group=call.group, async_op=True) for p in parts]
     for part, work in zip(parts, works, strict=True):
         work.wait()

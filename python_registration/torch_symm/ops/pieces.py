@@ -1,20 +1,19 @@
-"""Into how many pieces a call is cut, and the two ways in which pieces travel.
+"""Into how many pieces a call is cut, and how they travel.
 
 NOTE [Pieces]
-A piece is a range of rows. Its collective runs on the group's thread (CPU) or on the group's stream
-(a GPU; gathers by copy engines) while the caller's thread or stream computes the next piece, so
-every call of a collective is one of the group, in its order, and what is promised of those holds
-here: sums in the order of ranks, errors that name a rank, capture into graphs. Ranks must cut
-alike. So the number comes from shapes, dtype, device and the size of the group, which are the same
-on all of them, and from nothing that one rank alone knows. One piece is one after the other: the
-collective and the product whole.
+A piece is a range of rows, which travels while the caller's thread or stream computes another one.
+On the CPU, and of what is reduced by kernels on a GPU, that is a call of the group, on its thread
+or stream; otherwise pieces of GPUs go by copy engines (NOTE [Pieces by copy engines] in
+landing.py). What is promised of the group's calls holds for both: sums in the order of ranks,
+rounded once, errors that name a rank, capture into graphs. Ranks must cut alike. So the number
+comes from shapes, dtype, device and the size of the group, which are the same on all of them, and
+from nothing that one rank alone knows. One piece is one after the other: the collective and the
+product whole.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_symm import ccl
-from torch_symm.ops.landing import aligned, landing
+from torch_symm.ops import beside
 
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
 
@@ -42,13 +41,18 @@ class Cut:
     most: int
 
 
-# By device, for gathers and for reductions; measured, docs/fused.md. Smaller products lose more
-# than the hand-over hides. A reduction is arithmetic for the same cores, or multiprocessors: it is
-# cut only where a caller says so.
+# By device and by what travels; measured, docs/fused.md. Smaller products lose more than the
+# hand-over hides. A reduction by the group is arithmetic for the same cores, or multiprocessors: it
+# is cut only where a caller says so.
 _NOT_CUT = Cut(rows=1, nbytes=1, most=1)
 CUTS = {
     "cpu": {"gather": Cut(rows=1024, nbytes=2 << 20, most=4), "reduce": _NOT_CUT},
-    "cuda": {"gather": Cut(rows=1024, nbytes=16 << 20, most=2), "reduce": _NOT_CUT},
+    "cuda": {
+        "gather": Cut(rows=256, nbytes=2 << 20, most=2),
+        "scatter": Cut(rows=256, nbytes=2 << 20, most=2),
+        "all_reduce": Cut(rows=256, nbytes=4 << 20, most=2),
+        "reduce": _NOT_CUT,
+    },
 }
 
 
@@ -87,6 +91,16 @@ def ranges(rows: int, pieces: int) -> Iterator[tuple[int, int]]:
     yield from itertools.pairwise([*bounds, rows])
 
 
+def slices(rows: int, pieces: int) -> list[slice]:
+    return [slice(*bounds) for bounds in ranges(rows, pieces)]
+
+
+def travelling(rows: int, pieces: int) -> list[slice]:
+    """The rows of each piece that goes to a peer by copy engines, where `pieces` counts what this
+    rank keeps as one."""
+    return slices(rows, min(pieces - 1, beside.MOST_PIECES))
+
+
 def gather_and_multiply(
     group: Any,
     shards: Sequence[Tensor],
@@ -101,81 +115,38 @@ def gather_and_multiply(
     unless `comes_into_wholes`. This rank's rows are multiplied while the first piece of the others'
     is on its way, and each piece while the next is.
     """
+    rows, rank, size = len(shards[0]), group.rank(), group.size()
     if pieces == 1:
         for whole, shard in zip(wholes, shards, strict=True):
             ccl.all_gather(whole, shard, group)
         return multiply([w.flatten(0, 1) for w in wholes], [o.flatten(0, 1) for o in outputs])
-    bounds = [slice(*bounds) for bounds in ranges(shards[0].shape[0], pieces)]
-    with _gathers(group, shards, wholes, bounds) as gather:
-        _multiply_as_they_come(group, shards, wholes, outputs, multiply, bounds, gather)
-
-
-@functools.cache
-def _by_copy_engines() -> ccl.Config:
-    """NOTE [Pieces by copy engines] in landing.py."""
-    return ccl.Config(algorithm="copy_engine")
+    if not comes_into_wholes(shards[0].device.type, pieces):
+        bounds = travelling(rows, pieces)
+        return beside.gather_and_multiply(group, shards, wholes, outputs, multiply, bounds)
+    coming = [
+        (part, [_all_gather(group, w, s, part) for w, s in zip(wholes, shards, strict=True)])
+        for part in slices(rows, pieces)
+    ]
+    multiply(shards, [output[rank] for output in outputs])
+    for part, works in coming:
+        _wait(works)
+        for peer in ((rank + step) % size for step in range(1, size)):
+            multiply([whole[peer, part] for whole in wholes], [o[peer, part] for o in outputs])
 
 
 def comes_into_wholes(device: str, pieces: int) -> bool:
-    """Whether pieces of a gather go to their places at once, and not to its landing memory."""
+    """Whether what is gathered goes to its places at once, and not to landing memory."""
     return device == "cpu" or pieces == 1
 
 
-# Begins to gather one piece of a tensor: its number, its rows. Gives the work and, by rank, where
-# the rows come: a view of the whole, or another place.
-Gather = Callable[[int, slice], tuple[dist.Work, Tensor]]
+def _all_gather(group: Any, whole: Tensor, shard: Tensor, rows: slice) -> dist.Work:
+    return dist.all_gather(list(whole[:, rows].unbind()), shard[rows], group, async_op=True)
 
 
-def _multiply_as_they_come(
-    group: Any,
-    shards: Sequence[Tensor],
-    wholes: Sequence[Tensor | None],
-    outputs: Sequence[Tensor],
-    multiply: Multiply,
-    bounds: Sequence[slice],
-    gather: Gather,
-) -> None:
-    rank, size = group.rank(), group.size()
-    travelling = [(rows, [gather(i, rows) for i in range(len(shards))]) for rows in bounds]
-    multiply(shards, [output[rank] for output in outputs])
-    for rows, coming in travelling:
-        for work, _ in coming:
-            work.wait()
-        came = [places for _, places in coming]
-        for peer in ((rank + step) % size for step in range(1, size)):
-            multiply([places[peer] for places in came], [o[peer, rows] for o in outputs])
-        for whole, places in zip(wholes, came, strict=True):
-            if whole is not None and not comes_into_wholes(whole.device.type, len(bounds)):
-                whole[:, rows].copy_(places)
-
-
-@contextlib.contextmanager
-def _gathers(
-    group: Any,
-    shards: Sequence[Tensor],
-    wholes: Sequence[Tensor | None],
-    bounds: Sequence[slice],
-) -> Iterator[Gather]:
-    if comes_into_wholes(shards[0].device.type, len(bounds)):
-        yield lambda number, rows: _by_the_group(group, shards[number], wholes[number], rows)
-        return
-    size = group.size()
-    nbytes = sum(aligned(size * s[rows].nbytes) for rows in bounds for s in shards)
-    with landing(group, shards[0].device, nbytes, "all_gather_matmul") as memory:
-
-        def by_copy_engines(number: int, rows: slice) -> tuple[dist.Work, Tensor]:
-            part = shards[number][rows]
-            places = memory.take((size, *part.shape), part.dtype)
-            return ccl.all_gather(places, part, group, True, _by_copy_engines()), places
-
-        yield by_copy_engines
-
-
-def _by_the_group(
-    group: Any, shard: Tensor, whole: Tensor, rows: slice
-) -> tuple[dist.Work, Tensor]:
-    places = whole[:, rows]
-    return dist.all_gather(list(places.unbind()), shard[rows], group, async_op=True), places
+def adds_up_shares(device: str, dtype: torch.dtype, op: str) -> bool:
+    """Whether the ranks' shares, where they are ranges of rows, go to their ranks by copy engines
+    and are added up there; else a collective of the group combines them."""
+    return device == "cuda" and op == "sum" and dtype in beside.WIDE
 
 
 def multiply_and_scatter(
@@ -188,7 +159,7 @@ def multiply_and_scatter(
     """
     works = [
         ccl.reduce_scatter(output[rows], partial(rows), OPS[op], group, async_op=pieces > 1)
-        for rows in (slice(*bounds) for bounds in ranges(len(output), pieces))
+        for rows in slices(len(output), pieces)
     ]
     _wait(works)
 
@@ -198,8 +169,7 @@ def multiply_and_reduce(
 ) -> None:
     """Combines the rows of `output` [rows, n] that `multiply(rows)` computes, piece by piece."""
     works = []
-    for bounds in ranges(len(output), pieces):
-        rows = slice(*bounds)
+    for rows in slices(len(output), pieces):
         multiply(rows)
         part = output[rows]
         works.append(ccl.all_reduce(part, part, OPS[op], group, async_op=pieces > 1))

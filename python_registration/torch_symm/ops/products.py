@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_symm import ccl
+from torch_symm.ops import beside
 from torch_symm.ops import pieces as cut
 from torch_symm.ops.arguments import Caller, Rows, has_no_data
 from torch_symm.ops.scaling import Scales
@@ -167,9 +168,25 @@ class Scatter:
             self._columns if self.by_columns else self._rows, lefts, multiply
         )
         sizes = (count, output.nbytes, device, world_size, grain_of(scales, device))
-        pieces = cut.count(self.pieces, "reduce", *sizes)
-        cut.multiply_and_scatter(self.call.group, output, partial, self.op, pieces)
+        adds_up = not self.by_columns and cut.adds_up_shares(device, self.dtype, self.op)
+        pieces = cut.count(self.pieces, "scatter" if adds_up else "reduce", *sizes)
+        group = self.call.group
+        if adds_up and pieces > 1:
+            share = functools.partial(self._share, lefts, multiply)
+            bounds = cut.travelling(count, pieces)
+            beside.multiply_and_scatter(group, output, share, bounds, self.call.name)
+        else:
+            cut.multiply_and_scatter(group, output, partial, self.op, pieces)
         return rows.tensor(output, shape[front])
+
+    def _share(
+        self, lefts: Sequence[Tensor], multiply: cut.Multiply, peer: int, rows: slice
+    ) -> Tensor:
+        """Those rows of one rank's share."""
+        first = peer * (len(lefts[0]) // self.call.world_size)
+        product = self.a.new_empty(rows.stop - rows.start, self.b.shape[1], dtype=self.dtype)
+        multiply([left[first + rows.start : first + rows.stop] for left in lefts], [product])
+        return product
 
     def _rows(self, lefts: Sequence[Tensor], multiply: cut.Multiply, rows: slice) -> Tensor:
         """Those rows of everybody's share."""
@@ -270,7 +287,13 @@ def matmul_all_reduce(
     def multiply(rows: slice) -> None:
         torch.mm(left[rows], b, out=product[rows])
 
-    share = product.nbytes // call.world_size
-    number = cut.count(pieces, "reduce", len(left), share, a.device.type, call.world_size)
-    cut.multiply_and_reduce(call.group, product, multiply, op, number)
+    device, size = a.device.type, call.world_size
+    adds_up = len(left) % size == 0 and cut.adds_up_shares(device, a.dtype, op)
+    rows, kind = (len(left) // size, "all_reduce") if adds_up else (len(left), "reduce")
+    number = cut.count(pieces, kind, rows, product.nbytes // size, device, size)
+    if adds_up and number > 1:
+        bounds = cut.travelling(rows, number)
+        beside.multiply_and_reduce(call.group, product, lambda part: left[part] @ b, bounds)
+    else:
+        cut.multiply_and_reduce(call.group, product, multiply, op, number)
     return output

@@ -1,4 +1,4 @@
-// torch.ops.symm_mem.all_to_all_vdev and its two-dimensional forms, for CPU tensors: rows of
+// torch.ops.symm_mem.all_to_all_vdev and its two-dimensional forms, on every device: rows of
 // `input` go to the other ranks in numbers that only the tensors of splits hold, and arrive in
 // `out`. The arguments and the results are those of PyTorch's NVSHMEM kernels.
 //
@@ -8,13 +8,15 @@
 // Collective over the group that is named; every rank passes tensors of the same shapes, the
 // symmetric ones at the same offset of their allocations; nothing checks that. `input` and the
 // splits must be symmetric, `out` and `out_splits_offsets` need not be. An operator returns when
-// its results are there and no peer reads this rank's memory any more. Calls of one group come from
-// one thread at a time. Rows of `out` into which nothing falls keep their value.
+// its results are there and no peer reads this rank's memory any more; on a GPU it is work on the
+// current stream, which may be captured, and that holds for what follows it there. Calls of one
+// group come from one thread at a time. Rows of `out` into which nothing falls keep their value.
 //
 // Wrong arguments raise c10::Error before anything is written. What the splits say is compared on
 // every rank: where those of one rank are negative, exceed its input or fill another's `out`, all
 // ranks raise the same, which names that rank, and `out` and `out_splits_offsets` stay as they
-// were. What ends a wait is raised by SymmetricMemory::barrier.
+// were. On a GPU they raise at the group's next signal, of which none follows (NOTE [Signals that
+// fail] in signal_kernels.hpp). What ends a wait is raised by SymmetricMemory::barrier.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -38,6 +38,13 @@ void check_same_sizes(const char* op, const char* name, const at::Tensor& tensor
               printed(input.sizes()), ", got ", printed(tensor.sizes()));
 }
 
+void check_same_device(const char* op, const char* name, const at::Tensor& tensor,
+                       const at::Tensor& input) {
+  TORCH_CHECK(tensor.device() == input.device(), op, ": ", name,
+              " must be on the device of input, ", input.device().str(), ", got ",
+              tensor.device().str());
+}
+
 void check_apart(const char* op, const char* name, const at::Tensor& tensor, const char* read_name,
                  const at::Tensor& read) {
   const auto* const first = static_cast<const std::byte*>(tensor.const_data_ptr());

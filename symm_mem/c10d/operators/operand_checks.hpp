@@ -22,6 +22,8 @@ void check_same_dtype(const char* op, const char* name, const at::Tensor& tensor
                       const at::Tensor& input);
 void check_same_sizes(const char* op, const char* name, const at::Tensor& tensor,
                       const at::Tensor& input);
+void check_same_device(const char* op, const char* name, const at::Tensor& tensor,
+                       const at::Tensor& input);
 // Peers read `read`, which the caller calls `read_name`, while `tensor` is written. Both
 // contiguous.
 void check_apart(const char* op, const char* name, const at::Tensor& tensor, const char* read_name,

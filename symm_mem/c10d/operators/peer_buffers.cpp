@@ -37,7 +37,17 @@ PeerBuffers::PeerBuffers(const char* op, const char* name, const at::Tensor& ten
   for (void*& address : bases_) address = static_cast<std::byte*>(address) + offset;
 }
 
+std::vector<std::byte*> PeerBuffers::addresses() const {
+  std::vector<std::byte*> addresses;
+  for (int rank = 0; rank < world_size(); ++rank) addresses.push_back(at(rank, 0));
+  return addresses;
+}
+
 void PeerBuffers::barrier() const { memory_->barrier(kBarrierChannel, kNoTimeLimit); }
+
+void PeerBuffers::launch(const GpuLaunch& launch) const {
+  launch_with_signals(*memory_, kBarrierChannel, launch);
+}
 
 const ReduceKernels& kernels_for(Dtype dtype, ReduceOp op) {
   return with_torch_errors(

@@ -11,6 +11,7 @@
 
 #include "kernels/core/dtype.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
+#include "symm_mem/c10d/symmetric_memory.hpp"
 
 namespace symm {
 
@@ -31,8 +32,15 @@ class PeerBuffers {
     return static_cast<std::byte*>(bases_[static_cast<std::size_t>(rank)]) + index * element_bytes_;
   }
 
-  // Collective. Ends as a barrier of the handle does, by an exception too.
+  // By rank, of the tensor's first element.
+  std::vector<std::byte*> addresses() const;
+
+  // Collective. Ends as a barrier of the handle does, by an exception too; on a GPU an operation of
+  // the current stream.
   void barrier() const;
+
+  // Of memory on a GPU: launch_with_signals() on the channel of barrier().
+  void launch(const GpuLaunch& launch) const;
 
  private:
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> memory_;

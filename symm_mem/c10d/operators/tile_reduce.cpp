@@ -25,6 +25,8 @@ Dtype checked_pair(const char* op, const char* in_name, const at::Tensor& in_til
   const at::ScalarType type = in_tile.scalar_type();
   TORCH_CHECK(out_tile.scalar_type() == type, op, ": out_tile must have the dtype of ", in_name,
               ", ", type, ", got ", out_tile.scalar_type());
+  TORCH_CHECK(out_tile.device() == in_tile.device(), op, ": out_tile must be on the device of ",
+              in_name, ", ", in_tile.device().str(), ", got ", out_tile.device().str());
   TORCH_CHECK(out_tile.sizes() == in_tile.sizes(), op, ": out_tile must have the shape of ",
               in_name, ", ", printed(in_tile.sizes()), ", got ", printed(out_tile.sizes()));
   TORCH_CHECK(out_tile.strides() == in_tile.strides(), op, ": out_tile must have the strides of ",
@@ -37,26 +39,45 @@ Dtype checked_pair(const char* op, const char* in_name, const at::Tensor& in_til
 
 // Elements that lie next to each other are summed in one go: a row, a column of a transposed tile,
 // or the whole of one without gaps.
-void sum_tile(const PeerBuffers& tiles, Dtype dtype, const at::Tensor& out) {
-  if (out.numel() == 0) return;
-  const int inner = out.stride(1) == 1 || out.size(1) == 1 ? 1 : 0;
+MatrixPart part_of(const at::Tensor& tile) {
+  const int inner = tile.stride(1) == 1 || tile.size(1) == 1 ? 1 : 0;
   const int outer = 1 - inner;
-  std::int64_t run = out.stride(inner) == 1 || out.size(inner) == 1 ? out.size(inner) : 1;
-  std::int64_t lines = out.size(outer);
-  if (run == out.size(inner) && out.stride(outer) == run) {
+  std::int64_t run = tile.stride(inner) == 1 || tile.size(inner) == 1 ? tile.size(inner) : 1;
+  std::int64_t lines = tile.size(outer);
+  if (run == tile.size(inner) && tile.stride(outer) == run) {
     run *= lines;
     lines = 1;
   }
-  const std::int64_t runs = out.numel() / run / lines;  // of a line
+  const auto element = static_cast<std::int64_t>(tile.element_size());
+  return {.lines = static_cast<std::uint64_t>(lines),
+          .runs = static_cast<std::uint64_t>(tile.numel() / run / lines),
+          .run_bytes = static_cast<std::uint64_t>(run * element),
+          .line_stride = tile.stride(outer) * element,
+          .run_stride = tile.stride(inner) * element};
+}
+
+void sum_on_host(const PeerBuffers& tiles, Dtype dtype, const MatrixPart& part, std::byte* result) {
   RankSum sum(tiles, dtype);
-  auto* const result = static_cast<std::byte*>(out.mutable_data_ptr());
-  for (std::int64_t line = 0; line < lines; ++line) {
-    for (std::int64_t part = 0; part < runs; ++part) {
-      const auto first =
-          static_cast<std::size_t>(line * out.stride(outer) + part * out.stride(inner));
-      sum(result + first * tiles.element_bytes(), first, static_cast<std::size_t>(run));
+  for (std::uint64_t line = 0; line < part.lines; ++line) {
+    for (std::uint64_t run = 0; run < part.runs; ++run) {
+      const std::size_t first = line * static_cast<std::size_t>(part.line_stride) +
+                                run * static_cast<std::size_t>(part.run_stride);
+      sum(result + first, first / tiles.element_bytes(), part.run_bytes / tiles.element_bytes());
     }
   }
+}
+
+void sum_tile(const PeerBuffers& tiles, Dtype dtype, const at::Tensor& out) {
+  if (out.numel() == 0) return;
+  const MatrixPart part = part_of(out);
+  auto* const result = static_cast<std::byte*>(out.mutable_data_ptr());
+  if (out.is_cpu()) {
+    sum_on_host(tiles, dtype, part, result);
+    return;
+  }
+  tiles.launch([&](SignalKernels& kernels, const SignalPads&, const SignalOptions& options) {
+    kernels.sum_matrices(dtype, part, tiles.addresses(), result, options);
+  });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// torch.ops.symm_mem.tile_reduce and multi_root_tile_reduce, for CPU tensors: a part of a matrix,
+// torch.ops.symm_mem.tile_reduce and multi_root_tile_reduce, on every device: a part of a matrix,
 // such as a quadrant, summed over the ranks without a copy. The arguments are those of PyTorch's
 // NVSHMEM kernels; it takes no multicast memory here.
 //
@@ -6,10 +6,12 @@
 // float32 and rounded once, as all_reduce of a symm group makes them.
 //
 // Collective over the group that is named. An operator returns when the result is there and no peer
-// reads this rank's tiles any more. Calls of one group come from one thread at a time. The tile
-// that is written may be the root's own input; that it overlaps no other tile that is read is the
-// caller's care. Wrong arguments raise c10::Error before anything is written, a dtype that has no
-// sum c10::NotImplementedError; what ends a wait is raised by SymmetricMemory::barrier.
+// reads this rank's tiles any more; on a GPU it is work on the current stream, which may be
+// captured, and that holds for what follows it there. Calls of one group come from one thread at a
+// time. The tile that is written may be the root's own input; that it overlaps no other tile that
+// is read is the caller's care. Wrong arguments raise c10::Error before anything is written, a
+// dtype that has no sum c10::NotImplementedError; what ends a wait is raised by
+// SymmetricMemory::barrier.
 #pragma once
 
 #include <ATen/core/Tensor.h>

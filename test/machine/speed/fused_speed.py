@@ -5,7 +5,7 @@
 
 A row is a form at one shape of the whole product [m, k] @ [k, n], in microseconds of the slowest
 rank, the median of rounds of graph replays: the rank's matmul alone; matmul and collective one
-after the other, over NCCL and over symm; the form in 2, 3 and 4 pieces and as it cuts itself
+after the other, over NCCL and over symm; the form in 2, 3 and 5 pieces and as it cuts itself
 (`rule`).
 `wrong` counts elements of all ranks that are not the exact ones. With --provider the form is
 PyTorch's own operator over PyTorch's provider, and nothing of symm is in the processes.
@@ -23,6 +23,7 @@ from pathlib import Path
 _parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 _parser.add_argument("--provider", action="store_true", help="PyTorch's operators and provider")
 _parser.add_argument("--quick", action="store_true", help="small and few: a check of this script")
+_parser.add_argument("--form", help="this one alone, as matmul_all_reduce")
 _parser.add_argument("--json", type=Path)
 arguments = _parser.parse_args()
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
@@ -37,12 +38,12 @@ from speed_timing import Timing, differing, errors_in, tell  # noqa: E402
 
 DTYPE = torch.bfloat16
 TIMEOUT = datetime.timedelta(seconds=30)
-ROWS = [256] if arguments.quick else [1024, 2048, 4096, 8192, 16384]
+ROWS = [256] if arguments.quick else [512, 1024, 2048, 4096, 8192, 16384]
 FEW_ROWS = [1, 8, 64]
 # k and n of projections of models of 7 and of 70 G parameters; two ranks share one of them.
 LAYERS = [(256, 256)] if arguments.quick else [(4096, 4096), (4096, 11008), (8192, 8192)]
 LAYERS += [] if arguments.quick else [(8192, 28672)]
-PIECES = [2, 3, 4]
+PIECES = [2, 3, 5]
 
 Ways = dict[str, Callable[[], torch.Tensor]]
 
@@ -180,7 +181,7 @@ def norm_ways(m: int, k: int, n: int, nccl) -> tuple[Ways, torch.Tensor]:
 FORMS = {
     "all_gather_matmul": (gather_ways, ROWS),
     "matmul_reduce_scatter": (scatter_ways, ROWS),
-    "matmul_all_reduce": (reduce_ways, FEW_ROWS + ROWS[:3]),
+    "matmul_all_reduce": (reduce_ways, FEW_ROWS + ROWS[:4]),
     "all_reduce_rms_norm": (norm_ways, FEW_ROWS),
 }
 
@@ -190,6 +191,8 @@ def measure(nccl) -> list[dict]:
     timing = Timing("cuda", rounds=5)
     for form, (ways_of, sizes) in FORMS.items():
         if arguments.provider and form == "all_reduce_rms_norm":
+            continue
+        if arguments.form not in (None, form):
             continue
         for k, n in LAYERS:
             for m in sizes:

@@ -129,14 +129,14 @@ def results(rank, name, algorithm, groups):
     return problems
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("world_size", [3, WORLD_SIZE])
 @pytest.mark.parametrize(("name", "algorithm"), PAIRS)
 def test_results(name, algorithm, world_size):
     check(results, world_size, name, algorithm, [None], time_limit=110)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "algorithm"), PAIRS)
 def test_results_of_strided_groups(name, algorithm):
     groups = [[0, 2], [1, 3]] if WORLD_SIZE >= 4 else [[0], [1]]

@@ -30,7 +30,7 @@ def refuse_case(rank, case):
     return refused(rank, *CASES[case])
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", CASES)
 def test_is_refused(case):
     check(refuse_case, WORLD_SIZE, case, timeout=10)

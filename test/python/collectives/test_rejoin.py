@@ -116,7 +116,7 @@ def expect_returned(reports, value=None):
         raise RankFailure(describe(reports))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.parametrize("jitter", [False, True], ids=["together", "jitter"])
 @pytest.mark.parametrize("kind", STORES)

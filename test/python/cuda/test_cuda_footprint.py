@@ -82,11 +82,11 @@ def first_use(rank):
 
 
 def test_workspace_is_bounded_and_made_once():
-    """At most 64 MiB and the signals' 2 MiB for each rank on the GPU; nothing grows after that. The
-    driver's own tables grow now and then, in pieces of 2 MiB."""
+    """At most 64 MiB for each rank on the GPU, and 8 MiB for signals and short messages; nothing
+    grows after that. The driver's own tables grow now and then, in pieces of 2 MiB."""
     ranks_on_one_gpu = max(1, WORLD_SIZE // GPUS)
     for rank, (first, second, more) in enumerate(run_ranks(first_use, WORLD_SIZE, fresh=True)):
-        most = ranks_on_one_gpu * (64 + 2 + 2)
+        most = ranks_on_one_gpu * (64 + 8 + 2)
         assert 0 < first <= most, f"rank {rank}: the first call took {first:.1f} MiB"
         assert second <= 0.5, f"rank {rank}: the second call took {second:.1f} MiB more"
         assert more <= 0.5, f"rank {rank}: twenty calls took {more:.1f} MiB more"

@@ -168,17 +168,23 @@ def large(rank):
         torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
         for shape, seed in (((rows * size, k), rank), ((k, n), 77))
     )
-    by_piece = torch.cat([a[slice(*r)] @ b for r in pieces.ranges(rows * size, count)])
-    dist.all_reduce(by_piece)
-    problems += same("all_reduce", ops.matmul_all_reduce(a, b, pieces=count), by_piece.cpu())
-    shares = a.view(size, rows, k)
+
+    def cuts(of: int, number: int) -> list[slice]:
+        """The rows of products of the share of rank `of`, in so many pieces on a GPU."""
+        return [slice(0, rows)] if of == rank else pieces.travelling(rows, number)
+
     partial = torch.empty(size, rows, n, device=DEVICE)
-    for start, end in pieces.ranges(rows, count):
-        for share, into in zip(shares, partial, strict=True):
-            into[start:end] = share[start:end] @ b
+    for of, (share, into) in enumerate(zip(a.view(size, rows, k), partial, strict=True)):
+        for part in cuts(of, count) if ON_CUDA else pieces.slices(rows, count):
+            into[part] = share[part] @ b
     dist.all_reduce(partial)
     got = ops.matmul_reduce_scatter(a, b, pieces=count)
     problems += same("reduce_scatter", got, partial[rank].cpu())
+    by_piece = partial.flatten(0, 1)
+    if not ON_CUDA:
+        by_piece = torch.cat([a[part] @ b for part in pieces.slices(rows * size, count)])
+        dist.all_reduce(by_piece)
+    problems += same("all_reduce", ops.matmul_all_reduce(a, b, pieces=count), by_piece.cpu())
     shard = a[:rows]
     cut = pieces.count(None, "gather", rows, shard.nbytes, shard.device.type, size)
     if cut < 2:
@@ -187,8 +193,8 @@ def large(rank):
     dist.all_gather_into_tensor(whole, shard)
     (product,) = ops.all_gather_matmul(shard, [b], 0)
     for r, (got, left) in enumerate(zip(product.chunk(size), whole.chunk(size), strict=True)):
-        ranges = [(0, rows)] if r == rank else pieces.ranges(rows, cut)
-        expected = torch.cat([left[slice(*bounds)] @ b for bounds in ranges])
+        parts = cuts(r, cut if ON_CUDA else cut + 1)
+        expected = torch.cat([left[part] @ b for part in parts])
         problems += same(f"all_gather, rows of {r}", got, expected.cpu())
     return problems
 

@@ -9,17 +9,15 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 
 import model
 from errors import message_of, unsaid
-from harness import check
+from harness import ON_CUDA, check, device_of_rank, few, synchronize
 from operators import GROUPS, ops
 from symmetric import allocate, destroy, member_of_each, use_symm
 
-pytestmark = [
-    pytest.mark.timeout(90),
-    pytest.mark.cpu("PyTorch's CUDA kernels are for its provider NVSHMEM alone"),
-]
+pytestmark = pytest.mark.timeout(90)
 
 ROWS, OUT_ROWS = 96, 400
 POISON = -77
@@ -99,7 +97,9 @@ def one_dimension(rank, lists, shape, dtype):
     groups, problems = member_of_each(lists), []
     for group, ranks in groups:
         these = Exchange(group, ranks, rank, 1, shape, dtype)
-        for salt in range(12):  # at once one after the other: nothing orders the ranks else
+        for salt in few(
+            range(12), 5, len(ranks)
+        ):  # at once one after the other: nothing orders the ranks else
             these.fill(salt)
             given = these.input, these.out, these.splits, these.results, these.name
             assert ops.all_to_all_vdev(*given) is None
@@ -122,7 +122,7 @@ def there_and_back(rank, lists, experts, align):
         these = Exchange(group, ranks, rank, experts, (3,), torch.bfloat16)
         back = allocate(ROWS, 3, dtype=torch.bfloat16)
         ends = allocate(2, these.splits.numel(), dtype=torch.int64)
-        for salt in range(10):
+        for salt in few(range(10), 5, len(ranks)):
             what = f"call {salt} of {ranks}"
             these.fill(salt)
             more = [] if align is None else [align]
@@ -183,7 +183,9 @@ def ordinary_results(rank):
     given, splits = allocate(size), allocate(size, dtype=torch.int64)
     given.fill_(rank)
     splits.fill_(1)
-    out, results = torch.empty(size), torch.empty(2, size, dtype=torch.int64)
+    place = device_of_rank()
+    out = torch.empty(size, device=place)
+    results = torch.empty(2, size, dtype=torch.int64, device=place)
     ops.all_to_all_vdev(given, out, splits, results, name)
     expected = torch.tensor([[1] * size, list(range(size))])
     problems = model.mismatch("rows", out, torch.arange(float(size)))
@@ -245,8 +247,65 @@ def of_wrong_data(rank):
     return problems + model.mismatch("the call after them", out[:size], expected)
 
 
+@pytest.mark.cpu("of a GPU the test below")
 def test_wrong_splits_raise_on_every_rank():
     check(of_wrong_data, 3)
+
+
+def of_wrong_data_on_gpu(rank, op, of_rank_1, parts):
+    """The host does not know the splits: the group's next signal there raises, on every rank, and
+    nothing was written. Another group goes on."""
+    use_symm()
+    size, problems = dist.get_world_size(), []
+    group = dist.new_group(list(range(size)))
+    given, out = allocate(10, 2), allocate(10, 2)
+    shape = (size,) if len(of_rank_1) == 3 else (2, size)
+    splits, results = allocate(*shape, dtype=torch.int64), allocate(2, size, dtype=torch.int64)
+    splits.fill_(1)
+    if rank == 1:
+        splits.copy_(torch.tensor(of_rank_1).view(shape))
+    out.fill_(POISON)
+    results.fill_(POISON)
+    getattr(ops, op)(given, out, splits, results, group.group_name)
+    synchronize()
+    handle = symm_mem.rendezvous(given, group)
+    problems += unsaid(message_of(dist.DistBackendError, handle.barrier), [op + ": ", *parts])
+    again = message_of(
+        dist.DistBackendError, getattr(ops, op), given, out, splits, results, group.group_name
+    )
+    problems += unsaid(again, parts)
+    if not (out.eq(POISON).all() and results.eq(POISON).all()):
+        problems.append(f"{parts}: something was written")
+    splits.fill_(1)
+    given.fill_(rank)
+    name = dist.group.WORLD.group_name
+    if op == "all_to_all_vdev":
+        ops.all_to_all_vdev(given, out, splits, results, name)
+        expected = torch.arange(float(size)).repeat_interleave(2).view(size, 2)
+        problems += model.mismatch("in another group", out[:size], expected)
+    destroy([(group, None)])
+    return problems
+
+
+OF_1 = "in_splits of rank 1: expected splits "
+WRONG = {
+    "negative": ("all_to_all_vdev", [1, -3, 1], [OF_1 + "of 0 or more, got -3 at 1"]),
+    "too many": ("all_to_all_vdev", [4, 4, 4], [OF_1 + "within the 10 rows of input, got 4 rows"]),
+    "sum": ("all_to_all_vdev", [2**62, 2**62, 0], [OF_1 + "within", f"got {2**62} rows"]),
+    "no room": ("all_to_all_vdev", [9, 0, 0], ["room for the 11 rows that rank 0 gets, got 10"]),
+    "2d": ("all_to_all_vdev_2d", [1, -3, 1], [OF_1, "got -3 at 1"]),
+    "offset": (
+        "all_to_all_vdev_2d_offset",
+        [1, 1, 1, 0, 10, 0],
+        ["in_splits_offsets of rank 1", "1 rows from row 10 on at 1"],
+    ),
+}
+
+
+@pytest.mark.skipif(not ON_CUDA, reason="of the CPU the test above")
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
+def test_wrong_splits_end_the_signals_of_every_rank(case):
+    check(of_wrong_data_on_gpu, 3, *case)
 
 
 def of_wrong_tensors(rank):
@@ -262,9 +321,10 @@ def of_wrong_tensors(rank):
         nonlocal problems
         problems += unsaid(message_of(RuntimeError, op, *tensors.values(), group_name=name), parts)
 
-    ordinary = torch.zeros(12, 2)
-    refused(["input must be in symmetric memory"], input=ordinary)
-    refused(["in_splits must be in symmetric memory"], in_splits=torch.ones(size).long())
+    place = device_of_rank()
+    refused(["input must be in symmetric memory"], input=torch.zeros(12, 2, device=place))
+    ordinary = torch.ones(size, dtype=torch.int64, device=place)
+    refused(["in_splits must be in symmetric memory"], in_splits=ordinary)
     refused(["out must have the dtype of input"], out=allocate(12, 2, dtype=torch.float64))
     refused(["out must have rows of as many elements"], out=allocate(12, 3))
     refused(["input must be contiguous"], input=given.t())
@@ -272,10 +332,12 @@ def of_wrong_tensors(rank):
     refused(["out must not overlap input"], out=given)
     refused(["input must have rows, got a scalar"], input=allocate())
     refused(["in_splits must be int64"], in_splits=allocate(size, dtype=torch.int32))
-    refused(["out_splits_offsets must be int64"], out_splits_offsets=torch.zeros(2, size))
+    refused(["out_splits_offsets must be int64"], out_splits_offsets=allocate(2, size))
     refused(["in_splits must have shape"], in_splits=allocate(1, size, dtype=torch.int64))
     refused(["out_splits_offsets must have shape"], out_splits_offsets=results[:1])
     refused(["out_splits_offsets must have shape"], out_splits_offsets=results.view(-1))
+    if ON_CUDA:
+        refused(["out must be on the device of input, cuda:., got cpu"], out=torch.zeros(12, 2))
     wide = allocate(2 * size, dtype=torch.int64)
     ends = allocate(2, 2 * size, dtype=torch.int64)
     refused(["a split for each of the 3 ranks"], in_splits=wide, out_splits_offsets=ends)

@@ -6,14 +6,11 @@ import torch.distributed as dist
 
 import model
 from errors import message_of, unsaid
-from harness import check
+from harness import ON_CUDA, check, device_of_rank
 from operators import GROUPS, ops
 from symmetric import allocate, destroy, member_of_each, use_symm
 
-pytestmark = [
-    pytest.mark.timeout(90),
-    pytest.mark.cpu("PyTorch's CUDA kernels are for its provider NVSHMEM alone"),
-]
+pytestmark = pytest.mark.timeout(90)
 
 FULL = 18
 POISON = -77.0
@@ -26,7 +23,16 @@ TILES = {
     "every other": lambda full: full[::2, 1::3],
     "nothing": lambda full: full[4:4],
 }
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.complex64,
+    torch.float8_e5m2,
+    torch.int8,
+    torch.int64,
+]
 
 
 def matrix(rank: int, salt: int, dtype) -> torch.Tensor:
@@ -136,14 +142,19 @@ def refused(rank):
     one(["out_tile must have the shape of in_tile"], result=out[:5])
     one(["out_tile must have the strides of in_tile"], result=out.t())
     one(["out_tile must have the dtype of in_tile"], result=allocate(6, 6, dtype=torch.float64))
-    one(["in_tile must be in symmetric memory"], tile=torch.zeros(6, 6))
+    one(["in_tile must be in symmetric memory"], tile=torch.zeros(6, 6, device=device_of_rank()))
+    if ON_CUDA:
+        one(["out_tile must be on the device of in_tile, cuda"], result=torch.zeros(6, 6))
     several(["multi_root_tile_reduce: reduce_op must be 'sum'"], op="avg")
     several(["roots must have one rank for each tile"], roots=(0, 1))
     several(["roots must have one rank for each tile"], tiles=(), roots=())
     several(["roots must name a rank once at most, got 1 twice"], (given, given), roots=(1, 1))
     several(["roots must be ranks of the group, 0 to 2, got 7"], roots=(7,))
     several(["each tile of in_tiles must have two dimensions"], tiles=(given[0],))
-    several(["each tile of in_tiles must be in symmetric"], tiles=(torch.zeros(6, 6),))
+    several(
+        ["each tile of in_tiles must be in symmetric"],
+        tiles=(torch.zeros(6, 6, device=device_of_rank()),),
+    )
     if rank != 0:
         return problems  # who is no root has no tile to compare
     several(["out_tile must have the shape of this rank's tile"], result=out[:5])

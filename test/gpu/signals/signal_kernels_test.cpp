@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/protocol/signal_pad.hpp"
-#include "test/gpu/signal_rig.hpp"
+#include "test/gpu/signals/signal_rig.hpp"
 #include "test/support/expect_error.hpp"
 
 namespace symm::test {
