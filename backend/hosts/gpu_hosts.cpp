@@ -101,6 +101,7 @@ GpuLink& GpuHosts::gpu_link() {
             .hosts = config_.layout.text(),
             .scratch = scratch_->base()},
         config_.local.local_group());
+    made_link_.store(gpu_link_.get(), std::memory_order_release);
   }
   return *gpu_link_;
 }
@@ -166,8 +167,8 @@ bool GpuHosts::stages(int peer, bool captured) {
 }
 
 void GpuHosts::connect_sides(const std::vector<GpuLink::Side>& sides, bool captured) {
-  GpuLink* link = nullptr;
-  {
+  GpuLink* link = made_link_.load(std::memory_order_acquire);
+  if (link == nullptr) {
     const std::lock_guard lock(mutex_);
     link = &gpu_link();
   }
@@ -175,15 +176,15 @@ void GpuHosts::connect_sides(const std::vector<GpuLink::Side>& sides, bool captu
 }
 
 void GpuHosts::message(const GpuLink::Side& side, std::span<std::byte> bytes) {
-  gpu_link_->message(side, bytes);
+  made_link_.load(std::memory_order_acquire)->message(side, bytes);
 }
 
 void GpuHosts::shutdown() noexcept {
-  if (gpu_link_) gpu_link_->shutdown();
+  if (GpuLink* const link = made_link_.load(std::memory_order_acquire)) link->shutdown();
 }
 
 void GpuHosts::abort() noexcept {
-  if (gpu_link_) gpu_link_->abort();
+  if (GpuLink* const link = made_link_.load(std::memory_order_acquire)) link->abort();
 }
 
 }  // namespace symm

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -83,7 +84,8 @@ class GpuHosts {
   std::vector<std::optional<bool>> stages_;    // by rank
   std::shared_ptr<Mapping> scratch_;           // of gpu_link_
   std::unique_ptr<GpuLink> gpu_link_;
-  std::optional<GpuEngine> engine_;  // of collectives
+  std::atomic<GpuLink*> made_link_{nullptr};  // the same, once it is made
+  std::optional<GpuEngine> engine_;           // of collectives
   // Made by connect() and used by one call at a time.
   std::unique_ptr<StagedLink> staged_link_;
   std::unique_ptr<StreamSpace> space_;

@@ -30,6 +30,7 @@ std::string conflict_of(const std::string& engine, const std::vector<GpuFacts>& 
 
 bool all_apart(const std::vector<GpuFacts>& ranks) {
   std::vector<std::string> uuids;
+  uuids.reserve(ranks.size());
   for (const GpuFacts& rank : ranks) uuids.push_back(rank.uuid);
   std::ranges::sort(uuids);
   return std::ranges::adjacent_find(uuids) == uuids.end();
