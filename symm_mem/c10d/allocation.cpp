@@ -156,13 +156,15 @@ SharedAllocation::SharedAllocation(std::shared_ptr<GroupLink> link, c10::Device 
     host_signals_.emplace(link_->peers(), signal_pads());
   } else {
     signals_ = &link_->signals_on(device);
+    channel_order_ = std::make_shared<ChannelOrder>();
   }
 }
 
 SharedAllocation::~SharedAllocation() {
-  auto held = std::make_shared<
-      std::tuple<std::shared_ptr<Segment>, std::shared_ptr<Segment>, at::Tensor, at::Tensor>>(
-      std::move(buffers_), std::move(pads_), std::move(tables_), std::move(ranks_));
+  auto held = std::make_shared<std::tuple<std::shared_ptr<Segment>, std::shared_ptr<Segment>,
+                                          at::Tensor, at::Tensor, std::shared_ptr<ChannelOrder>>>(
+      std::move(buffers_), std::move(pads_), std::move(tables_), std::move(ranks_),
+      std::move(channel_order_));
   DeviceOwned(device_, std::move(held), fork_generation_).let_go();
 }
 

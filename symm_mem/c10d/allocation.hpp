@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "symm_mem/c10d/channel_order.hpp"
 #include "symm_mem/c10d/group_links.hpp"
 #include "symm_mem/c10d/registered_storage.hpp"
 #include "symm_mem/group/host_signals.hpp"
@@ -64,6 +65,7 @@ class SharedAllocation {
   HostSignals& host_signals() { return *host_signals_; }
   // Of memory on a GPU.
   SignalKernels& signal_kernels() { return signals_->kernels(); }
+  ChannelOrder& channel_order() { return *channel_order_; }
 
  private:
   const std::shared_ptr<GroupLink> link_;
@@ -78,6 +80,7 @@ class SharedAllocation {
   std::optional<HostSignals> host_signals_;
   std::vector<std::byte*> pads_by_rank_;
   DeviceSignals* signals_ = nullptr;  // the link's, on a GPU
+  std::shared_ptr<ChannelOrder> channel_order_;
   const std::uint32_t fork_generation_;
 };
 

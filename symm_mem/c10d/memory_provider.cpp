@@ -14,6 +14,7 @@
 #include "kernels/core/error.hpp"
 #include "symm_mem/c10d/errors.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
+#include "symm_mem/c10d/group_links.hpp"
 #include "symm_mem/c10d/provider_registry.hpp"
 #include "symm_mem/c10d/symmetric_allocator.hpp"
 #include "symm_mem/device/device_library.hpp"

@@ -18,8 +18,8 @@ inline constexpr char kSymmetricMemoryName[] = "SYMM";
 // Idempotent, local, touches no device.
 void register_symmetric_memory();
 
-// The handle, in that group, of a tensor in memory of symm, whatever provider PyTorch uses; null for
-// other memory. The first one for a group is collective over it and blocks.
+// The handle, in that group, of a tensor in memory of symm, whatever provider PyTorch uses; null
+// for other memory. The first one for a group is collective over it and blocks.
 c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> own_handle(
     const at::Tensor& tensor, const std::string& group_name);
 

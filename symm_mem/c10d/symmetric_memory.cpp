@@ -39,10 +39,14 @@ void signal(SharedAllocation& shared, int channel, std::size_t timeout_ms, OnHos
       });
       return;
     }
-    on_gpu(shared.signal_kernels(), shared.signal_pads(),
-           SignalOptions{.stream = current_stream(shared.device()).native_handle(),
-                         .channel = channel,
-                         .timeout = time_limit(shared, timeout_ms)});
+    const c10::Stream stream = current_stream(shared.device());
+    const SignalOptions options{.stream = stream.native_handle(),
+                                .channel = channel,
+                                .timeout = time_limit(shared, timeout_ms)};
+    const std::uint64_t capture = gpu_runtime(shared.device()).capture_id(options.stream);
+    shared.channel_order().run(stream, capture, channel, [&] {
+      on_gpu(shared.signal_kernels(), shared.signal_pads(), options);
+    });
   });
 }
 

@@ -3,8 +3,9 @@
 //
 // Pointers are to the start of the ranks' allocations; get_offset() is the offset, in its
 // allocation, of the pointer that this rank passed to the rendezvous. Everything is local except
-// barrier(). Thread safe, where each thread that signals has a channel of its own. A multicast
-// pointer is null where there is none.
+// barrier(). Thread safe, where each thread that signals on the host has a channel of its own; on a
+// GPU those on one channel are ordered (channel_order.hpp). A multicast pointer is null where there
+// is none.
 //
 // NOTE [Signals of handles]
 // On the host barrier(), put_signal() and wait_signal() return when they are done. On a GPU they

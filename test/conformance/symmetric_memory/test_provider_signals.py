@@ -325,7 +325,7 @@ def test_a_stream_waits_for_the_signal_alone():
 
 
 def all_reduces_of_two_streams(rank):
-    need_serialized_streams()
+    need_serialized_streams(of_operators=True)
     tensor = allocate(64)
     share(tensor)
     for first in (True, False):
