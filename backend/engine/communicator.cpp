@@ -104,16 +104,15 @@ void Communicator::probe_memory(const std::vector<Agreement>& proposals) {
   const auto chosen = [&](SingleCopy choice) {
     return std::ranges::find(proposals, choice, &Agreement::single_copy);
   };
-  if (chosen(kNever) != proposals.end()) return;
+  const auto asks = chosen(kAlways);
+  if (asks == proposals.end() || chosen(kNever) != proposals.end()) return;
   std::vector<MemoryProbe> offers;
   offers.reserve(proposals.size());
   for (const Agreement& one : proposals) offers.push_back(one.memory_probe);
-  const auto insists = chosen(kAlways);
-  const auto refusal =
-      peer_memory_->probe(*group_, offers, insists != proposals.end(), config_.timeout);
-  if (!refusal || insists == proposals.end()) return;
+  const auto refusal = peer_memory_->probe(*group_, offers, config_.timeout);
+  if (!refusal) return;
   throw Error(ErrorCode::kUnsupported, group_->prefix(), "SYMM_SINGLE_COPY=1 on ",
-              group_->rank_name(static_cast<int>(insists - proposals.begin())), ": ",
+              group_->rank_name(static_cast<int>(asks - proposals.begin())), ": ",
               group_->rank_name(refusal->reader), " cannot read the memory of ",
               group_->rank_name(refusal->owner), ": ",
               refusal->error == 0 ? "another process has its pid there"

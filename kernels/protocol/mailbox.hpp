@@ -16,10 +16,14 @@
 // order of their CTS, through the data ring. No message is buffered before its recv exists, so a
 // send of any size needs no memory, and a message without a recv blocks no other. After each change
 // a rank rings the other's doorbell.
+// The outbox has kTrays trays too. Where one is free when an envelope is posted, the first bytes of
+// the message are in that tray already, so that a receiver need not ask for them: it copies them
+// before it posts its CTS, which frees the tray, and only what is beyond the tray is streamed. A
+// message that is whole in a tray is done by a CTS that says so, as one that was read below.
 // Where the group's ranks can read each other's processes, the envelope of a message of up to
-// kMostRead bytes has the address of the sender's buffer. The receiver copies from there, and its
-// CTS says that it has: the send is done, and nothing is streamed. A receiver that could not read
-// there sends a plain CTS.
+// kMostRead bytes that does not fit a tray has the address of the sender's buffer. The receiver
+// copies from there, and its CTS says that it has: the send is done, and nothing is streamed. A
+// receiver that could not read there sends a plain CTS.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +36,11 @@ namespace symm {
 inline constexpr std::size_t kEnvelopeBytes = 512;
 inline constexpr std::size_t kInlineBytes = kEnvelopeBytes - 32;
 
+// For a stream of messages of which the receiver copies one while the sender copies the next.
+inline constexpr std::uint64_t kTrays = 2;
+// docs/benchmarks.md, "Messages on the host".
+inline constexpr std::size_t kMostTrayBytes = std::size_t{64} << 10;
+
 // Larger messages stream (docs/benchmarks.md, "One copy by process_vm_readv").
 inline constexpr std::uint64_t kMostRead = std::uint64_t{4} << 20;
 
@@ -42,7 +51,10 @@ struct Envelope {
   std::uint64_t dtype;
   union {
     std::byte data[kInlineBytes];
-    std::uint64_t address;  // of a message that is not here; 0: it may not be read there
+    struct {                  // of a message that is not here
+      std::uint64_t address;  // 0: it may not be read there
+      std::uint64_t tray;     // 1 + the tray that has its first bytes; 0: none has
+    } elsewhere;
   };
 };
 static_assert(sizeof(Envelope) == kEnvelopeBytes);
@@ -52,7 +64,7 @@ struct ClearToSend {
   std::uint64_t id;
   std::uint64_t capacity;  // bytes of the recv; other than the message's: refused
   std::uint64_t dtype;     // of the recv; the same
-  std::uint64_t has_read;  // 1: the receiver has read the message where the sender has it
+  std::uint64_t has_read;  // 1: the receiver has the whole message
 };
 inline constexpr std::uint64_t kClearToSends = 16;
 
@@ -100,12 +112,16 @@ class MailboxLayout {
     envelopes_ = outbox_bytes_ / 8 / kEnvelopeBytes;
     if (envelopes_ < 2) envelopes_ = 2;
     if (envelopes_ > 64) envelopes_ = 64;
-    ring_bytes_ = outbox_bytes_ - sizeof(OutboxHeader) - envelopes_ * kEnvelopeBytes;
+    tray_bytes_ = outbox_bytes_ / 4 / kCacheLine * kCacheLine;
+    if (tray_bytes_ > kMostTrayBytes) tray_bytes_ = kMostTrayBytes;
+    ring_bytes_ =
+        outbox_bytes_ - sizeof(OutboxHeader) - envelopes_ * kEnvelopeBytes - kTrays * tray_bytes_;
   }
 
   std::size_t bytes() const { return world_size_ * sizeof(Inbox) + kOutboxesBytes; }
   std::uint64_t envelopes() const { return envelopes_; }
   std::size_t ring_bytes() const { return ring_bytes_; }
+  std::size_t tray_bytes() const { return tray_bytes_; }
 
   // `mailboxes`: the start of the owner's mailboxes. `peer`: the other rank.
   Inbox& inbox(std::byte* mailboxes, int peer) const {
@@ -118,9 +134,12 @@ class MailboxLayout {
     return reinterpret_cast<Envelope*>(outbox_start(mailboxes, owner, peer) +
                                        sizeof(OutboxHeader))[index % envelopes_];
   }
-  std::byte* ring(std::byte* mailboxes, int owner, int peer) const {
+  std::byte* tray(std::byte* mailboxes, int owner, int peer, std::uint64_t index) const {
     return outbox_start(mailboxes, owner, peer) + sizeof(OutboxHeader) +
-           envelopes_ * kEnvelopeBytes;
+           envelopes_ * kEnvelopeBytes + index * tray_bytes_;
+  }
+  std::byte* ring(std::byte* mailboxes, int owner, int peer) const {
+    return tray(mailboxes, owner, peer, kTrays);
   }
 
  private:
@@ -133,6 +152,7 @@ class MailboxLayout {
   std::size_t world_size_;
   std::size_t outbox_bytes_;
   std::uint64_t envelopes_;
+  std::size_t tray_bytes_;
   std::size_t ring_bytes_;
 };
 

@@ -21,9 +21,8 @@ std::optional<PeerMemory::Refusal> PeerMemory::try_word(int peer, const MemoryPr
 
 std::optional<PeerMemory::Refusal> PeerMemory::probe(LocalGroup& group,
                                                      std::span<const MemoryProbe> offers,
-                                                     bool always,
                                                      std::chrono::milliseconds timeout) {
-  enum Word : std::size_t { kRefused, kOwner, kError, kCrowded, kWords };
+  enum Word : std::size_t { kRefused, kOwner, kError, kWords };
   for (int rank = 0; rank < group.world_size(); ++rank) {
     processes_.push_back(group.mesh().peer(rank).process);
   }
@@ -32,7 +31,6 @@ std::optional<PeerMemory::Refusal> PeerMemory::probe(LocalGroup& group,
     refusal = try_word(peer, offers[static_cast<std::size_t>(peer)]);
   }
   std::vector<std::uint64_t> words(kWords);
-  words[kCrowded] = group.policy().moves_apart ? 0 : 1;
   if (refusal) {
     words[kRefused] = 1;
     words[kOwner] = static_cast<std::uint64_t>(refusal->owner);
@@ -41,7 +39,6 @@ std::optional<PeerMemory::Refusal> PeerMemory::probe(LocalGroup& group,
   const auto results =
       group.exchange_words(LocalGroup::Purpose::kMessage, words, kWords, Deadline(timeout))
           .messages;
-  bool crowded = false;
   for (int rank = 0; rank < group.world_size(); ++rank) {
     const std::vector<std::uint64_t>& theirs = results[static_cast<std::size_t>(rank)];
     if (theirs[kRefused] != 0) {
@@ -49,9 +46,8 @@ std::optional<PeerMemory::Refusal> PeerMemory::probe(LocalGroup& group,
       const auto owner = std::min(theirs[kOwner], results.size() - 1);
       return Refusal{rank, static_cast<int>(owner), static_cast<int>(theirs[kError])};
     }
-    crowded = crowded || theirs[kCrowded] != 0;
   }
-  used_ = always || crowded;
+  used_ = true;
   return std::nullopt;
 }
 

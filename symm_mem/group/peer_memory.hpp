@@ -4,10 +4,9 @@
 // A tensor that is not in a segment is at an address of its owner's process alone. Where every rank
 // of a group can read every other's process, the owner tells the address in place of a copy, and
 // the reader copies once, straight into its output. A group has this or has it not: every rank
-// tries a word of every other's, and all tell all what came of it. It is used where the ranks
-// outnumber the cores: there a copy through slots costs turns at the core. Where each rank has a
-// core, two ranks that copy at the same time are faster than one that copies once
-// (docs/benchmarks.md, "One copy by process_vm_readv").
+// tries a word of every other's, and all tell all what came of it. It is used where a rank asks for
+// it: two copies through slots are the faster ones (docs/benchmarks.md, "One copy by
+// process_vm_readv").
 //   - The owner keeps its memory until the reader has said that it is done, or gives up; a look
 //     at the owner follows every read and comes before anything that tells of it, as for memory
 //     that is read in place (NOTE [Memory of a rank that gives up] in local_group.hpp).
@@ -42,9 +41,8 @@ class PeerMemory {
   };
   // Collective: one metadata exchange. Reads the word that each rank offers. The result, and
   // is_used() from then on, is the same on every rank: nullopt where all can read all. Throws as
-  // LocalGroup::exchange_metadata. `always`, the same on every rank: also where each rank has a
-  // core.
-  std::optional<Refusal> probe(LocalGroup& group, std::span<const MemoryProbe> offers, bool always,
+  // LocalGroup::exchange_metadata.
+  std::optional<Refusal> probe(LocalGroup& group, std::span<const MemoryProbe> offers,
                                std::chrono::milliseconds timeout);
 
   bool is_used() const { return used_; }

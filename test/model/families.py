@@ -229,7 +229,9 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
             [
                 protocols.mailbox_pipeline(name, 2, 6)
                 for name in ("envelope", "clear-to-send", "data")
-            ],
+            ]
+            + [protocols.mailbox_trays(2, 5)],
+            [named(protocols.mailbox_trays(2, 5, copied_late=True), "a copy after its answer")],
         ),
         Family(
             "memory of a rank that gives up",

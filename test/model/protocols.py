@@ -179,6 +179,28 @@ def mailbox_pipeline(name: str, capacity: int, count: int) -> Program:
     return program
 
 
+def mailbox_trays(trays: int, count: int, copied_late: bool = False) -> Program:
+    """The trays of an outbox, in backend/engine/host/mailbox_progress.cpp: post_outside, take_tray.
+
+    A tray is filled before its envelope is posted, and free once the clear-to-send is taken that
+    the receiver posts when it has copied. ``copied_late``: it copies after that.
+    """
+    program = Program(f"mailbox trays, {trays}")
+    sender, receiver = program.thread(), program.thread()
+    for n in range(count):
+        take = "mailbox clear-to-send take"
+        sender.wait_ge("cleared", n + 1 - trays, ACQUIRE, take, grants=True)
+        sender.write(("tray", n % trays), n + 1)
+        sender.store("posted", n + 1, RELEASE, "mailbox envelope post")
+        receiver.wait_ge("posted", n + 1, ACQUIRE, "mailbox envelope take")
+        if not copied_late:
+            receiver.read(("tray", n % trays), n + 1)
+        receiver.store("cleared", n + 1, RELEASE, "mailbox clear-to-send post")
+        if copied_late:
+            receiver.read(("tray", n % trays), n + 1)
+    return program
+
+
 def pad_barriers(world: int, threads_a_rank: bool, rounds: int = 3, fault: str = "") -> Program:
     """Barriers on a signal pad between writing one's data and reading the peers', and after it.
 

@@ -39,6 +39,9 @@ std::vector<Range> ranges_in_order(const MailboxLayout& layout, std::byte* base,
     for (std::uint64_t i = 0; i < layout.envelopes(); ++i) {
       add(&layout.envelope(base, owner, peer, i), sizeof(Envelope));
     }
+    for (std::uint64_t i = 0; i < kTrays; ++i) {
+      add(layout.tray(base, owner, peer, i), layout.tray_bytes());
+    }
     add(layout.ring(base, owner, peer), layout.ring_bytes());
   }
   return ranges;
@@ -50,6 +53,8 @@ TEST(MailboxLayout, NothingOverlapsAndAllLiesInside) {
     ASSERT_GE(layout.envelopes(), 2U);
     ASSERT_GE(layout.ring_bytes(), kEnvelopeBytes);
     ASSERT_LT(layout.ring_bytes(), MailboxLayout::kOutboxesBytes);
+    ASSERT_GT(layout.tray_bytes(), kInlineBytes);
+    ASSERT_LE(layout.tray_bytes(), kMostTrayBytes);
     const std::unique_ptr<std::byte[]> memory(new std::byte[layout.bytes()]);
     for (const int owner : {0, world_size / 2, world_size - 1}) {
       SCOPED_TRACE("world size " + std::to_string(world_size) + ", owner " + std::to_string(owner));

@@ -43,7 +43,7 @@ WireChoice wire_in_environment();
 // peer's process] in peer_memory.hpp). kAuto where it is unset. Throws likewise.
 enum class SingleCopy : std::uint8_t {
   kNever,   // on one rank: on none
-  kAuto,    // where the ranks outnumber the cores and every rank can read every other
+  kAuto,    // where another rank says kAlways
   kAlways,  // on one rank: on all; refused where one cannot
 };
 inline constexpr int kSingleCopyCount = 3;

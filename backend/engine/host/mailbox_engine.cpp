@@ -306,6 +306,7 @@ void MailboxEngine::fail_all(const Error& error) {
     traffic.unposted.clear();
     traffic.posted.clear();
     traffic.outgoing.clear();
+    traffic.unposted_cts.clear();
     traffic.incoming.clear();
     traffic.reading.clear();
   }

@@ -62,6 +62,7 @@ class MailboxEngine {
     std::int64_t tag;
     MessageEnd sender;
     std::uint64_t address;        // where the sender lets it be read; 0: nowhere
+    std::uint64_t tray;           // 1 + the sender's tray with its first bytes; 0: none
     std::vector<std::byte> data;  // what travelled inside the envelope
   };
 
@@ -69,6 +70,14 @@ class MailboxEngine {
   struct Reading {
     TransferPtr recv;
     std::uint64_t address;
+  };
+
+  // A clear-to-send, and the recv that ends when it is posted, if any: while there is something to
+  // post, a transfer is in flight.
+  struct Answer {
+    ClearToSend clear;
+    TransferPtr ends;
+    std::optional<Error> error;
   };
 
   // This rank's traffic with one peer.
@@ -82,13 +91,14 @@ class MailboxEngine {
     std::deque<TransferPtr> unposted;  // sends without an envelope
     std::deque<TransferPtr> posted;    // large sends without a clear-to-send
     std::deque<TransferPtr> outgoing;  // cleared sends, in the order of their clear-to-sends
+    bool tray_in_use[kTrays] = {};
 
     // As a receiver: the same with the roles changed.
     const OutboxHeader* peer_outbox = nullptr;
     const std::byte* peer_ring = nullptr;
     Inbox* inbox = nullptr;
-    std::deque<Arrival> arrivals;          // envelopes without a recv
-    std::deque<ClearToSend> unposted_cts;  // clear-to-sends that found no free place
+    std::deque<Arrival> arrivals;     // envelopes without a recv
+    std::deque<Answer> unposted_cts;  // clear-to-sends that found no free place
     std::deque<TransferPtr>
         incoming;  // recvs whose data is to come, in the order of clear-to-sends
     std::deque<Reading> reading;
@@ -104,6 +114,7 @@ class MailboxEngine {
   void progress();
   void progress_peer(PeerTraffic& traffic);
   void post_envelopes(PeerTraffic& traffic);
+  void post_outside(PeerTraffic& traffic, Transfer& send, Envelope& envelope);
   bool may_be_read(const Transfer& send) const;
   void take_envelopes(PeerTraffic& traffic);
   void post_cts(PeerTraffic& traffic);
@@ -115,6 +126,7 @@ class MailboxEngine {
   bool match_recv(const TransferPtr& recv);
   void deliver(PeerTraffic& traffic, const Arrival& arrival, const std::byte* data,
                const TransferPtr& recv);
+  bool take_tray(const PeerTraffic& traffic, std::uint64_t tray, Transfer& recv) const;
   void finish(const TransferPtr& item, std::optional<Error> error);
 
   // With mutex_ held.

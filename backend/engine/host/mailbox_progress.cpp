@@ -88,7 +88,7 @@ void MailboxEngine::post_envelopes(PeerTraffic& traffic) {
     envelope.dtype = static_cast<std::uint64_t>(item->dtype);
     const bool fits = item->bytes <= kInlineBytes;
     if (!fits) {
-      envelope.address = may_be_read(*item) ? reinterpret_cast<std::uintptr_t>(item->data) : 0;
+      post_outside(traffic, *item, envelope);
     } else if (item->bytes > 0) {
       std::memcpy(envelope.data, item->data, item->bytes);
     }
@@ -99,6 +99,25 @@ void MailboxEngine::post_envelopes(PeerTraffic& traffic) {
     } else {
       traffic.posted.push_back(item);
     }
+  }
+}
+
+// Where the message is that does not fit its envelope.
+void MailboxEngine::post_outside(PeerTraffic& traffic, Transfer& send, Envelope& envelope) {
+  const MailboxLayout& layout = memory_->mailbox_layout();
+  envelope.elsewhere = {.address = 0, .tray = 0};
+  if (send.bytes > layout.tray_bytes() && may_be_read(send)) {
+    envelope.elsewhere.address = reinterpret_cast<std::uintptr_t>(send.data);
+    return;
+  }
+  for (std::uint64_t index = 0; index < kTrays; ++index) {
+    if (traffic.tray_in_use[index]) continue;
+    traffic.tray_in_use[index] = true;
+    send.tray = envelope.elsewhere.tray = index + 1;
+    send.moved = std::min(send.bytes, layout.tray_bytes());
+    std::byte* own = memory_->mailboxes(config_.rank);
+    std::memcpy(layout.tray(own, config_.rank, traffic.peer, index), send.data, send.moved);
+    return;
   }
 }
 
@@ -113,7 +132,8 @@ void MailboxEngine::take_envelopes(PeerTraffic& traffic) {
         .id = envelope.id,
         .tag = envelope.tag,
         .sender = {traffic.peer, envelope.bytes, static_cast<Dtype>(envelope.dtype)},
-        .address = fits ? 0 : envelope.address,
+        .address = fits ? 0 : envelope.elsewhere.address,
+        .tray = fits ? 0 : envelope.elsewhere.tray,
         .data = {},
     };
     if (!match_arrival(traffic, arrival, envelope.data)) {
@@ -167,25 +187,46 @@ void MailboxEngine::deliver(PeerTraffic& traffic, const Arrival& arrival, const 
       traffic.reading.push_back({recv, arrival.address});
       return;
     }
-    traffic.unposted_cts.push_back(clear_to_send(*recv));
-    if (same) traffic.incoming.push_back(recv);
-  }
-  if (!same) {
+    Answer answer{clear_to_send(*recv), nullptr, std::nullopt};
+    if (!same) {
+      answer.ends = recv;
+      answer.error = end_mismatch(group_, sender, receiver, recv->tag);
+    } else if (take_tray(traffic, arrival.tray, *recv)) {
+      answer.clear.has_read = 1;
+      answer.ends = recv;
+    } else {
+      traffic.incoming.push_back(recv);
+    }
+    traffic.unposted_cts.push_back(std::move(answer));
+  } else if (!same) {
     finish(recv, end_mismatch(group_, sender, receiver, recv->tag));
-  } else if (sender.bytes <= kInlineBytes) {
+  } else {
     if (sender.bytes > 0) std::memcpy(recv->data, data, sender.bytes);
     finish(recv, std::nullopt);
   }
+}
+
+// Copies what of the message is in the sender's tray; true where that is all of it.
+bool MailboxEngine::take_tray(const PeerTraffic& traffic, std::uint64_t tray,
+                              Transfer& recv) const {
+  if (tray == 0 || tray > kTrays) return false;
+  const MailboxLayout& layout = memory_->mailbox_layout();
+  std::byte* theirs = memory_->mailboxes(traffic.peer);
+  recv.moved = std::min(recv.bytes, layout.tray_bytes());
+  std::memcpy(recv.data, layout.tray(theirs, traffic.peer, config_.rank, tray - 1), recv.moved);
+  return recv.moved == recv.bytes;
 }
 
 void MailboxEngine::post_cts(PeerTraffic& traffic) {
   while (!traffic.unposted_cts.empty()) {
     const std::uint64_t cts_posted = load_relaxed(&traffic.inbox->cts_posted);
     if (cts_posted - load_acquire(&traffic.peer_outbox->cts_taken) == kClearToSends) return;
-    traffic.inbox->cts[cts_posted % kClearToSends] = traffic.unposted_cts.front();
+    Answer answer = std::move(traffic.unposted_cts.front());
     traffic.unposted_cts.pop_front();
+    traffic.inbox->cts[cts_posted % kClearToSends] = answer.clear;
     store_release(&traffic.inbox->cts_posted, cts_posted + 1);
     traffic.rang = true;
+    if (answer.ends) finish(answer.ends, std::move(answer.error));
   }
 }
 
@@ -200,6 +241,7 @@ void MailboxEngine::take_cts(PeerTraffic& traffic) {
     if (it == traffic.posted.end()) continue;
     const TransferPtr item = *it;
     traffic.posted.erase(it);
+    if (item->tray > 0) traffic.tray_in_use[item->tray - 1] = false;
     const MessageEnd sender{config_.rank, item->bytes, item->dtype};
     const MessageEnd receiver{traffic.peer, clear.capacity, static_cast<Dtype>(clear.dtype)};
     if (clear.has_read != 0) {
@@ -270,7 +312,7 @@ void MailboxEngine::read_in(PeerTraffic& traffic) {
     if (error != 0) {
       traffic.reading.pop_front();
       item->moved = 0;
-      traffic.unposted_cts.push_back(clear_to_send(*item));
+      traffic.unposted_cts.push_back({clear_to_send(*item), nullptr, std::nullopt});
       traffic.incoming.push_back(item);
       continue;
     }

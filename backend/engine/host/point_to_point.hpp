@@ -73,7 +73,8 @@ class Transfer {
   std::chrono::steady_clock::time_point deadline;
   std::uint64_t number = 0;  // counts the transfers of the group on this rank
   std::uint64_t id = 0;      // of the message, once it has an envelope
-  std::size_t moved = 0;     // bytes of the data that have been streamed
+  std::size_t moved = 0;     // bytes of the data that have been copied
+  std::uint64_t tray = 0;    // of a send: 1 + the tray that has its first bytes, 0: none has
   std::size_t slot = 0;      // in the engine's list of transfers in flight
 
  private:
