@@ -96,7 +96,7 @@ def _local_legs(kind, size, inside):
     """The collectives that the ranks of a host carry out among each other, in one call."""
     count = max(WORLD, size // 4) // WORLD * WORLD
     whole, half = _values(count, 0), _values(count // 2, 0)
-    halves, quarter = list(half.chunk(2)), _values(count // 4, 0)
+    quarter = _values(count // 4, 0)
     if kind == "all_reduce":
 
         def legs():
@@ -112,7 +112,7 @@ def _local_legs(kind, size, inside):
 
         def legs():
             for _ in range(2):
-                dist.all_gather_into_tensor(half, halves[0], group=inside)
+                dist.all_gather_into_tensor(half, quarter, group=inside)
 
     else:
 

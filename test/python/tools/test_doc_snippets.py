@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import ON_CUDA
 from programs import run_script_on_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,6 +37,8 @@ def torchrun(script: Path) -> subprocess.CompletedProcess:
 def test_python_programs_run(program, tmp_path):
     if "import triton" in program and importlib.util.find_spec("triton") is None:
         pytest.skip("needs triton")
+    if ON_CUDA and "TRITON_INTERPRET" in program:
+        pytest.skip("a fork has the Triton of this process, which is that for GPUs")
     script = tmp_path / "program.py"
     script.write_text(program)
     for rank in run_script_on_ranks(script, 2):
