@@ -165,8 +165,7 @@ bool ProcessGroupSymm::Impl::device_knows(const at::Tensor& tensor) const {
   return group != nullptr && group->knows(tensor.const_data_ptr(), tensor.nbytes());
 }
 
-void ProcessGroupSymm::Impl::device_barrier(std::optional<at::Device> device,
-                                            std::uint32_t alike) {
+void ProcessGroupSymm::Impl::device_barrier(std::optional<at::Device> device, std::uint32_t alike) {
   return with_torch_errors([&] {
     const int own = gpu();
     const at::Device place = device     ? *device
