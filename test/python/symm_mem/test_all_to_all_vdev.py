@@ -108,6 +108,7 @@ def one_dimension(rank, lists, shape, dtype):
     return problems
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=model.name)
 @pytest.mark.parametrize("world_size", GROUPS)
 def test_all_to_all_vdev(world_size, dtype):
@@ -145,6 +146,7 @@ def there_and_back(rank, lists, experts, align):
     return problems
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("align", [None, 7, 16])
 @pytest.mark.parametrize("experts", [1, 2, 3])
 @pytest.mark.parametrize("world_size", GROUPS)

@@ -65,6 +65,7 @@ def to_one_root(rank, lists, dtype):
     return problems
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=model.name)
 @pytest.mark.parametrize("world_size", GROUPS)
 def test_tile_reduce(world_size, dtype):
@@ -95,6 +96,7 @@ def to_several_roots(rank, lists, dtype):
     return problems
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=model.name)
 @pytest.mark.parametrize("world_size", GROUPS)
 def test_multi_root_tile_reduce(world_size, dtype):
