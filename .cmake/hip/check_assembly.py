@@ -53,12 +53,16 @@ STORE = re.compile(r"(global|flat|buffer)_(store|atomic)")
 ACCESS = re.compile(r"(global|flat|buffer|scratch)_")
 # Kernels that move no payload by themselves.
 NO_PAYLOAD = re.compile(r"signal_kernel|wire_barrier|plan_rows")
-# Kernels between barriers that are other kernels of their stream: they signal nobody.
-SILENT = re.compile(r"matrix_sum_kernel")
+# Kernels between others of their stream that meet the peers: they signal nobody.
+SILENT = re.compile(r"matrix_sum_kernel|fold_kernel")
 # Kernels whose data brings its own flag, or that are silent: nothing is released or acquired.
-UNORDERED = re.compile(r"wire_kernel|matrix_sum_kernel")
+UNORDERED = re.compile(r"wire_kernel|matrix_sum_kernel|fold_kernel")
 # Those that release nothing, among them the one of messages in boxes (MessageForms::kBoxes).
-UNRELEASED = re.compile(r"wire_kernel|matrix_sum_kernel|transfer_kernelILNS_12MessageFormsE0E")
+UNRELEASED = re.compile(
+    r"wire_kernel|matrix_sum_kernel|fold_kernel|transfer_kernelILNS_12MessageFormsE0E"
+)
+# Those that look at no flag: of one rank's memory alone.
+UNFLAGGED = re.compile(r"fold_kernel")
 # What kernels call that moves none either.
 REPORT = re.compile(r"fail_group")
 COLUMNS = ["gpu", "kernel", "vgprs", "sgprs", "lds", "occupancy", "own"]
@@ -145,7 +149,9 @@ def faults_of(function: Function) -> list[str]:
         faults.append(f"no release: {', '.join(RELEASE[gpu])}")
     if not UNORDERED.search(function.name) and not has_sequence(code, ACQUIRE[gpu]):
         faults.append(f"no acquire: {', '.join(ACQUIRE[gpu])}")
-    if not any(re.match(r"global_load_\w+ .*" + FLAG_LOAD[gpu] + "$", line) for line in code):
+    if not UNFLAGGED.search(function.name) and not any(
+        re.match(r"global_load_\w+ .*" + FLAG_LOAD[gpu] + "$", line) for line in code
+    ):
         faults.append(f"no load of a flag with {FLAG_LOAD[gpu].strip()}")
     if not SILENT.search(function.name) and not any(
         re.match(r"global_(store|atomic_cmpswap)\w* .*" + FLAG_STORE[gpu] + "$", line)
@@ -295,6 +301,7 @@ def find_breaks(files: list[Path]) -> bool:
         faults, kernels = check_code(chosen, edit)
         exempt = [NO_PAYLOAD] * (fault == "no 16-byte")
         exempt += [UNRELEASED] * (fault == "no release") + [UNORDERED] * (fault == "no acquire")
+        exempt += [UNFLAGGED] * (fault == "no load of a flag")
         concerned = {
             place_of(kernel)
             for kernel in kernels
