@@ -32,8 +32,8 @@ from torch import Tensor
 from torch_symm._registration import load
 
 _ALIGNMENT = 256
-# Pieces of a rank that a call may have under way: as many channels of signals have even the
-# smallest pads that PyTorch makes, for 72 ranks.
+# Pieces of a rank that a call may have under way. Each has a channel of signals: of 64 ranks, the
+# most that a group of symm has on GPUs, they are 4 KiB of the 9 that PyTorch's pads have.
 MOST_PIECES = 16
 
 
