@@ -41,34 +41,31 @@ def by_device(wish: str) -> tuple[str, str]:
 def problem(name: str) -> str:
     """Why a group cannot use the backend `name` between hosts; "" where it can. Local."""
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import Backend
 
     if name == "gloo":
         return "" if dist.is_gloo_available() else "this build of torch has no gloo"
-    if name.upper() not in Backend._plugins:
-        if name in Backend.backend_list:
-            return f"{name} carries no tensors that are on the CPU"
-        return f"torch.distributed knows no backend {name!r}; register it first"
-    devices = Backend.backend_capability.get(name, [])
-    return "" if "cpu" in devices else f"{name} carries no tensors that are on the CPU"
+    return _plugin_problem(name, "cpu", "tensors that are on the CPU")
 
 
 def gpu_problem(name: str) -> str:
     """The same for CUDA tensors. Local; starts no GPU."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import Backend
 
     if name == "nccl":
         if not dist.is_nccl_available():
             return "this build of torch has no nccl"
         return "" if torch.cuda.device_count() > 0 else "this process sees no GPU"
-    if name.upper() not in Backend._plugins:
-        if name in Backend.backend_list:
-            return f"{name} carries no CUDA tensors by send and recv"
+    return _plugin_problem(name, "cuda", "CUDA tensors by send and recv")
+
+
+def _plugin_problem(name: str, device: str, what: str) -> str:
+    from torch.distributed.distributed_c10d import Backend
+
+    if name.upper() not in Backend._plugins and name not in Backend.backend_list:
         return f"torch.distributed knows no backend {name!r}; register it first"
-    devices = Backend.backend_capability.get(name, [])
-    return "" if "cuda" in devices else f"{name} carries no CUDA tensors"
+    able = name.upper() in Backend._plugins and device in Backend.backend_capability.get(name, [])
+    return "" if able else f"{name} carries no {what}"
 
 
 def releases_memory(name: str) -> bool:

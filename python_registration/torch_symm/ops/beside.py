@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_symm import ccl
-from torch_symm.ops.landing import MOST_PIECES, aligned, exchange
-
-__all__ = ["MOST_PIECES", "WIDE", "gather_and_multiply", "multiply_and_reduce"]
-__all__ += ["multiply_and_scatter"]
+from torch_symm.ops.landing import aligned, exchange
 
 # Dtypes whose sums over ranks are made here as everywhere in symm, and in what they are added.
 WIDE = {

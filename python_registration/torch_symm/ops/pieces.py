@@ -24,6 +24,7 @@ from torch import Tensor
 
 from torch_symm import ccl
 from torch_symm.ops import beside
+from torch_symm.ops.landing import MOST_PIECES
 
 OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
 
@@ -98,7 +99,7 @@ def slices(rows: int, pieces: int) -> list[slice]:
 def travelling(rows: int, pieces: int) -> list[slice]:
     """The rows of each piece that goes to a peer by copy engines, where `pieces` counts what this
     rank keeps as one."""
-    return slices(rows, min(pieces - 1, beside.MOST_PIECES))
+    return slices(rows, min(pieces - 1, MOST_PIECES))
 
 
 def gather_and_multiply(

@@ -17,7 +17,7 @@ import model
 from call import Call
 from errors import ERRORS, message_of, unsaid
 from harness import IS_SYMM, ON_CUDA, Setup, expect_no_mismatch
-from hosts import check_on, join, run_on
+from hosts import check_on, every_reduction, is_refused, join, run_on
 from random_programs import ANY_CALL, carry_out, examples, programs_over_hosts
 from rank_processes import describe, start_ranks
 
@@ -27,16 +27,6 @@ pytestmark = [
 ]
 
 LAYOUTS = ["aabb", "aab", "abc", "abab", "abba", "ab"]
-NARROW_INTS = (torch.int8, torch.uint8, torch.int16)
-
-
-def is_refused(call, step_op, dtype, hosts) -> bool:
-    """What a group over several hosts has not got."""
-    if len(set(hosts)) == 1:
-        return False
-    if call is calls.recv_any_source:
-        return True
-    return call in calls.REDUCTIONS and step_op == "AVG" and dtype in NARROW_INTS
 
 
 def every_call(rank, hosts):
@@ -72,25 +62,6 @@ def other_engine():
 def test_every_call_over_an_engine_that_gets_no_memory_of_the_user(hosts):
     env = (("SYMM_INTER_HOST", "other"),)
     check_on(hosts, every_call, env=env, before_init=other_engine)
-
-
-def every_reduction(rank, hosts):
-    everybody = list(range(len(hosts)))
-    problems = []
-    for dtype in model.DTYPES:
-        for op in model.OPS:
-            for collective in (calls.all_reduce, calls.reduce, calls.reduce_scatter):
-                if not calls.accepts(collective, op, dtype):
-                    continue
-                if is_refused(collective, op, dtype, hosts):
-                    continue
-                call = Call(
-                    dist.group.WORLD, everybody, rank, dtype=dtype, op=op, count=1027, salt=3
-                )
-                collective(call)
-                what = f"{collective.__name__} {op} {dtype}"
-                problems += [f"{what} {line}" for line in call.finish()]
-    return problems
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "aab"])

@@ -17,7 +17,7 @@ import training
 from call import Call
 from errors import ERRORS, message_of, unsaid
 from harness import DEVICE, GPUS, IS_SYMM, ON_CUDA
-from hosts import check_on, run_on
+from hosts import check_on, every_reduction, run_on
 from rank_processes import describe
 
 pytestmark = [
@@ -29,8 +29,6 @@ pytestmark = [
 # NCCL's multicast is never used here.
 ENV = (("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"))
 TIMES = {"timeout": 60.0, "time_limit": 280.0}
-
-NARROW_INTS = (torch.int8, torch.uint8, torch.int16)
 
 
 def use(gpu):
@@ -111,23 +109,6 @@ def test_every_call_staged(hosts):
 @pytest.mark.parametrize("hosts", NCCL_LAYOUTS)
 def test_every_call_over_nccl(hosts):
     check_nccl(hosts, some_calls, EVERY_CALL, (0, 5, 1027, 300_001))
-
-
-def every_reduction(rank, hosts):
-    everybody = list(range(len(hosts)))
-    problems = []
-    for dtype in model.DTYPES:
-        for op in model.OPS:
-            for function in (calls.all_reduce, calls.reduce, calls.reduce_scatter_tensor):
-                if not calls.accepts(function, op, dtype):
-                    continue
-                if op == "AVG" and dtype in NARROW_INTS:
-                    continue
-                c = Call(dist.group.WORLD, everybody, rank, dtype=dtype, op=op, count=1027, salt=3)
-                function(c)
-                what = f"{function.__name__} {op} {dtype}"
-                problems += [f"{what} {line}" for line in c.finish()]
-    return problems
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "abc"])

@@ -9,10 +9,22 @@ import tempfile
 import torch
 import torch.distributed as dist
 
+import calls
 import model
 from call import Call
 from harness import Setup, expect_no_mismatch
 from rank_processes import describe, start_ranks
+
+NARROW_INTS = (torch.int8, torch.uint8, torch.int16)
+
+
+def is_refused(call, step_op, dtype, hosts) -> bool:
+    """What a group over several hosts has not got."""
+    if len(set(hosts)) == 1:
+        return False
+    if call is calls.recv_any_source:
+        return True
+    return call in calls.REDUCTIONS and step_op == "AVG" and dtype in NARROW_INTS
 
 
 def reduced_over_hosts(contributions, op, hosts):
@@ -77,3 +89,22 @@ def check_on(hosts, function, *args, **settings):
     reports = run_on(hosts, function, *args, **settings)
     assert all(report.returned for report in reports), describe(reports)
     expect_no_mismatch([report.value for report in reports])
+
+
+def every_reduction(rank, hosts):
+    everybody = list(range(len(hosts)))
+    problems = []
+    for dtype in model.DTYPES:
+        for op in model.OPS:
+            for collective in (calls.all_reduce, calls.reduce, calls.reduce_scatter):
+                if not calls.accepts(collective, op, dtype):
+                    continue
+                if is_refused(collective, op, dtype, hosts):
+                    continue
+                call = Call(
+                    dist.group.WORLD, everybody, rank, dtype=dtype, op=op, count=1027, salt=3
+                )
+                collective(call)
+                what = f"{collective.__name__} {op} {dtype}"
+                problems += [f"{what} {line}" for line in call.finish()]
+    return problems
