@@ -190,7 +190,9 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
 
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFutureResult() {
   auto future = WorkSymm::getFutureResult();
-  with_torch_errors([this] { watch_end(); });
+  with_torch_errors([this] {
+    if (!isCompleted()) watch_end();
+  });
   return future;
 }
 
@@ -199,7 +201,7 @@ void DeviceWork::watch_end() {
     const std::lock_guard lock(mutex_);
     if (std::exchange(watched_, true)) return;
   }
-  if (isCompleted()) return;
+  // Also where it has ended: those before it may be told of first.
   const auto self = c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this);
   streams_->post([self](const Error*) { self->watch(); });
 }

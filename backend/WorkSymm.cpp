@@ -88,12 +88,12 @@ void WorkSymm::finish(std::exception_ptr failure, AsyncQueue* callbacks) noexcep
     ended_ = Clock::now();
     completed_ = true;
     exception_ = std::move(failure);
+    ticket_.ended(exception_ == nullptr);  // before anybody knows, and looks it up
     finished_.store(true, std::memory_order_release);
     future = future_;
     future_result = future_result_;
     cv_.notify_all();
   }
-  ticket_.ended(exception_ == nullptr);
   tell_pending();
   // One of the profiler must not end the process.
   log_exceptions([&] { end_profiled_range(); });
