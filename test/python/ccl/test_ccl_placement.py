@@ -10,6 +10,7 @@ from errors import not_raised
 from harness import (
     DEVICE,
     ON_CUDA,
+    PROCESSES,
     WORLD_SIZE,
     check,
     device_of_rank,
@@ -83,7 +84,7 @@ WRITTEN_PAIRS = [
 @pytest.mark.parametrize(("name", "algorithm"), WRITTEN_PAIRS)
 def test_outputs_that_peers_write(name, algorithm):
     # The group's own workspace and the told table stay with the ranks, so they are new ones.
-    expect_no_mismatch(run_ranks(written_remotely, 3, name, algorithm, fresh=True))
+    expect_no_mismatch(run_ranks(written_remotely, 3, name, algorithm, fresh=PROCESSES))
 
 
 def without_multicast(rank, name):

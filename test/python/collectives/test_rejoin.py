@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from harness import BACKEND, DEVICE, IS_SYMM, synchronize, use_device
+from harness import BACKEND, DEVICE, IS_SYMM, crowded, synchronize, use_device
 from programs import free_port
 from rank_pool import RankPool
 from rank_processes import RankFailure, describe, run_processes, start_ranks
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not IS_SYMM, reason="what this backend leaves in
 
 WORLD = 3
 LIMIT = 20.0  # of a set-up that has to succeed
-ROUNDS = [10, pytest.param(100, marks=pytest.mark.long)]
+ROUNDS = [3 if crowded(WORLD) else 10, pytest.param(100, marks=pytest.mark.long)]
 STORES = ["file", "tcp"]
 
 
@@ -158,14 +158,16 @@ def incarnation(rank, where, victims, stage):
     store = open_store(where, rank)
     if rank in victims and stage == "before":
         os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
     join(store, rank)
+    spent = time.monotonic() - start
     check_sum()
     if rank in victims:
         os.kill(os.getpid(), signal.SIGKILL)
     for _ in range(3):
         check_sum()
     dist.destroy_process_group()
-    return True
+    return spent
 
 
 @pytest.mark.parametrize("restarts", [3, pytest.param(20, marks=pytest.mark.long)])
@@ -185,9 +187,9 @@ def test_ranks_started_anew_come_back(stage, restarts, tmp_path):
         for rank in list(ranks.running()):
             ranks.signal(rank, signal.SIGKILL)
         ranks.finish(5.0)
-        start = time.monotonic()
-        expect_returned(run_processes(incarnation, WORLD, where, (), stage), True)
-        assert time.monotonic() - start < LIMIT / 2
+        reports = run_processes(incarnation, WORLD, where, (), stage)
+        expect_returned(reports)
+        assert max(report.value for report in reports) < LIMIT / 2
 
 
 _kept = []  # the end of a FileStore reads the file too
@@ -228,7 +230,8 @@ def second_job(rank, where):
 
 def test_a_second_job_on_the_store_is_refused_by_name(tmp_path):
     where = str(tmp_path / "store")
-    first = start_ranks(run_rounds, WORLD, (where, world_again, 100, True))
+    rounds = 20 if crowded(WORLD) else 100
+    first = start_ranks(run_rounds, WORLD, (where, world_again, rounds, True))
     store = dist.FileStore(where, -1)
     store.wait([f"begun {rank}" for rank in range(WORLD)], datetime.timedelta(seconds=LIMIT))
     reports = run_processes(second_job, WORLD, where)
@@ -236,7 +239,7 @@ def test_a_second_job_on_the_store_is_refused_by_name(tmp_path):
     for report in reports:
         words = f"another job uses .*'symm/peer/{report.rank}'"
         assert re.search(words, report.value), report.value
-    expect_returned(first.finish(60.0), 100)
+    expect_returned(first.finish(60.0), rounds)
 
 
 _WORKER = """
@@ -314,19 +317,19 @@ def launch(rank, *args):
     elastic_launch(config, worker)(*args)
 
 
-def without_group(rank, world_size, folder):
-    """For RankPool."""
-
-
 @pytest.fixture(scope="module")
 def launcher():
     """Runs launch() in one process, so that its server is started once."""
-    pools = [RankPool(1, without_group)]
+
+    def prepare():
+        """Nothing."""
+
+    pools = [RankPool(prepare)]
 
     def run(*args):
         if pools[-1].closed:  # after a failure
-            pools.append(RankPool(1, without_group))
-        pools[-1].run(launch, args, 60.0)
+            pools.append(RankPool(prepare))
+        pools[-1].run(1, launch, args, 60.0)
 
     yield run
     pools[-1].close()

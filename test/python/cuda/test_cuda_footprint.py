@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import model
-from harness import GPUS, WORLD_SIZE, crowded, expect_no_mismatch, resources, run_ranks
+from harness import GPUS, PROCESSES, WORLD_SIZE, crowded, expect_no_mismatch, resources, run_ranks
 
 pytestmark = [pytest.mark.cuda, pytest.mark.alone]
 
@@ -51,7 +51,7 @@ def cycles(rank):
 
 
 def test_groups_made_and_destroyed_leave_nothing():
-    results = run_ranks(cycles, WORLD_SIZE, time_limit=110, fresh=True)
+    results = run_ranks(cycles, WORLD_SIZE, time_limit=110, fresh=PROCESSES)
     expect_no_mismatch([problems for problems, _, _ in results])
     for rank, (_, free, found) in enumerate(results):
         lost = (free[0] - free[1]) / MIB
@@ -85,7 +85,7 @@ def test_workspace_is_bounded_and_made_once():
     """At most 64 MiB for each rank on the GPU, and 8 MiB for signals and short messages; nothing
     grows after that. The driver's own tables grow now and then, in pieces of 2 MiB."""
     ranks_on_one_gpu = max(1, WORLD_SIZE // GPUS)
-    for rank, (first, second, more) in enumerate(run_ranks(first_use, WORLD_SIZE, fresh=True)):
+    for rank, (first, second, more) in enumerate(run_ranks(first_use, WORLD_SIZE, fresh=PROCESSES)):
         most = ranks_on_one_gpu * (64 + 8 + 2)
         assert 0 < first <= most, f"rank {rank}: the first call took {first:.1f} MiB"
         assert second <= 0.5, f"rank {rank}: the second call took {second:.1f} MiB more"

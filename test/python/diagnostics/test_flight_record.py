@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from errors import ERRORS, message_of
-from harness import DEVICE, IS_SYMM, ON_CUDA, check, run_ranks, synchronize
+from harness import DEVICE, IS_SYMM, ON_CUDA, PROCESSES, check, run_ranks, synchronize
 from programs import run_module
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="the record is symm's")
@@ -42,7 +42,7 @@ def calls_of_a_rank(rank):
 
 
 def test_entries_say_what_was_called():
-    for rank, found in enumerate(run_ranks(calls_of_a_rank, RANKS, fresh=True)):
+    for rank, found in enumerate(run_ranks(calls_of_a_rank, RANKS, fresh=PROCESSES)):
         entries = found["entries"]
         message = "nccl:recv 1<-0" if rank else "nccl:send 0->1"
         barrier = "nccl:all_reduce_barrier"
@@ -87,7 +87,7 @@ def batch_of_a_rank(rank):
 
 
 def test_messages_of_a_batch_have_one_number_and_an_end():
-    for entries in run_ranks(batch_of_a_rank, RANKS, fresh=True):
+    for entries in run_ranks(batch_of_a_rank, RANKS, fresh=PROCESSES):
         batch = entries[1:4]
         assert [name.split(" ")[0] for name in names(batch)] == [
             "nccl:send",
@@ -121,7 +121,7 @@ def states_on_the_way(rank):
 
 @pytest.mark.cpu("a device may not have begun")
 def test_a_call_is_scheduled_then_started():
-    assert run_ranks(states_on_the_way, RANKS, fresh=True)[0] == ["started", "scheduled"]
+    assert run_ranks(states_on_the_way, RANKS, fresh=PROCESSES)[0] == ["started", "scheduled"]
 
 
 def refused_calls(rank):
@@ -133,7 +133,7 @@ def refused_calls(rank):
 
 
 def test_a_refused_call_leaves_no_entry():
-    assert run_ranks(refused_calls, RANKS, fresh=True) == [[0, 1]] * RANKS
+    assert run_ranks(refused_calls, RANKS, fresh=PROCESSES) == [[0, 1]] * RANKS
 
 
 def forked_child(rank):
@@ -146,7 +146,7 @@ def forked_child(rank):
 
 
 def test_a_forked_child_has_a_record_of_its_own():
-    assert run_ranks(forked_child, RANKS, fresh=True) == [(0, 1)] * RANKS
+    assert run_ranks(forked_child, RANKS, fresh=PROCESSES) == [(0, 1)] * RANKS
 
 
 def many_calls(rank):
@@ -156,7 +156,7 @@ def many_calls(rank):
 
 
 def test_the_ring_keeps_the_last_calls():
-    kept = run_ranks(many_calls, RANKS, env={"TORCH_FR_BUFFER_SIZE": "3"})
+    kept = run_ranks(many_calls, RANKS, fresh=PROCESSES, env={"TORCH_FR_BUFFER_SIZE": "3"})
     assert kept == [[(4, [[5]]), (5, [[6]]), (6, [[7]])]] * RANKS
 
 
@@ -167,7 +167,7 @@ def no_record(rank):
 
 @pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
 def test_a_ring_of_size_0_is_no_record(name):
-    for text in run_ranks(no_record, RANKS, env={name: "0"}):
+    for text in run_ranks(no_record, RANKS, fresh=PROCESSES, env={name: "0"}):
         assert "flight_record: nothing is recorded" in text
 
 
@@ -231,7 +231,7 @@ def analyse(folder):
 )
 def test_the_analyser_finds_the_mismatch(tmp_path, wrong, error):
     env = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_")}
-    check(fail_after_all, RANKS, wrong, env=env, timeout=10)
+    check(fail_after_all, RANKS, wrong, fresh=PROCESSES, env=env, timeout=10)
     said = analyse(tmp_path)
     assert "Culprit rank 1; Error type: " + error in said
     if ON_CUDA:  # a rank may have gone on to the barrier before it learns of the failure
@@ -268,7 +268,7 @@ def a_rank_comes_late(rank):
 @pytest.mark.cpu("the next call, not this one, raises")
 def test_each_rank_writes_once_when_the_group_has_failed(tmp_path):
     env = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/none", "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/t_"}
-    waiting, late = run_ranks(a_rank_comes_late, RANKS, env=env, timeout=2)
+    waiting, late = run_ranks(a_rank_comes_late, RANKS, fresh=PROCESSES, env=env, timeout=2)
     assert [e["state"] for e in waiting["entries"]] == ["completed", "started"]
     assert waiting["pg_status"]["0"]["last_completed_collective"] == 1
     assert waiting["pg_status"]["0"]["last_started_collective"] == 2

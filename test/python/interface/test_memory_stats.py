@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from errors import CALL_ERRORS, message_of, unsaid
-from harness import DEVICE, ON_CUDA, check
+from harness import DEVICE, ON_CUDA, PROCESSES, check
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -45,7 +45,7 @@ def grows(rank):
 
 
 def test_it_grows_with_what_a_group_needs():
-    check(grows, 2, fresh=True)
+    check(grows, 2, fresh=PROCESSES)
 
 
 def alone(rank):

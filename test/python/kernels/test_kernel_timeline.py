@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from kernel_runs import NEEDS_TRITON, TIME_LIMIT, launch, symmetric
 
-from harness import DEVICE, run_ranks
+from harness import DEVICE, PROCESSES, run_ranks
 
 pytestmark = [NEEDS_TRITON, pytest.mark.timeout(150)]
 
@@ -84,4 +84,4 @@ def without(rank):
 
 
 def test_without_the_variable():
-    assert "set SYMM_TIMELINE=1" in run_ranks(without, 1, fresh=True)[0]
+    assert "set SYMM_TIMELINE=1" in run_ranks(without, 1, fresh=PROCESSES)[0]

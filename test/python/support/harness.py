@@ -5,9 +5,11 @@ tensor operation. A rank is therefore an os.fork() away (about 10 ms, where a fr
 would spend 2 s on `import torch`).
 
 Tests are carried out one after another by the same ranks, in one default group; a failure ends
-those ranks, and the next test gets new ones. A test that needs ranks that nothing has touched, or
-that ends them, or whose function is a closure, says fresh=True; so does, in effect, each setting
-of its own (backend, time-out, environment, options).
+those ranks, and the next test gets new ones. A test that needs a group that nothing has touched, or
+whose function is a closure, says fresh=True; so does, in effect, each setting of its own (backend,
+time-out, environment, options). On the CPU its processes are new as well. On GPUs they are those of
+the tests before it where that can be: to make a CUDA context takes the driver a quarter of a
+second, one after the other for all processes of the machine. fresh=PROCESSES asks for new ones.
 
 The backend is named by SYMM_TEST_BACKEND (default "symm") and is selected through
 torch.distributed alone. SYMM_TEST_DEVICE (default "cpu") says where tensors are made: DEVICE names
@@ -18,8 +20,11 @@ rank. The pytest process never initialises CUDA; what a test expects is computed
 import ctypes
 import dataclasses
 import datetime
+import functools
+import gc
 import inspect
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -55,6 +60,8 @@ def _count_gpus() -> int:
 
 
 GPUS = _count_gpus() if ON_CUDA else 0
+# On the CPU a variable asks for it, to see which tests need PROCESSES without a GPU.
+USES_PROCESSES_AGAIN = ON_CUDA or os.environ.get("SYMM_TEST_USE_AGAIN") == "1"
 TIMEOUT = 30.0  # seconds; of the default group
 # Of tests that let the machine choose; 4 wherever every rank can have what it needs for itself.
 WORLD_SIZE = int(os.environ.get("SYMM_TEST_WORLD_SIZE", 2 if ON_CUDA and GPUS < 4 else 4))
@@ -142,8 +149,8 @@ def _prepare_process():
     libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def _in_group(rank, setup, function, args):
-    _prepare_process()
+def _carry_out(rank, setup, function, args):
+    """`function` in a group of its own."""
     setup.join(rank)
     value = function(rank, *args)
     if not IS_SYMM:
@@ -152,9 +159,81 @@ def _in_group(rank, setup, function, args):
     return value
 
 
-def _join_to_stay(rank, world_size, folder):
+def _in_new_process(rank, setup, function, args):
     _prepare_process()
-    Setup(os.path.join(folder, "store"), world_size).join(rank)
+    return _carry_out(rank, setup, function, args)
+
+
+_entered: Setup | None = None  # in a rank of the pool: of the group that stays
+
+
+def _leave_group(rank=None):
+    global _entered
+    if _entered is not None:
+        dist.destroy_process_group()
+        _entered = None
+
+
+def _in_staying_group(rank, setup, function, args):
+    global _entered
+    if _entered != setup:
+        setup.join(rank)
+        _entered = setup
+    return function(rank, *args)
+
+
+def _in_used_process(rank, setup, function, args):
+    environment = dict(os.environ)
+    try:
+        return _carry_out(rank, setup, function, args)
+    finally:
+        gc.collect()  # what this test leaves is no part of the next
+        if ON_CUDA:
+            torch.cuda.empty_cache()
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+class _StayingGroup:
+    """The default group of ranks of the pool in which tests follow each other."""
+
+    _current: "_StayingGroup | None" = None
+
+    def __init__(self, pool, world_size):
+        self._folder = tempfile.TemporaryDirectory(prefix="symm_pool_")
+        self._pool = pool
+        self.setup = Setup(os.path.join(self._folder.name, "store"), world_size)
+
+    @classmethod
+    def of(cls, pool, world_size) -> "_StayingGroup":
+        """The one that there is, remade for another world size and after a failure."""
+        group = cls._current
+        if group is None or group._pool is not pool or group.setup.world_size != world_size:
+            cls.leave(pool)
+            cls._current = cls(pool, world_size)
+        return cls._current
+
+    @classmethod
+    def leave(cls, pool) -> None:
+        group, cls._current = cls._current, None
+        if group is not None and group._pool is pool:
+            pool.run(group.setup.world_size, _leave_group, (), TIMEOUT)
+
+
+PROCESSES = "processes"  # of run_ranks(fresh=...)
+
+
+def _is_of_symm(variable: str) -> bool:
+    """Others, of PyTorch's allocator for one, are read once a process."""
+    return variable.startswith("SYMM_")
+
+
+def _travels(call) -> bool:
+    try:
+        pickle.dumps(call)
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return False
+    return True
 
 
 def run_ranks(
@@ -174,7 +253,9 @@ def run_ranks(
     `fresh`, or a setting of the group or of its processes is given, earlier tests have used the
     group: `function` and `args` then must be picklable, and leave the group as it was found."""
     if not (fresh or backend or timeout or env or options or before_init):
-        return RankPool.of(world_size, _join_to_stay).run(function, args, time_limit)
+        pool = RankPool.current(_prepare_process)
+        setup = _StayingGroup.of(pool, world_size).setup
+        return pool.run(world_size, _in_staying_group, (setup, function, args), time_limit)
     with tempfile.TemporaryDirectory(prefix="symm_test_") as folder:
         setup = Setup(
             store_path=os.path.join(folder, "store"),
@@ -185,25 +266,31 @@ def run_ranks(
             options=options,
             before_init=before_init,
         )
-        ranks = start_ranks(_in_group, world_size, (setup, function, args))
+        call = (setup, function, args)
+        needs_new = fresh == PROCESSES or before_init or not all(map(_is_of_symm, env or ()))
+        if USES_PROCESSES_AGAIN and not needs_new and _travels(call):
+            pool = RankPool.current(_prepare_process)
+            _StayingGroup.leave(pool)
+            return pool.run(world_size, _in_used_process, call, time_limit)
+        ranks = start_ranks(_in_new_process, world_size, call)
         reports = ranks.finish(time_limit, grace=2.0)
     if not all(r.returned for r in reports):
         raise RankFailure(f"{world_size} ranks on {setup.backend}:\n" + describe(reports))
     return [r.value for r in reports]
 
 
+def _options_of(fields):
+    import torch_symm
+
+    options = torch_symm.Options()
+    for name, value in fields.items():
+        setattr(options, name, value)
+    return options
+
+
 def options_with(**fields):
     """For run_ranks(options=...): a torch_symm.Options with these fields."""
-
-    def make():
-        import torch_symm
-
-        options = torch_symm.Options()
-        for name, value in fields.items():
-            setattr(options, name, value)
-        return options
-
-    return make
+    return functools.partial(_options_of, fields)
 
 
 def new_group_in_order(ranks):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import model
 from errors import ERRORS, message_of, unsaid
-from harness import DEVICE, GPUS, ON_CUDA, crowded, expect_no_mismatch, run_ranks
+from harness import DEVICE, GPUS, ON_CUDA, PROCESSES, crowded, expect_no_mismatch, run_ranks
 from symmetric import meet, pattern
 
 pytestmark = pytest.mark.timeout(90)
@@ -26,7 +26,7 @@ def absent(name):
     """Why the machine cannot run the suite over `name`, "" where it can; asked in a rank."""
     if name != "native" and not ON_CUDA:
         return f"{name} has no memory on the CPU: run with SYMM_TEST_DEVICE=cuda"
-    return run_ranks(reason_of, 1, name, fresh=True)[0]
+    return run_ranks(reason_of, 1, name, fresh=PROCESSES)[0]
 
 
 def reason_of(rank, name):
@@ -43,7 +43,7 @@ def check_provider(body, world_size, name, *args):
         pytest.skip(f"PyTorch's {name} wants a GPU for each of {world_size} ranks, here are {GPUS}")
     backend = "nccl" if name in ("nccl", "nvshmem") else None
     expect_no_mismatch(
-        run_ranks(chosen, world_size, body, name, *args, backend=backend, fresh=True)
+        run_ranks(chosen, world_size, body, name, *args, backend=backend, fresh=PROCESSES)
     )
 
 

@@ -12,7 +12,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 import model
 from errors import CALL_ERRORS, message_of, not_raised
-from harness import DEVICE, check, device_of_rank, expect_no_mismatch, run_ranks
+from harness import DEVICE, PROCESSES, check, device_of_rank, expect_no_mismatch, run_ranks
 from symmetric import meet, pattern
 
 pytestmark = pytest.mark.timeout(90)
@@ -242,7 +242,7 @@ def symmetric_on_some_ranks(rank, what):
 
 @pytest.mark.parametrize("what", ["memory", "offset", "size"])
 def test_all_ranks_decide_alike(what):
-    expect_no_mismatch(run_ranks(symmetric_on_some_ranks, 3, what, fresh=True))
+    expect_no_mismatch(run_ranks(symmetric_on_some_ranks, 3, what, fresh=PROCESSES))
 
 
 def placed_in_groups(rank, backend):
@@ -258,7 +258,7 @@ def placed_in_groups(rank, backend):
 
 @pytest.mark.parametrize("backend", ["gloo", None], ids=["gloo", "the backend under test"])
 def test_as_symmetric_in_strided_groups(backend):
-    expect_no_mismatch(run_ranks(placed_in_groups, 4, backend, fresh=True))
+    expect_no_mismatch(run_ranks(placed_in_groups, 4, backend, fresh=PROCESSES))
 
 
 def ranks_differ(rank, what):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from errors import message_of
-from harness import DEVICE, run_ranks
+from harness import DEVICE, PROCESSES, run_ranks
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -28,7 +28,9 @@ def by_environment(rank):
 
 def test_the_environment_chooses():
     env = {"SYMM_MEMORY_PROVIDER": "native"}
-    assert run_ranks(by_environment, 1, env=env, backend="gloo") == [("native", True)]
+    assert run_ranks(by_environment, 1, fresh=PROCESSES, env=env, backend="gloo") == [
+        ("native", True)
+    ]
 
 
 def in_an_allocation(rank):
@@ -59,7 +61,7 @@ def in_an_allocation(rank):
 
 
 def test_python_code_inside_an_allocation():
-    text, seen, asked = run_ranks(in_an_allocation, 1, backend="gloo")[0]
+    text, seen, asked = run_ranks(in_an_allocation, 1, fresh=PROCESSES, backend="gloo")[0]
     assert text == "MemoryError: there is none"
     assert seen == ["nccl", "native", "native"]
     assert asked == ["native"]
@@ -76,7 +78,7 @@ def by_a_wrong_variable(rank):
 
 def test_a_wrong_variable_raises_and_lists_the_names():
     env = {"SYMM_MEMORY_PROVIDER": "ncl"}
-    for text in run_ranks(by_a_wrong_variable, 1, env=env, backend="gloo")[0]:
+    for text in run_ranks(by_a_wrong_variable, 1, fresh=PROCESSES, env=env, backend="gloo")[0]:
         assert "SYMM_MEMORY_PROVIDER" in text
         assert "'ncl'" in text
         assert all(name in text for name in NAMES), text
@@ -90,7 +92,7 @@ def unknown_names(rank):
 
 def test_unknown_names_raise_and_list_the_known_ones():
     for name, text in zip(
-        ("", "NCCL", "x"), run_ranks(unknown_names, 1, fresh=True)[0], strict=True
+        ("", "NCCL", "x"), run_ranks(unknown_names, 1, fresh=PROCESSES)[0], strict=True
     ):
         assert repr(name) in text
         assert all(known in text for known in NAMES), text
@@ -109,7 +111,7 @@ def not_built_in(rank):
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a torch with CUDA has some of them")
 @pytest.mark.cpu("a torch with CUDA has some of them")
 def test_what_is_not_built_in_raises_and_names_what_is():
-    before, after, texts = run_ranks(not_built_in, 1, fresh=True)[0]
+    before, after, texts = run_ranks(not_built_in, 1, fresh=PROCESSES)[0]
     assert before == after == "native"
     for name, text in zip(NAMES[1:], texts, strict=True):
         assert f"{name!r} cannot be used here" in text, text

@@ -64,25 +64,33 @@ class Supervisor:
         args: tuple[Any, ...] = (),
         method: str = "fork",
     ) -> None:
-        self._reports = {rank: RankReport(rank) for rank in ranks}
+        self._work = (function, args)
+        self._method = method
+        self._reports: dict[int, RankReport] = {}
         self._processes: dict[int, BaseProcess] = {}
         self._connections: dict[int, Connection] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="symm_stacks_")
         self._started = time.monotonic()
         # Else the end of this process would wait for ranks that nobody has ended.
         Finalize(self, _kill_all, (self._processes,), exitpriority=0)
-        context = multiprocessing.get_context(method)
+        self._context = multiprocessing.get_context(method)
         if method == "forkserver":
-            context.set_forkserver_preload(_PRELOADED)
-        for rank in self._reports:
-            ours, theirs = context.Pipe()
-            self._connections[rank] = ours
-            inherited = list(self._connections.values()) if method == "fork" else []
-            settings = (function, rank, args, theirs, self._stack_file(rank), inherited)
-            process = context.Process(target=run_rank, args=settings, name=f"rank {rank}")
-            process.start()
-            self._processes[rank] = process
-            theirs.close()
+            self._context.set_forkserver_preload(_PRELOADED)
+        for rank in ranks:
+            self.start(rank)
+
+    def start(self, rank: int) -> None:
+        """Add a rank to the set: its process begins."""
+        function, args = self._work
+        self._reports[rank] = RankReport(rank)
+        ours, theirs = self._context.Pipe()
+        self._connections[rank] = ours
+        inherited = list(self._connections.values()) if self._method == "fork" else []
+        settings = (function, rank, args, theirs, self._stack_file(rank), inherited)
+        process = self._context.Process(target=run_rank, args=settings, name=f"rank {rank}")
+        process.start()
+        self._processes[rank] = process
+        theirs.close()
 
     def report(self, rank: int) -> RankReport:
         """Return what is known of ``rank`` so far."""
