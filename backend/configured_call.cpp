@@ -160,6 +160,39 @@ WorkPtr ProcessGroupSymm::Impl::run_configured(const ConfiguredCall& given, bool
   });
 }
 
+void ProcessGroupSymm::Impl::all_reduce_rms_norm(const NormedSum& given) {
+  return with_torch_errors([&] {
+    engine_->check_usable();
+    CallBatch calls;
+    calls.resize(1);
+    CallBuilder call = builder(calls.front(), CollectiveKind::kAllReduce);
+    call.reduce(c10d::ReduceOp::SUM).input(given.x, {"x"}).output(given.total, {"total"});
+    const auto check = [&](const at::Tensor& tensor, const char* name, std::int64_t count) {
+      call.checks().same_device(tensor, {name}, given.x.device());
+      call.checks().same_dtype(tensor, {name}, given.x.scalar_type());
+      call.checks().element_count(static_cast<std::size_t>(tensor.numel()),
+                                  static_cast<std::size_t>(count), {name});
+      call.checks().writable(tensor, {name});
+    };
+    check(given.normed, "normed", given.x.numel());
+    check(given.weight, "weight", given.x.dim() == 0 ? 1 : given.x.size(-1));
+    if (given.residual) check(*given.residual, "residual", given.x.numel());
+    if (given.x.device().is_cpu() || hosts_) {
+      call.checks().fail(ErrorCode::kUnsupported, {"x"},
+                         "expected a tensor on a GPU, in a group of one host");
+    }
+    call.finish();
+    calls.front().args.norm = {
+        .columns = static_cast<std::size_t>(given.weight.numel()),
+        .eps = given.eps,
+        .weight = given.weight.const_data_ptr(),
+        .residual = given.residual ? given.residual->const_data_ptr() : nullptr,
+        .result = given.normed.mutable_data_ptr()};
+    issue({c10d::OpType::ALLREDUCE, "symm:all_reduce_rms_norm"}, std::move(calls), Milliseconds(0),
+          false);
+  });
+}
+
 bool ProcessGroupSymm::Impl::device_knows(const at::Tensor& tensor) const {
   const DeviceGroup* group = engine_->communicator().device_group_if_made();
   return group != nullptr && group->knows(tensor.const_data_ptr(), tensor.nbytes());

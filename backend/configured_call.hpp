@@ -33,4 +33,16 @@ struct ConfiguredCall {
   std::optional<at::Tensor> output_stage;
 };
 
+// all_reduce of `x` into `total`, to which `residual` is added, and the RMS norm of its rows into
+// `normed`; on the current stream of a GPU (RowNorm in collective.hpp). All are contiguous, of one
+// shape and dtype; `weight` has the last dimension.
+struct NormedSum {
+  at::Tensor total;
+  at::Tensor normed;
+  at::Tensor x;
+  at::Tensor weight;
+  std::optional<at::Tensor> residual;
+  double eps = 0.0;
+};
+
 }  // namespace symm

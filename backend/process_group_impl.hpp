@@ -82,6 +82,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   // give the same request and op, and stages or none. ValueError for what check_request() refuses.
   // nullptr for what needs no Work.
   WorkPtr run_configured(const ConfiguredCall& given, bool async_op);
+  void all_reduce_rms_norm(const NormedSum& given);
 
   // Whether collectives would find `tensor`, on a GPU, in memory that has joined this group. Local.
   bool device_knows(const at::Tensor& tensor) const;

@@ -83,6 +83,18 @@ void bind_configured_calls(py::module_& module) {
       py::arg("input_stage"), py::arg("output_stage"), py::arg("async_op"),
       "One collective of torch_symm.ccl. request: (algorithm, channels, chunk_bytes), 0 for none.");
   module.def(
+      "all_reduce_rms_norm",
+      [](ProcessGroupSymm& group, at::Tensor total, at::Tensor normed, at::Tensor x,
+         at::Tensor weight, OptionalTensor residual, double eps) {
+        ProcessGroupSymm::Impl::of(group).all_reduce_rms_norm({std::move(total), std::move(normed),
+                                                               std::move(x), std::move(weight),
+                                                               std::move(residual), eps});
+      },
+      py::arg("group"), py::arg("total"), py::arg("normed"), py::arg("x"), py::arg("weight"),
+      py::arg("residual"), py::arg("eps"), py::call_guard<py::gil_scoped_release>(),
+      "total = the ranks' sum of x, and residual; normed = its RMS norm. On the current stream of "
+      "a GPU; what torch_symm.ops.all_reduce_rms_norm calls in one piece.");
+  module.def(
       "device_knows",
       [](ProcessGroupSymm& group, const at::Tensor& tensor) {
         return ProcessGroupSymm::Impl::of(group).device_knows(tensor);

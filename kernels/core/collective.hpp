@@ -52,6 +52,19 @@ struct Part {
   std::size_t count = 0;
 };
 
+// What an all_reduce makes of its result besides: the RMS norm of each row,
+//   output = sum of the ranks' inputs + residual, each rounded to the dtype
+//   result = output / sqrt(mean(output^2 of the row) + eps) * weight, rounded once
+// All memory is this rank's own, and the same on every rank but for `residual`, of which that is
+// the caller's care. On a GPU only; float16, bfloat16, float32 and float64.
+struct RowNorm {
+  std::size_t columns = 0;  // of a row, which divides count; 0: no norm
+  double eps = 0.0;
+  const void* weight = nullptr;    // [columns]
+  const void* residual = nullptr;  // [count], or null
+  void* result = nullptr;          // [count]; overlaps nothing else
+};
+
 // Buffers by collective (r is a group rank, N the world size; all memory belongs to the caller and
 // must stay valid until the call has returned):
 //
@@ -83,6 +96,7 @@ struct CollectiveArgs {
   std::span<const Part> output_parts;
   // Hash of a dense, non-contiguous layout that all ranks must share; 0 for contiguous tensors.
   std::uint32_t layout = 0;
+  RowNorm norm{};  // of an all_reduce
 };
 
 // True where results take the place of what `rank` contributes to them.

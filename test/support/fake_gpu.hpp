@@ -47,6 +47,7 @@ struct FakeLaunch {
   std::vector<TransferOp> ops{};
   std::chrono::nanoseconds timeout{0};
   bool multimem = false;
+  RowNorm norm{};
   FakeMulticastMemory input{};
   FakeMulticastMemory output{};
 };
@@ -65,7 +66,11 @@ class FakeKernels final : public GroupKernels {
   void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
               const LaunchOptions& options) override {
     if (config_.world_size == 1) carry_out_alone(args);
-    begin({.kind = args.kind, .plan = plan, .location = location, .timeout = options.timeout});
+    begin({.kind = args.kind,
+           .plan = plan,
+           .location = location,
+           .timeout = options.timeout,
+           .norm = args.norm});
   }
   void transfer(std::span<const TransferOp> ops, bool collective,
                 const LaunchOptions& options) override {
@@ -84,6 +89,10 @@ class FakeKernels final : public GroupKernels {
     launch.peer_outputs.assign(peer_outputs.begin(), peer_outputs.end());
     launch.timeout = options.timeout;
     begin(std::move(launch));
+  }
+
+  void norm_rows(const CollectiveArgs& args, StreamHandle) override {
+    launches_.back().norm = args.norm;
   }
 
   void fold(const FoldCall& call, StreamHandle) override {

@@ -178,6 +178,7 @@ void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
   GroupKernels& kernels = *resources_->kernels;
   if (choice.plan.algorithm == Algorithm::kMultimem) {
     put_multimem(args, choice, options);
+    if (args.norm.columns > 0) kernels.norm_rows(args, options.stream);
   } else if (choice.symmetric_output) {
     const Found& output = *choice.symmetric_output;
     const std::shared_ptr<Segment> segment = segment_of(output);

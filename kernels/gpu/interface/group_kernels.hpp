@@ -113,7 +113,8 @@ class GroupKernels {
   virtual void set_segment(int number, std::span<std::byte* const> bases) = 0;
 
   // One collective; `args` has been validated and the plan is the same on every rank. `location`:
-  // of the input. all_to_all goes through transfer(). Throws Error(kSystem).
+  // of the input. all_to_all goes through transfer(). With args.norm the rows are normed too, in
+  // the same kernel where the call is small and goes over a wire. Throws Error(kSystem).
   virtual void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
                       const LaunchOptions& options) = 0;
 
@@ -141,6 +142,10 @@ class GroupKernels {
   // has no such kernel. Never run on hardware.
   virtual void launch_multimem(const CollectiveArgs& args, const Plan& plan,
                                const MultimemMemory& memory, const LaunchOptions& options) = 0;
+
+  // args.norm of rows whose sums are in args.output, to which the residual is added. Not
+  // collective. Throws Error(kSystem).
+  virtual void norm_rows(const CollectiveArgs& args, StreamHandle stream) = 0;
 };
 
 }  // namespace symm

@@ -91,6 +91,14 @@ inline constexpr unsigned kMoveRowsThreads = 512;
 const void* matrix_sum_kernel_address(Dtype dtype);
 inline constexpr unsigned kMatrixSumThreads = 512;
 
+// norm.cu: norm_wire_kernel takes WireParams and NormParams, row_norm_kernel NormParams. Null for
+// other dtypes than RowNorm has.
+struct NormKernels {
+  WireKernels wire;
+  const void* rows = nullptr;
+};
+NormKernels norm_kernels(Dtype dtype);
+
 // multimem.cu; takes MultimemParams after the parameters of the others. Null where the library has
 // none.
 const void* multimem_kernel_address(CollectiveKind kind, Dtype dtype, ReduceOp op);

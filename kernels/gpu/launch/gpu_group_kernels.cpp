@@ -16,6 +16,7 @@
 #include "kernels/gpu/launch/kernel_addresses.hpp"
 #include "kernels/gpu/launch/large_shares.hpp"
 #include "kernels/gpu/launch/launch_params.hpp"
+#include "kernels/gpu/launch/norm_launch.hpp"
 #include "kernels/gpu/launch/transfer_schedule.hpp"
 #include "kernels/gpu/launch/wire_route.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
@@ -49,6 +50,7 @@ class GpuGroupKernels final : public GroupKernels {
   void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) override;
   void launch_multimem(const CollectiveArgs& args, const Plan& plan, const MultimemMemory& memory,
                        const LaunchOptions& options) override;
+  void norm_rows(const CollectiveArgs& args, StreamHandle stream) override;
 
  private:
   void start_counters(std::byte* segment);
@@ -57,6 +59,7 @@ class GpuGroupKernels final : public GroupKernels {
   void launch_over_wire(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   void launch_over_lanes(const CollectiveArgs& args, const Plan& plan,
                          const LaunchOptions& options);
+  bool launch_with_norm(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   void start_lanes(const WireLaunch& launch, const CollectiveParams& call, int channels,
                    const LaunchOptions& options);
   template <class Body>
@@ -289,6 +292,31 @@ void GpuGroupKernels::launch_over_lanes(const CollectiveArgs& args, const Plan& 
   start_lanes(*route_.next(), call, plan.channels, options);
 }
 
+// False where the call is not one for a single launch.
+bool GpuGroupKernels::launch_with_norm(const CollectiveArgs& args, const Plan& plan,
+                                       const LaunchOptions& options) {
+  NormParams norm = norm_params(args);
+  WireLaunch launch;
+  launch.send.resize(static_cast<std::size_t>(config_.world_size));
+  launch.take.resize(launch.send.size());
+  if (!fits_norm_launch(norm, config_.world_size, wire_, config_.layout, launch)) return false;
+  const NormKernels kernels = norm_kernels(args.dtype);
+  start_wire(kernels.wire, launch, params_of(args, plan, 0), options, norm);
+  return true;
+}
+
+void GpuGroupKernels::norm_rows(const CollectiveArgs& args, StreamHandle stream) {
+  constexpr std::uint64_t kMostBlocks = 1024;
+  NormParams norm = norm_params(args);
+  if (norm.rows == 0) return;
+  const DeviceGuard guard(device_);
+  const auto blocks = static_cast<unsigned>(std::min(norm.rows, kMostBlocks));
+  void* arguments[] = {&norm};
+  check_gpu(gpuLaunchKernel(norm_kernels(args.dtype).rows, dim3(blocks), dim3(kNormThreads),
+                            arguments, 0, static_cast<gpuStream_t>(stream)),
+            "launching a kernel");
+}
+
 void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectiveParams& call,
                                   int channels, const LaunchOptions& options) {
   BulkKernels kernels = move_bulk_kernels();
@@ -320,13 +348,16 @@ void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Buffe
   if (plan.algorithm == Algorithm::kLL || plan.algorithm == Algorithm::kLLTwoShot) {
     if (args.kind == CollectiveKind::kBarrier) {
       launch_barrier(params_of(args, plan, 0), options);
-    } else {
-      launch_over_wire(args, plan, options);
+      return;
     }
+    if (args.norm.columns > 0 && launch_with_norm(args, plan, options)) return;
+    launch_over_wire(args, plan, options);
+    if (args.norm.columns > 0) norm_rows(args, options.stream);
     return;
   }
   if (plan.algorithm == Algorithm::kBulk) {
     launch_over_lanes(args, plan, options);
+    if (args.norm.columns > 0) norm_rows(args, options.stream);
     return;
   }
   const CollectiveParams call = params_of(args, plan, location);
@@ -336,6 +367,7 @@ void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Buffe
                  .pipeline;
   }
   start(kernel, static_cast<unsigned>(std::clamp(plan.channels, 1, kMaxChannels)), call, options);
+  if (args.norm.columns > 0) norm_rows(args, options.stream);
 }
 
 void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,

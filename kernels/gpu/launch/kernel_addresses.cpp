@@ -40,6 +40,11 @@ void load_kernels() {
   load_all(move_wire_kernels());
   load_bulk(move_bulk_kernels());
   load_all(wire_barrier_kernels());
+  for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32, Dtype::kFloat64}) {
+    const NormKernels kernels = norm_kernels(dtype);
+    load_all(kernels.wire);
+    load(kernels.rows);
+  }
   for (const auto& of_dtype : reduce_table()) {
     for (const ReduceKernels& kernels : of_dtype) {
       load_all(kernels.wire);

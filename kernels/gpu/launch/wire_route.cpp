@@ -8,10 +8,6 @@ namespace {
 
 constexpr std::uint32_t kBlockTiles = kWireThreads / kTileThreads;
 
-constexpr std::uint64_t divided(std::uint64_t value, std::uint64_t by) {
-  return (value + by - 1) / by;
-}
-
 }  // namespace
 
 WireRoute::WireRoute(int world_size) {
@@ -67,7 +63,7 @@ RoutePiece WireRoute::cut(const void* data, std::uint64_t count) const {
 }
 
 std::uint64_t WireRoute::tiles_in(std::uint64_t bytes) const {
-  return divided(bytes, facts_.tile_bytes);
+  return divided_up(bytes, facts_.tile_bytes);
 }
 
 RoutePiece WireRoute::slice(const RoutePiece& message, int number, std::uint64_t bytes) const {
@@ -164,7 +160,7 @@ void WireRoute::set_pieces() {
 // Slice p of the message is that of rank p.
 void WireRoute::set_slices(const RoutePiece& input, const RoutePiece& output) {
   const auto world = static_cast<std::uint64_t>(facts_.world_size);
-  most_tiles_ = divided(most_tiles_, world);
+  most_tiles_ = divided_up(most_tiles_, world);
   const std::uint64_t bytes = most_tiles_ * facts_.tile_bytes;
   for (int r = 0; r < facts_.world_size; ++r) {
     launch_.send[static_cast<std::size_t>(r)] = slice(input, r, bytes);
@@ -175,7 +171,7 @@ void WireRoute::set_slices(const RoutePiece& input, const RoutePiece& output) {
 // All but the root have a slice, which they pass on to each other.
 void WireRoute::set_broadcast_slices(const RoutePiece& input, const RoutePiece& output) {
   const std::uint64_t owners = static_cast<std::uint64_t>(facts_.world_size) - 1;
-  most_tiles_ = divided(most_tiles_, owners);
+  most_tiles_ = divided_up(most_tiles_, owners);
   const std::uint64_t bytes = most_tiles_ * facts_.tile_bytes;
   const bool is_root = facts_.rank == args_.root;
   int number = 0;
@@ -201,9 +197,9 @@ void WireRoute::set_grid() {
   const std::uint64_t tiles = std::max<std::uint64_t>(most_tiles_, 1);
   const std::uint32_t room = facts_.two_hops ? facts_.box_tiles / 2 : facts_.box_tiles;
   const std::uint64_t blocks =
-      std::max(std::min(divided(tiles, kBlockTiles), most_blocks()), divided(tiles, room));
-  launch_.tiles_per_block = static_cast<std::uint32_t>(divided(tiles, blocks));
-  launch_.blocks = static_cast<unsigned>(divided(tiles, launch_.tiles_per_block));
+      std::max(std::min(divided_up(tiles, kBlockTiles), most_blocks()), divided_up(tiles, room));
+  launch_.tiles_per_block = static_cast<std::uint32_t>(divided_up(tiles, blocks));
+  launch_.blocks = static_cast<unsigned>(divided_up(tiles, launch_.tiles_per_block));
   launch_.threads = kTileThreads * std::min(launch_.tiles_per_block, kBlockTiles);
 }
 

@@ -49,6 +49,11 @@ struct LLTile {
     store_unit(destination, unit, min_size(left, kUnitBytes));
   }
 
+  // In shared memory, as load() would find it: `tile` is aligned to 16 bytes and has kBytes.
+  __device__ static void keep(std::byte* tile, const Unit& unit) {
+    *reinterpret_cast<Unit*>(tile + offset()) = unit;
+  }
+
   // Halves of units stand apart, so that each store of the threads is contiguous.
   __device__ static void send(std::byte* tile, Unit unit, std::uint64_t flag) {
     std::uint64_t* words = words_at(tile);
@@ -119,6 +124,14 @@ struct LineTile {
       store_odd_unit(destination, unit, min_size(left, kHalf));
     } else {
       store_data(reinterpret_cast<std::uint64_t*>(destination), low_half(unit));
+    }
+  }
+
+  __device__ static void keep(std::byte* tile, const Unit& unit) {
+    if (ends_line()) {
+      *reinterpret_cast<std::uint64_t*>(tile + offset()) = low_half(unit);
+    } else {
+      *reinterpret_cast<Unit*>(tile + offset()) = unit;
     }
   }
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from torch_symm import ccl
+from torch_symm._registration import load
+from torch_symm.ccl import workspace
 from torch_symm.errors import InvalidTypeError
 from torch_symm.ops import pieces as cut
 from torch_symm.ops.arguments import Caller, has_no_data
@@ -29,6 +31,12 @@ def all_reduce_rms_norm(
     x, shape = x.contiguous(), x.shape[-1:]
     rows, share = total.numel() // max(shape[0], 1), total.nbytes // call.world_size
     count = cut.count(pieces, "reduce", rows, share, x.device.type, call.world_size)
+    if count == 1 and x.is_cuda:
+        backend = workspace.backend_of(call.group, x.device, call.name, "x")
+        normed, weight = torch.empty_like(total), weight.contiguous()
+        residual = None if residual is None else residual.contiguous()
+        load().all_reduce_rms_norm(backend, total, normed, x, weight, residual, eps)
+        return normed, total
     if count == 1:
         ccl.all_reduce(total, x, group=call.group)
         if residual is not None:

@@ -51,5 +51,17 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (whole if a.dtype.is_floating_point or a.dtype.is_complex else whole.long()).to(a.dtype)
 
 
+def near(what: str, got: torch.Tensor, expected: torch.Tensor) -> list[str]:
+    """The bits on the CPU. On a GPU symm's kernel adds up the squares, and torch's may round
+    otherwise: by a unit or two of the last place."""
+    if not ON_CUDA:
+        return same(what, got, expected)
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    wide, right = got.double(), expected.double()
+    slack = 4 * torch.finfo(got.dtype).eps
+    wrong = int((~((wide - right).abs() <= slack * right.abs() + 1e-12)).sum())
+    return [f"{what}: {wrong} elements are not near"] if wrong else []
+
+
 def same(what: str, got: torch.Tensor, expected: torch.Tensor) -> list[str]:
     return model.mismatch(what, got, expected.contiguous())

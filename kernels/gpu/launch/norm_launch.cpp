@@ -1,0 +1,49 @@
+#include "kernels/gpu/launch/norm_launch.hpp"
+
+#include <algorithm>
+
+namespace symm {
+
+namespace {
+
+// That a rank sends in one hop. Beyond it two hops, which send less in larger groups, and a norm
+// behind them are as fast.
+constexpr std::uint64_t kMostSent = 2 * 1024 * 1024;
+constexpr std::uint32_t kUnit = 16;  // rows begin at one in shared memory
+
+}  // namespace
+
+NormParams norm_params(const CollectiveArgs& args) {
+  const RowNorm& given = args.norm;
+  NormParams norm{};
+  norm.input = static_cast<const std::byte*>(args.input);
+  norm.residual = static_cast<const std::byte*>(given.residual);
+  norm.weight = static_cast<const std::byte*>(given.weight);
+  norm.total = static_cast<std::byte*>(args.output);
+  norm.result = static_cast<std::byte*>(given.result);
+  norm.eps = given.eps;
+  norm.rows = args.count / given.columns;
+  norm.columns = given.columns;
+  norm.row_bytes = static_cast<std::uint32_t>(given.columns * dtype_bytes(args.dtype));
+  return norm;
+}
+
+bool fits_norm_launch(NormParams& norm, int world_size, WireKind wire, const DeviceLayout& layout,
+                      WireLaunch& launch) {
+  const auto peers = static_cast<std::uint64_t>(std::max(world_size - 1, 1));
+  if (norm.rows == 0 || norm.row_bytes % kUnit != 0) return false;
+  if (norm.rows * norm.row_bytes * peers > kMostSent) return false;
+  const std::uint64_t rows = divided_up(norm.rows, layout.wire_blocks);
+  const std::uint64_t bytes = rows * norm.row_bytes;
+  const std::uint64_t tiles = divided_up(bytes, wire_tile(wire).bytes);
+  if (bytes > kNormBlockBytes || tiles > layout.wire_box_tiles(wire)) return false;
+  norm.rows_per_block = static_cast<std::uint32_t>(rows);
+  launch.blocks = static_cast<unsigned>(divided_up(norm.rows, rows));
+  launch.threads = kNormThreads;
+  launch.tiles_per_block = static_cast<std::uint32_t>(tiles);
+  launch.sends_same = true;
+  launch.combines = true;
+  return true;
+}
+
+}  // namespace symm

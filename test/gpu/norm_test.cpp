@@ -1,0 +1,256 @@
+// all_reduce with an RMS norm: the sum against the host's reduction kernels, all bytes equal; the
+// norm against one in double precision; and both kernels' bits against each other.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "kernels/core/numeric.hpp"
+#include "kernels/cpu/reduce_kernels.hpp"
+#include "kernels/plan/plan.hpp"
+#include "test/gpu/device_rig.hpp"
+
+namespace symm::test {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+template <class Body>
+void with_element(Dtype dtype, const Body& body) {
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return body(ElementTraits<Half, float>{}, Half{});
+    case Dtype::kBFloat16:
+      return body(ElementTraits<BFloat16, float>{}, BFloat16{});
+    case Dtype::kFloat32:
+      return body(ElementTraits<float, float>{}, float{});
+    default:
+      return body(ElementTraits<double, double>{}, double{});
+  }
+}
+
+Bytes stored(Dtype dtype, const std::vector<double>& values) {
+  Bytes bytes(values.size() * dtype_bytes(dtype));
+  with_element(dtype, [&](auto traits, auto zero) {
+    using Storage = decltype(zero);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      using Wide = decltype(traits.widen(zero));
+      const Storage element = traits.round(static_cast<Wide>(values[i]));
+      std::memcpy(bytes.data() + i * sizeof(Storage), &element, sizeof(Storage));
+    }
+  });
+  return bytes;
+}
+
+std::vector<double> loaded(Dtype dtype, const Bytes& bytes) {
+  std::vector<double> values(bytes.size() / dtype_bytes(dtype));
+  with_element(dtype, [&](auto traits, auto zero) {
+    using Storage = decltype(zero);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      Storage element{};
+      std::memcpy(&element, bytes.data() + i * sizeof(Storage), sizeof(Storage));
+      values[i] = static_cast<double>(traits.widen(element));
+    }
+  });
+  return values;
+}
+
+double spacing(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return 0x1p-10;
+    case Dtype::kBFloat16:
+      return 0x1p-7;
+    case Dtype::kFloat32:
+      return 0x1p-23;
+    default:
+      return 0x1p-52;
+  }
+}
+
+struct Shape {
+  std::size_t rows;
+  std::size_t columns;
+};
+
+class NormTest : public testing::TestWithParam<WireKind> {
+ protected:
+  void SetUp() override {
+    if (!gpu_visible()) GTEST_SKIP() << "no GPU is visible";
+  }
+
+  std::vector<double> random_values(std::size_t count) {
+    std::uniform_real_distribution<double> value(-2.0, 2.0);
+    std::vector<double> values(count);
+    for (double& each : values) each = value(random_);
+    return values;
+  }
+
+  struct Results {
+    Bytes total;
+    Bytes normed;
+  };
+  // By rank.
+  std::vector<Results> run(DeviceRig& rig, const CollectiveArgs& call, Algorithm algorithm,
+                           const std::vector<Bytes>& inputs, const Bytes& weight,
+                           const Bytes* residual) {
+    struct Memory {
+      std::unique_ptr<DeviceBytes> input, weight, residual, total, normed;
+    };
+    const std::size_t bytes = call.count * dtype_bytes(call.dtype);
+    const auto copied = [](const Bytes& from) {
+      auto memory = std::make_unique<DeviceBytes>(from.size());
+      check(gpuMemcpy(memory->at(0), from.data(), from.size(), gpuMemcpyHostToDevice), "Memcpy");
+      return memory;
+    };
+    std::vector<Memory> memory;
+    for (const Bytes& input : inputs) {
+      Memory& own = memory.emplace_back();
+      own.input = copied(input);
+      own.weight = copied(weight);
+      if (residual != nullptr) own.residual = copied(*residual);
+      own.total = std::make_unique<DeviceBytes>(bytes);
+      own.normed = std::make_unique<DeviceBytes>(bytes);
+    }
+    Plan plan;
+    plan.algorithm = algorithm;
+    plan.channels = 8;
+    for (int rank = 0; rank < rig.world(); ++rank) {
+      const Memory& own = memory[static_cast<std::size_t>(rank)];
+      CollectiveArgs args = call;
+      args.input = own.input->at(0);
+      args.output = own.total->at(0);
+      args.norm.weight = own.weight->at(0);
+      args.norm.residual = residual == nullptr ? nullptr : own.residual->at(0);
+      args.norm.result = own.normed->at(0);
+      rig.kernels(rank).launch(args, plan, 0, rig.options(rank));
+    }
+    rig.finish();
+    rig.expect_healthy();
+    std::vector<Results> results;
+    for (const Memory& own : memory) {
+      Results& of_rank = results.emplace_back(Results{Bytes(bytes), Bytes(bytes)});
+      check(gpuMemcpy(of_rank.total.data(), own.total->at(0), bytes, gpuMemcpyDeviceToHost),
+            "Copy");
+      check(gpuMemcpy(of_rank.normed.data(), own.normed->at(0), bytes, gpuMemcpyDeviceToHost),
+            "Copy");
+    }
+    return results;
+  }
+
+  void compare(DeviceRig& rig, Dtype dtype, const Shape& shape, bool has_residual) {
+    const std::size_t count = shape.rows * shape.columns;
+    std::vector<Bytes> inputs;
+    std::vector<const void*> sources;
+    for (int rank = 0; rank < rig.world(); ++rank) {
+      inputs.push_back(stored(dtype, random_values(count)));
+    }
+    for (const Bytes& input : inputs) sources.push_back(input.data());
+    const Bytes weight = stored(dtype, random_values(shape.columns));
+    const Bytes residual = stored(dtype, random_values(count));
+    Bytes total(inputs[0].size());
+    const ReduceKernels& sums = reduce_kernels(dtype, ReduceOp::kSum, Isa::kBaseline);
+    sums.reduce(total.data(), sources.data(), rig.world(), nullptr, 0, count);
+    if (has_residual) {
+      const Bytes sum = total;
+      const void* const both[] = {sum.data(), residual.data()};
+      sums.reduce(total.data(), both, 2, nullptr, 0, count);
+    }
+    CollectiveArgs call;
+    call.kind = CollectiveKind::kAllReduce;
+    call.dtype = dtype;
+    call.count = count;
+    call.norm.columns = shape.columns;
+    call.norm.eps = 1e-3;
+    const Bytes* const added = has_residual ? &residual : nullptr;
+    const auto results = run(rig, call, Algorithm::kLL, inputs, weight, added);
+    const std::string what = std::string(dtype_name(dtype)) + " " + std::to_string(shape.rows) +
+                             " x " + std::to_string(shape.columns);
+    for (const Results& of_rank : results) {
+      EXPECT_EQ(of_rank.total, total) << what;
+      EXPECT_EQ(of_rank.normed, results[0].normed) << what;
+    }
+    expect_norm(dtype, shape, total, weight, results[0].normed, what);
+    const auto behind = run(rig, call, Algorithm::kBulk, inputs, weight, added);
+    EXPECT_EQ(behind[0].total, total) << what;
+    EXPECT_EQ(behind[0].normed, results[0].normed) << what;
+  }
+
+  static void expect_norm(Dtype dtype, const Shape& shape, const Bytes& total, const Bytes& weight,
+                          const Bytes& normed, const std::string& what) {
+    const std::vector<double> x = loaded(dtype, total);
+    const std::vector<double> w = loaded(dtype, weight);
+    const std::vector<double> got = loaded(dtype, normed);
+    for (std::size_t row = 0; row < shape.rows; ++row) {
+      const std::size_t begin = row * shape.columns;
+      double squares = 0;
+      for (std::size_t i = 0; i < shape.columns; ++i) squares += x[begin + i] * x[begin + i];
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(shape.columns) + 1e-3);
+      for (std::size_t i = 0; i < shape.columns; ++i) {
+        const double expected = x[begin + i] * scale * w[i];
+        // Of float32 sums of thousands of squares, a few units in the last place.
+        const double slack = dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64 ? 64 : 1;
+        ASSERT_NEAR(got[begin + i], expected, slack * spacing(dtype) * std::abs(expected) + 1e-7)
+            << what << ", row " << row << ", column " << i;
+      }
+    }
+  }
+
+  std::mt19937 random_{4711};
+};
+
+INSTANTIATE_TEST_SUITE_P(Wires, NormTest, testing::Values(WireKind::kLL, WireKind::kLine),
+                         [](const auto& info) {
+                           return info.param == WireKind::kLL ? "LL" : "Lines";
+                         });
+
+TEST_P(NormTest, EveryDtypeShapeAndWorld) {
+  for (const int world : {1, 2, 3, 4, 8}) {
+    DeviceRig rig(world, {.wire = GetParam()});
+    bool has_residual = false;
+    for (const Dtype dtype :
+         {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32, Dtype::kFloat64}) {
+      for (const Shape& shape :
+           {Shape{1, 8}, Shape{1, 4096}, Shape{5, 1000}, Shape{64, 256}, Shape{130, 520},
+            Shape{3, 33}, Shape{2, 40000}, Shape{300, 2048}}) {
+        has_residual = !has_residual;
+        compare(rig, dtype, shape, has_residual);
+        if (HasFatalFailure()) return;
+      }
+      has_residual = !has_residual;  // the other half of the shapes next
+    }
+  }
+}
+
+// A rank that never comes: the others end in time, and what they would have written is no number.
+TEST_P(NormTest, ACallThatGivesUpLeavesNoNumbers) {
+  DeviceRig rig(2, {.wire = GetParam()});
+  constexpr std::size_t kCount = 3 * 512;
+  const DeviceBytes memory(5 * kCount * 4);
+  const auto at = [&](std::size_t number) { return memory.at(number * kCount * 4); };
+  check(gpuMemset(memory.at(0), 0, memory.bytes()), "Memset");
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllReduce;
+  args.dtype = Dtype::kFloat32;
+  args.count = kCount;
+  args.input = at(0);
+  args.output = at(1);
+  args.norm = {.columns = 512, .eps = 1e-3, .weight = at(2), .residual = at(3), .result = at(4)};
+  Plan plan;
+  plan.algorithm = Algorithm::kLL;
+  LaunchOptions options = rig.options(0);
+  options.timeout = std::chrono::milliseconds(50);
+  rig.kernels(0).launch(args, plan, 0, options);
+  check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
+  EXPECT_NE(load_acquire(&rig.page(0).report.fault), 0u);
+  for (const std::size_t output : {1, 4}) {
+    std::vector<float> got(kCount);
+    check(gpuMemcpy(got.data(), at(output), kCount * 4, gpuMemcpyDeviceToHost), "Copy");
+    for (const float value : got) ASSERT_TRUE(std::isnan(value)) << output;
+  }
+}
+
+}  // namespace
+}  // namespace symm::test

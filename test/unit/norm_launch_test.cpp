@@ -1,0 +1,79 @@
+// Which all_reduces with an RMS norm are one launch, and how their rows are divided.
+#include "kernels/gpu/launch/norm_launch.hpp"
+
+#include <gtest/gtest.h>
+
+namespace symm {
+namespace {
+
+constexpr std::uint64_t kWorkspace = 64u << 20;
+
+CollectiveArgs call_of(std::size_t rows, std::size_t columns, Dtype dtype = Dtype::kBFloat16) {
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllReduce;
+  args.dtype = dtype;
+  args.count = rows * columns;
+  args.norm.columns = columns;
+  return args;
+}
+
+struct Launch {
+  bool fits;
+  NormParams norm;
+  WireLaunch wire;
+};
+
+Launch launch_of(const CollectiveArgs& args, int world, WireKind kind) {
+  Launch launch{false, norm_params(args), {}};
+  launch.fits =
+      fits_norm_launch(launch.norm, world, kind, DeviceLayout::of(world, kWorkspace), launch.wire);
+  return launch;
+}
+
+TEST(NormLaunch, RowsOfADecodeStepHaveBlocksOfTheirOwn) {
+  for (const WireKind kind : {WireKind::kLL, WireKind::kLine}) {
+    for (const std::size_t rows : {1, 8, 64}) {
+      const Launch launch = launch_of(call_of(rows, 4096), 2, kind);
+      ASSERT_TRUE(launch.fits) << rows;
+      EXPECT_EQ(launch.norm.rows, rows);
+      EXPECT_EQ(launch.norm.row_bytes, 8192u);
+      EXPECT_EQ(launch.norm.rows_per_block, 1u);
+      EXPECT_EQ(launch.wire.blocks, rows);
+      EXPECT_TRUE(launch.wire.ends_call);
+    }
+  }
+}
+
+TEST(NormLaunch, BlocksCoverAllRowsWithinTheirBoxesAndSharedMemory) {
+  for (const int world : {1, 2, 3, 4, 8}) {
+    const DeviceLayout layout = DeviceLayout::of(world, kWorkspace);
+    for (const WireKind kind : {WireKind::kLL, WireKind::kLine}) {
+      for (std::size_t rows = 1; rows < 400; rows += 7) {
+        for (const std::size_t columns : {8, 120, 1024, 5120, 16384, 20000}) {
+          const Launch launch = launch_of(call_of(rows, columns), world, kind);
+          if (!launch.fits) continue;
+          const std::uint64_t bytes =
+              std::uint64_t{launch.norm.rows_per_block} * launch.norm.row_bytes;
+          EXPECT_LE(bytes, kNormBlockBytes);
+          EXPECT_LE(launch.wire.blocks, layout.wire_blocks);
+          EXPECT_LE(launch.wire.tiles_per_block, layout.wire_box_tiles(kind));
+          EXPECT_GE(std::uint64_t{launch.wire.tiles_per_block} * wire_tile(kind).bytes, bytes);
+          EXPECT_GE(std::uint64_t{launch.wire.blocks} * launch.norm.rows_per_block, rows);
+          EXPECT_LT((std::uint64_t{launch.wire.blocks} - 1) * launch.norm.rows_per_block, rows);
+        }
+      }
+    }
+  }
+}
+
+TEST(NormLaunch, OthersAreSummedFirst) {
+  EXPECT_FALSE(launch_of(call_of(0, 64), 2, WireKind::kLL).fits);        // nothing
+  EXPECT_FALSE(launch_of(call_of(3, 33), 2, WireKind::kLL).fits);        // rows of 66 bytes
+  EXPECT_FALSE(launch_of(call_of(1, 32768), 2, WireKind::kLL).fits);     // a row of 64 KiB
+  EXPECT_TRUE(launch_of(call_of(256, 4096), 2, WireKind::kLine).fits);   // 2 MiB to one peer
+  EXPECT_FALSE(launch_of(call_of(257, 4096), 2, WireKind::kLine).fits);  // more
+  EXPECT_FALSE(launch_of(call_of(256, 4096), 4, WireKind::kLine).fits);  // to three
+}
+
+}  // namespace
+}  // namespace symm
