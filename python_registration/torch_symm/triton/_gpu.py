@@ -58,6 +58,14 @@ def _amd_fence(_semantic=None):
     )
 
 
+@core.builtin
+def _has_descriptors(_semantic=None):
+    """Whether blocks of tensor descriptors are moved by hardware of their own, the async proxy."""
+    options = _semantic.builder.options
+    newer = options.backend_name == "cuda" and int(str(options.arch).strip("sma")) >= 90
+    return core.constexpr(newer)
+
+
 @triton.jit
 def fence_system():
     """Each thread's accesses before it come before those after it, for every rank."""
@@ -84,8 +92,18 @@ def before_release():
 
 @triton.jit
 def after_acquire():
-    """What stands after the scalar acquire from which a whole program goes on."""
+    """What stands after the scalar acquire from which a whole program goes on. Loads by tensor
+    descriptors come behind it too: they are another proxy's, which acquires nothing."""
     tl.debug_barrier()
+    if _has_descriptors():
+        tl.inline_asm_elementwise(
+            "fence.proxy.async.global; mov.u32 $0, 0;",
+            "=r,~{memory}",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit

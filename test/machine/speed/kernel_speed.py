@@ -8,7 +8,8 @@ beside dist.all_reduce; `copy`, puts and gets beside symm's send, broadcast and 
 the example of a ring all_gather with a matmul beside symm_mem::fused_all_gather_matmul over SYMM
 and, in processes of their own, over PyTorch's CUDA provider. Times are microseconds of the slowest
 rank, the median of rounds, from replays of graphs where no other is named. `wrong` counts the
-elements of all ranks that are not what they must be. `of_own` and the like are ratios of times,
+elements of all ranks that are not what they must be. With `--sweep` the part `fused` is the search
+of fused_sweep.py. `of_own` and the like are ratios of times,
 above 1 where the kernel is slower. On a CPU, by the interpreter, the times mean nothing.
 """
 
@@ -30,6 +31,8 @@ _parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
 _parser.add_argument("--quick", action="store_true", help="small and few: a check of this script")
 _parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
 _parser.add_argument("--json", type=Path)
+_parser.add_argument("--sweep", action="store_true", help="variants of the fused example")
+_parser.add_argument("--limit", type=float, default=90.0, help="seconds of a sweep")
 _parser.add_argument("--provider", action="store_true", help="PyTorch's CUDA provider alone")
 arguments = _parser.parse_args()
 # Multicast stays off: the comparison is of stores and loads.
@@ -272,9 +275,14 @@ if not QUICK:
 def fused() -> list[dict]:
     import all_gather_matmul_ring as example
 
-    rows: list[dict] = provider_rows() if DEVICE == "cuda" else []
     if symm_mem.get_backend(DEVICE) != "SYMM":
         symm_mem.set_backend("SYMM")
+    if arguments.sweep:
+        import fused_sweep
+
+        search = fused_sweep.Sweep(timing, DEVICE, QUICK, arguments.limit)
+        return search.run(SHAPES, factors, operator, arguments.json)
+    rows: list[dict] = provider_rows() if DEVICE == "cuda" else []
     for shape in SHAPES:
         x, w, expected = factors(shape)
         whole = x.new_empty(shape[0], shape[1])
