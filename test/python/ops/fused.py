@@ -56,7 +56,7 @@ def near(what: str, got: torch.Tensor, expected: torch.Tensor) -> list[str]:
     otherwise: by a unit or two of the last place."""
     if not ON_CUDA:
         return same(what, got, expected)
-    assert got.dtype == expected.dtype and got.shape == expected.shape
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
     wide, right = got.double(), expected.double()
     slack = 4 * torch.finfo(got.dtype).eps
     wrong = int((~((wide - right).abs() <= slack * right.abs() + 1e-12)).sum())
