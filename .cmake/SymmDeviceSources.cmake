@@ -11,6 +11,7 @@ file(GLOB SYMM_DEVICE_LAUNCH CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/gp
 file(GLOB SYMM_DEVICE_RUNTIME CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/symm_mem/device/gpu_*.cpp")
 set(SYMM_DEVICE_SHARED
     kernels/protocol/device_layout.cpp
+    kernels/gpu/launch/norm_launch.cpp
     kernels/gpu/launch/transfer_schedule.cpp
     kernels/gpu/launch/wire_route.cpp
     kernels/protocol/signal_pad.cpp
