@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "backend/process_group_impl.hpp"
 #include "test/support/fake_gpu.hpp"
 #include "test/support/instruction_count.hpp"
 #include "test/support/torch_on_fake_gpus.hpp"
@@ -145,6 +146,37 @@ TEST_F(EagerPathTest, AnAsynchronousAllReduceAndItsWait) {
   options.asyncOp = true;
   expect_at_most(5'720, "all_reduce, asynchronous",
                  [&] { group_->allreduce(tensors, options)->wait(); });
+}
+
+// As torch_symm.ops calls it: the kernel is given the norm, and what cannot be is refused before.
+TEST_F(EagerPathTest, ANormedAllReduce) {
+  std::vector<float> total(kElements);
+  std::vector<float> normed(kElements);
+  std::vector<float> weight(kElements);
+  std::vector<float> short_weight(kElements - 1);
+  NormedSum call{.total = gpu_tensor(total, 0),
+                 .normed = gpu_tensor(normed, 0),
+                 .x = tensor_,
+                 .weight = gpu_tensor(weight, 0),
+                 .residual = all_,
+                 .eps = 0.5};
+  ProcessGroupSymm::Impl& group = ProcessGroupSymm::Impl::of(*group_);
+  EXPECT_THROW(group.all_reduce_rms_norm(call), c10::Error);  // a residual of another size
+  call.residual = std::nullopt;
+  call.weight = gpu_tensor(short_weight, 0);
+  EXPECT_THROW(group.all_reduce_rms_norm(call), c10::Error);
+  call.weight = gpu_tensor(weight, 0);
+  FakeKernels& kernels = gpus_[0].kernels();
+  kernels.forget_launches();
+  group.all_reduce_rms_norm(call);
+  ASSERT_EQ(kernels.launches().size(), 1u);
+  const FakeLaunch& launch = kernels.launches().back();
+  EXPECT_EQ(launch.kind, CollectiveKind::kAllReduce);
+  EXPECT_EQ(launch.norm.columns, weight.size());
+  EXPECT_EQ(launch.norm.eps, 0.5);
+  EXPECT_EQ(launch.norm.weight, weight.data());
+  EXPECT_EQ(launch.norm.residual, nullptr);
+  EXPECT_EQ(launch.norm.result, normed.data());
 }
 
 TEST_F(EagerPathTest, AllGather) {
