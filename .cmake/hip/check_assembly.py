@@ -54,15 +54,16 @@ ACCESS = re.compile(r"(global|flat|buffer|scratch)_")
 # Kernels that move no payload by themselves.
 NO_PAYLOAD = re.compile(r"signal_kernel|wire_barrier|plan_rows")
 # Kernels between others of their stream that meet the peers: they signal nobody.
-SILENT = re.compile(r"matrix_sum_kernel|fold_kernel")
+SILENT = re.compile(r"matrix_sum_kernel|fold_kernel|row_norm_kernel")
 # Kernels whose data brings its own flag, or that are silent: nothing is released or acquired.
-UNORDERED = re.compile(r"wire_kernel|matrix_sum_kernel|fold_kernel")
+UNORDERED = re.compile(r"wire_kernel|matrix_sum_kernel|fold_kernel|row_norm_kernel")
 # Those that release nothing, among them the one of messages in boxes (MessageForms::kBoxes).
 UNRELEASED = re.compile(
-    r"wire_kernel|matrix_sum_kernel|fold_kernel|transfer_kernelILNS_12MessageFormsE0E"
+    r"wire_kernel|matrix_sum_kernel|fold_kernel|row_norm_kernel"
+    r"|transfer_kernelILNS_12MessageFormsE0E"
 )
 # Those that look at no flag: of one rank's memory alone.
-UNFLAGGED = re.compile(r"fold_kernel")
+UNFLAGGED = re.compile(r"fold_kernel|row_norm_kernel")
 # What kernels call that moves none either.
 REPORT = re.compile(r"fail_group")
 COLUMNS = ["gpu", "kernel", "vgprs", "sgprs", "lds", "occupancy", "own"]

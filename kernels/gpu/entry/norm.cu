@@ -81,14 +81,14 @@ class BlockNorm {
 
   __device__ Real sum_of_block(Real part) {
     block_all(true);  // the row before this one has been read
-    parts_[threadIdx.x] = part;
+    store_shared(&parts_[threadIdx.x], part);
     block_all(true);
     Real sum = 0;
     if (threadIdx.x < kSums) {
       for (unsigned i = threadIdx.x; i < kNormThreads; i += kSums) sum += load_shared(&parts_[i]);
     }
     block_all(true);
-    if (threadIdx.x < kSums) parts_[threadIdx.x] = sum;
+    if (threadIdx.x < kSums) store_shared(&parts_[threadIdx.x], sum);
     block_all(true);
     Real total = 0;
 #pragma unroll
@@ -108,7 +108,7 @@ class RowSums {
   using Params = typename Block::Params;
 
   // `kept`: shared memory for the rows.
-  __device__ RowSums(const Params& params, const NormParams& norm, std::byte* kept)
+  __device__ RowSums(const Params& params, const NormParams& norm, Unit* kept)
       : block_(params),
         norm_(norm),
         kept_(kept),
@@ -175,14 +175,14 @@ class RowSums {
       Unit total = sum.finish(facts);
       if (norm_.residual != nullptr) total = added<Rule>(total, residual);
       store(norm_.total, tile, total);
-      Tile::keep(kept_ + tile * Tile::kBytes, total);
+      Tile::keep(kept_ + tile * (Tile::kBytes / kUnitBytes), total);
     }
     return true;
   }
 
   Block block_;
   const NormParams& norm_;
-  std::byte* const kept_;
+  Unit* const kept_;
   const std::uint64_t first_row_;
   const std::uint32_t rows_;
   const std::uint32_t tiles_;
@@ -196,7 +196,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kNormThreads, 1)
     norm_wire_kernel(const SYMM_GRID_CONSTANT WireParams<kWireRanks<N>> params,
                      const SYMM_GRID_CONSTANT NormParams norm) {
   using Rule = SumRule<dtype>;
-  __shared__ alignas(16) std::byte kept[kNormBlockBytes + Tile::kBytes];  // of whole tiles
+  __shared__ Unit kept[(kNormBlockBytes + Tile::kBytes) / kUnitBytes];  // of whole tiles
   __shared__ typename Rule::Accumulate parts[kNormThreads];
   RowSums<Tile, N, Rule> sums(params, norm, kept);
   if (!sums.run()) {
@@ -209,9 +209,8 @@ __global__ void SYMM_LAUNCH_BOUNDS(kNormThreads, 1)
   BlockNorm<Rule> block(norm, parts);
   for (std::uint32_t row = 0; row < sums.rows(); ++row) {
     const std::uint32_t begin = row * norm.row_bytes;
-    block.row(norm.result + sums.offset() + begin, [&](std::uint32_t u) {
-      return load_shared(reinterpret_cast<const Unit*>(kept + begin) + u);
-    });
+    block.row(norm.result + sums.offset() + begin,
+              [&](std::uint32_t u) { return load_shared_unit(&kept[begin / kUnitBytes + u]); });
   }
   sums.end();
 }

@@ -263,6 +263,15 @@ __device__ inline T load_shared(const T* address) {
 #endif
 }
 
+template <class T>
+__device__ inline void store_shared(T* address, const std::type_identity_t<T>& value) {
+#if SYMM_GPU_AMD
+  *(__attribute__((address_space(3))) T*)address = value;
+#else
+  *address = value;
+#endif
+}
+
 // A barrier of the block's threads: true in all of them where `condition` is true in all. Memory
 // accesses are not moved across it.
 __device__ inline bool block_all(bool condition) {

@@ -49,9 +49,9 @@ struct LLTile {
     store_unit(destination, unit, min_size(left, kUnitBytes));
   }
 
-  // In shared memory, as load() would find it: `tile` is aligned to 16 bytes and has kBytes.
-  __device__ static void keep(std::byte* tile, const Unit& unit) {
-    *reinterpret_cast<Unit*>(tile + offset()) = unit;
+  // In shared memory, as load() would find it: `tile` has kBytes.
+  __device__ static void keep(Unit* tile, const Unit& unit) {
+    store_shared_unit(tile + tile_thread(), unit);
   }
 
   // Halves of units stand apart, so that each store of the threads is contiguous.
@@ -127,11 +127,12 @@ struct LineTile {
     }
   }
 
-  __device__ static void keep(std::byte* tile, const Unit& unit) {
+  __device__ static void keep(Unit* tile, const Unit& unit) {
+    const std::uint32_t place = offset();
     if (ends_line()) {
-      *reinterpret_cast<std::uint64_t*>(tile + offset()) = low_half(unit);
+      store_shared(reinterpret_cast<std::uint64_t*>(tile) + place / kHalf, low_half(unit));
     } else {
-      *reinterpret_cast<Unit*>(tile + offset()) = unit;
+      store_shared_unit(tile + place / kUnitBytes, unit);
     }
   }
 
