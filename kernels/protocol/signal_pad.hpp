@@ -1,7 +1,7 @@
 // Signals that users of symmetric memory exchange: slots that are empty at rest.
 //
 // NOTE [Signal pads]
-// Every rank of a group has a pad, zero at the start, beside its buffer. A pad is an array of
+// Every rank of a group has a pad for each allocation, zero at the start. A pad is an array of
 // 32-bit slots; rank r stores its signals to the pad's owner on a channel in slot [channel *
 // world_size + r]. A slot is 0 (empty), 1 (full) or 2 (withdrawn):
 //   put   waits until the slot at the receiver is empty, and fills it; release

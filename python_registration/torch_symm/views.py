@@ -32,9 +32,9 @@ def contiguous_view(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
 
     Returns:
         For a tensor: shape ``[world_size, *tensor.shape]``. The last dimensions are contiguous. The
-        first stride is the size of an allocation: bytes asked for and signal pad, rounded up to
-        what the device maps (a page on the CPU, 2 MiB on a GPU); so between two slices there
-        normally lies a gap, which belongs to no tensor.
+        first stride is the size of an allocation, rounded up to what the device maps (a page on the
+        CPU, 2 MiB on a GPU). So the view of a tensor that fills an allocation of whole pages is
+        contiguous; between slices of any other there lies a gap.
 
         For a DTensor sharded on dimension 0: the unsharded tensor. One tensor has one stride a
         dimension, so rows with a gap after every ``rows = shape[0] // world_size`` of them cannot

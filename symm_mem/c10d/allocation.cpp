@@ -4,14 +4,13 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <iterator>
+#include <span>
 #include <tuple>
 #include <utility>
 
 #include "kernels/core/error.hpp"
-#include "kernels/core/platform.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
 #include "symm_mem/c10d/symmetric_memory.hpp"
 #include "symm_mem/process/fork_guard.hpp"
@@ -20,15 +19,17 @@
 namespace symm {
 namespace {
 
-// Pads are read with 16-byte accesses by some kernels.
-constexpr std::size_t kPadAlignment = 16;
+// `what`, whose last owner waits for the device before it goes.
+template <typename T>
+std::shared_ptr<T> owned_by(c10::Device device, std::shared_ptr<T> what) {
+  if (device.is_cpu()) return what;
+  T* const raw = what.get();
+  return std::shared_ptr<T>(
+      raw, [owned = DeviceOwned(device, std::move(what))](T*) mutable { owned.let_go(); });
+}
 
 std::shared_ptr<LocalSegment> allocate_segment(c10::Device device, std::size_t bytes) {
-  std::shared_ptr<LocalSegment> segment = LocalSegment::allocate(device_runtime(device), bytes);
-  if (device.is_cpu()) return segment;
-  LocalSegment* const raw = segment.get();
-  return std::shared_ptr<LocalSegment>(raw, [owned = DeviceOwned(device, std::move(segment))](
-                                                LocalSegment*) mutable { owned.let_go(); });
+  return owned_by(device, LocalSegment::allocate(device_runtime(device), bytes));
 }
 
 SharedAllocation::Layout layout_of(std::size_t bytes) {
@@ -38,7 +39,7 @@ SharedAllocation::Layout layout_of(std::size_t bytes) {
     throw Error(ErrorCode::kInvalidArgument, "alloc: expected a size below 2^62 bytes, got ", bytes,
                 " and a signal pad of ", pad_bytes);
   }
-  return {bytes, align_up(bytes, kPadAlignment), pad_bytes};
+  return {bytes, pad_bytes};
 }
 
 c10::Device usable_device(c10::Device device) {
@@ -85,18 +86,22 @@ void drop_user_buffers_that_are_gone() {
 }
 
 // A rank's metadata of its allocation: words, followed by the ids of the segments that it has
-// freed.
-enum Word : std::size_t {
-  kId,
-  kBytes,
-  kPadBytes,
-  kDevice,
-  kPadIsFree,
-  kCaptured,
-  kSymmetric,
-  kWords
-};
+// freed, kFreed of them, and by the signal pads that it does not use.
+enum Word : std::size_t { kId, kBytes, kPadBytes, kDevice, kCaptured, kSymmetric, kFreed, kWords };
 using Words = std::vector<std::uint64_t>;
+using WordSpan = std::span<const std::uint64_t>;
+
+constexpr std::size_t kMostPadWords =
+    GroupPage::kMessageBytes / sizeof(std::uint64_t) - kWords - GroupLink::kMostFreed;
+
+WordSpan freed_in(const Words& one) {
+  const WordSpan lists = WordSpan(one).subspan(kWords);
+  return lists.first(std::min<std::size_t>(lists.size(), one[kFreed]));
+}
+
+WordSpan unused_pads_in(const Words& one) {
+  return WordSpan(one).subspan(kWords + freed_in(one).size());
+}
 
 // `all` is the same on every rank, so all ranks throw the same.
 void check_same(const LocalGroup& peers, const std::vector<Words>& all, Word word,
@@ -115,37 +120,78 @@ bool all_have(const std::vector<Words>& all, Word word, std::uint64_t value) {
 
 // The ids that every rank has freed: a segment that a rank has not may be in use there.
 std::vector<std::uint64_t> freed_everywhere(const std::vector<Words>& all) {
-  std::vector<std::uint64_t> ids(all[0].begin() + kWords, all[0].end());
+  const WordSpan first = freed_in(all[0]);
+  std::vector<std::uint64_t> ids(first.begin(), first.end());
   for (const Words& one : all) {
+    const WordSpan theirs = freed_in(one);
     std::erase_if(ids, [&](std::uint64_t id) {
-      return std::find(one.begin() + kWords, one.end(), id) == one.end();
+      return std::find(theirs.begin(), theirs.end(), id) == theirs.end();
     });
   }
   return ids;
 }
 
+// The pad of an allocation that joins a group: one that no rank uses, else the first of a new pad
+// segment.
+class NextPad {
+ public:
+  // Refers to `pool`.
+  NextPad(c10::Device device, std::size_t bytes, SignalPadPool& pool)
+      : device_(device), bytes_(bytes), pool_(pool) {}
+
+  // `all` by rank; the same on every rank.
+  void take(const std::vector<Words>& all) {
+    std::vector<WordSpan> unused;
+    for (const Words& one : all) unused.push_back(unused_pads_in(one));
+    pad_ = pool_.take(unused);
+  }
+
+  // What can fail on this rank alone. Before the status exchange: after it peers signal.
+  void prepare() {
+    DeviceRuntime& runtime = device_runtime(device_);
+    if (!pad_) {
+      fresh_ = allocate_segment(device_, SignalPadPool::segment_bytes(runtime, bytes_));
+    } else if (pad_->used_before && bytes_ > 0) {
+      // Who ended in the middle of an operation has left signals behind.
+      runtime.clear(pad_->segment->local()->base() + pad_->offset, bytes_);
+    }
+  }
+
+  // Collective where there was none to take.
+  SignalPadPool::Pad get(LocalGroup& peers, std::uint64_t number, const Deadline& deadline) {
+    if (pad_) return std::move(*pad_);
+    return pool_.add(number, owned_by(device_, peers.share(std::move(fresh_), deadline)), bytes_);
+  }
+
+ private:
+  const c10::Device device_;
+  const std::size_t bytes_;
+  SignalPadPool& pool_;
+  std::optional<SignalPadPool::Pad> pad_;
+  std::shared_ptr<LocalSegment> fresh_;
+};
+
 }  // namespace
 
 SharedAllocation::SharedAllocation(std::shared_ptr<GroupLink> link, c10::Device device,
                                    std::uint64_t id, const Layout& layout,
-                                   std::shared_ptr<Segment> buffers, std::shared_ptr<Segment> pads)
+                                   std::shared_ptr<Segment> buffers, SignalPadPool::Pad pad)
     : link_(std::move(link)),
       device_(device),
       id_(id),
       layout_(layout),
       buffers_(std::move(buffers)),
-      pads_(std::move(pads)),
+      pads_(std::move(pad.segment)),
       fork_generation_(fork_generation()) {
   const int world_size = buffers_->world_size();
   at::Tensor tables = at::empty({2, world_size}, at::kLong);
   for (int rank = 0; rank < world_size; ++rank) {
-    std::byte* const pad = pads_->base(rank) + layout.pad_offset;
     buffer_pointers_.push_back(buffers_->base(rank));
-    pads_by_rank_.push_back(pad);
+    pads_by_rank_.push_back(pads_->base(rank) + pad.offset);
     tables.mutable_data_ptr<std::int64_t>()[rank] =
         static_cast<std::int64_t>(address(buffers_->base(rank)));
     tables.mutable_data_ptr<std::int64_t>()[world_size + rank] =
-        static_cast<std::int64_t>(address(pad));
+        static_cast<std::int64_t>(address(pads_by_rank_.back()));
   }
   const std::vector<int>& global_ranks = link_->peers().global_ranks();
   at::Tensor ranks = at::empty({world_size}, at::kInt);
@@ -178,7 +224,7 @@ Allocation::Allocation(std::size_t bytes, c10::Device device, std::optional<std:
     : device_(usable_device(device)),
       group_name_(std::move(group_name)),
       layout_(layout_of(bytes)),
-      segment_(allocate_segment(device_, layout_.pad_offset + layout_.pad_bytes)) {}
+      segment_(allocate_segment(device_, bytes)) {}
 
 Allocation::Allocation(const c10::Storage& storage, ChunkedMemory memory)
     : device_(storage.device()),
@@ -219,15 +265,6 @@ std::shared_ptr<SharedAllocation> Allocation::shared_with(const c10d::ProcessGro
     if (member.shared->link().belongs_to(group)) return member.shared;
   }
   return nullptr;
-}
-
-bool Allocation::built_in_pad_is_free(const GroupLink& link) const {
-  if (is_user_buffer()) return false;
-  const std::lock_guard lock(mutex_);
-  for (const Membership& member : memberships_) {
-    if (member.shared->uses_built_in_pad() && &member.shared->link() != &link) return false;
-  }
-  return true;
 }
 
 void Allocation::forget_destroyed_groups() {
@@ -271,11 +308,14 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
   mine[kBytes] = layout_.buffer_bytes;
   mine[kPadBytes] = layout_.pad_bytes;
   mine[kDevice] = static_cast<std::uint64_t>(device_.type());
-  mine[kPadIsFree] = built_in_pad_is_free(*link);
   mine[kCaptured] = captured;
   mine[kSymmetric] = symmetric;
   const std::vector<std::uint64_t> freed = link->freed_here();
+  mine[kFreed] = freed.size();
   mine.insert(mine.end(), freed.begin(), freed.end());
+  const std::vector<std::uint64_t> unused =
+      link->signal_pads().unused(segment_->runtime(), layout_.pad_bytes, kMostPadWords);
+  mine.insert(mine.end(), unused.begin(), unused.end());
 
   std::shared_ptr<SharedAllocation> shared;
   const auto step = [&](const MeshRound& round) {
@@ -302,46 +342,23 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
     check_same(peers, all, kDevice, "kind of device");
     check_same(peers, all, kBytes, "number of bytes");
     check_same(peers, all, kPadBytes, "size of signal pads");
-    const bool built_in_pad = all_have(all, kPadIsFree, 1);
-    if (built_in_pad) clear_built_in_pad();
+    NextPad next_pad(device_, layout_.pad_bytes, link->signal_pads());
+    next_pad.take(all);
     if (!rendezvous) rendezvous.emplace(round, segment_);
     std::shared_ptr<Segment> buffers = rendezvous->run([&] {
       if (user) user->prepare_segment(*segment_);
+      next_pad.prepare();
     });
-    SharedAllocation::Layout layout = layout_;
-    std::shared_ptr<Segment> pads = buffers;
-    if (!built_in_pad) {
-      layout.pad_offset = 0;
-      pads = peers.share(allocate_segment(device_, layout.pad_bytes), round.deadline);
-    }
+    SignalPadPool::Pad pad = next_pad.get(peers, number, round.deadline);
     link->let_go(freed_everywhere(all));
     link->join(user, number, buffers, symmetric);
-    shared = std::make_shared<SharedAllocation>(link, device_, number, layout, std::move(buffers),
-                                                std::move(pads));
+    shared = std::make_shared<SharedAllocation>(link, device_, number, layout_, std::move(buffers),
+                                                std::move(pad));
     return true;
   };
   peers.run_rendezvous(Deadline(timeout), std::ref(step));
   if (shared != before) replace_membership(before, shared);
   return shared;
-}
-
-// A group that ended in the middle of an operation leaves signals behind.
-void Allocation::clear_built_in_pad() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!std::exchange(pad_was_used_, true)) return;
-  }
-  std::byte* const pad = base() + layout_.pad_offset;
-  if (device_.is_cpu()) {
-    std::memset(pad, 0, layout_.pad_bytes);
-    return;
-  }
-  at::for_blob(pad, {static_cast<std::int64_t>(layout_.pad_bytes)})
-      .options(at::TensorOptions().dtype(at::kByte).device(device_))
-      .target_device(device_)
-      .make_tensor()
-      .zero_();
-  wait_for_device(device_);
 }
 
 Allocation::Handle Allocation::handle(const std::shared_ptr<SharedAllocation>& shared,

@@ -2,11 +2,10 @@
 // allocators that were registered as user buffers; and what both become in a group.
 //
 // NOTE [Parts of an allocation]
-// An allocation is one LocalSegment: the buffer, and behind it, aligned, the signal pad. One
-// allocation may join several groups. The pad behind the buffer serves one of them; the others get
-// pads of their own, since slots are counted by each group's ranks and would be confused. A
-// user buffer (NOTE [Lifetime of user buffers]) has no room for a pad; each group
-// gets pads of its own.
+// An allocation is one LocalSegment, which the buffer fills but for the rest of its last granule.
+// It may join several groups, and gets a signal pad in each of them, out of the group's pad
+// segments (NOTE [Pad segments]): slots are counted by each group's ranks and would be confused. So
+// it is with a user buffer (NOTE [Lifetime of user buffers]).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,6 +25,7 @@
 #include "symm_mem/c10d/group_links.hpp"
 #include "symm_mem/c10d/registered_storage.hpp"
 #include "symm_mem/group/host_signals.hpp"
+#include "symm_mem/group/signal_pad_pool.hpp"
 #include "symm_mem/segment/segment.hpp"
 
 namespace symm {
@@ -36,13 +36,11 @@ class SharedAllocation {
  public:
   struct Layout {
     std::size_t buffer_bytes = 0;  // as asked for
-    std::size_t pad_offset = 0;    // in `pads`
     std::size_t pad_bytes = 0;
   };
 
   SharedAllocation(std::shared_ptr<GroupLink> link, c10::Device device, std::uint64_t id,
-                   const Layout& layout, std::shared_ptr<Segment> buffers,
-                   std::shared_ptr<Segment> pads);
+                   const Layout& layout, std::shared_ptr<Segment> buffers, SignalPadPool::Pad pad);
   ~SharedAllocation();
   SharedAllocation(const SharedAllocation&) = delete;
   SharedAllocation& operator=(const SharedAllocation&) = delete;
@@ -52,7 +50,6 @@ class SharedAllocation {
   std::uint64_t id() const { return id_; }  // the same on every rank; never used twice by a link
   const Layout& layout() const { return layout_; }
   const std::shared_ptr<Segment>& buffers() const { return buffers_; }
-  bool uses_built_in_pad() const { return pads_ == buffers_; }
 
   // By rank. The tables are on the device, where a kernel reads them.
   const std::vector<void*>& buffer_pointers() const { return buffer_pointers_; }
@@ -73,7 +70,7 @@ class SharedAllocation {
   const std::uint64_t id_;
   const Layout layout_;
   std::shared_ptr<Segment> buffers_;
-  std::shared_ptr<Segment> pads_;
+  std::shared_ptr<Segment> pads_;  // the pad is in use while they are held
   std::vector<void*> buffer_pointers_;
   at::Tensor tables_;  // int64 [2, world_size]: buffers, pads
   at::Tensor ranks_;   // int32 [world_size]
@@ -110,9 +107,9 @@ class Allocation {
 
   // What this allocation is in the group of that name. Collective: all ranks must call it for the
   // group in the same order. Where every rank has it already, all get what they had; else all make
-  // it anew, in two rounds. `symmetric`: registered for symmetric use by the group's collectives
-  // (Communicator::add_segment), where its backend is symm; the same on every rank. Blocks. Throws
-  // Error, and what c10d throws for an unknown group.
+  // it anew, in two rounds, or four where the group has no pad left. `symmetric`: registered for
+  // symmetric use by the group's collectives (Communicator::add_segment), where its backend is
+  // symm; the same on every rank. Blocks. Throws Error, and what c10d throws for an unknown group.
   std::shared_ptr<SharedAllocation> share(const std::string& group_name, bool symmetric = false);
 
   // The same without asking the peers: null where this rank has not got it.
@@ -129,11 +126,9 @@ class Allocation {
     std::map<std::size_t, Handle> handles;  // by offset
   };
 
-  bool built_in_pad_is_free(const GroupLink& link) const;
   // `made` in place of `before`, which may be null.
   void replace_membership(const std::shared_ptr<SharedAllocation>& before,
                           const std::shared_ptr<SharedAllocation>& made);
-  void clear_built_in_pad();
   void forget_destroyed_groups();
 
   const c10::Device device_;
@@ -142,7 +137,6 @@ class Allocation {
   const std::shared_ptr<RegisteredStorage> storage_;  // null where it is no user buffer
   std::shared_ptr<LocalSegment> segment_;
   mutable std::mutex mutex_;  // guards what follows
-  bool pad_was_used_ = false;
   std::vector<Membership> memberships_;
 };
 

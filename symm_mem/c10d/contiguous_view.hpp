@@ -13,7 +13,8 @@ namespace symm {
 
 // A tensor of shape [world_size, *tensor.sizes()] whose slice r is rank r's copy of `tensor`, which
 // is neither copied nor moved: stores of any rank into a slice are seen by all after a barrier.
-// stride(0) is the size of the ranks' mapped memory in elements, so slices are apart by padding.
+// stride(0) is the size of the ranks' mapped memory in elements: the result is contiguous where
+// the tensor fills an allocation of whole granules, else slices are apart by padding.
 // The result keeps the memory of all ranks alive.
 //
 // Collective over the group: every rank must pass a contiguous tensor of the same shape and dtype

@@ -32,6 +32,7 @@
 
 #include "symm_mem/group/device_signals.hpp"
 #include "symm_mem/group/local_group.hpp"
+#include "symm_mem/group/signal_pad_pool.hpp"
 #include "symm_mem/segment/segment.hpp"
 
 namespace symm {
@@ -80,6 +81,9 @@ class GroupLink {
   // The group's signals on a GPU of this rank, made by the first call. Local; cold at first.
   DeviceSignals& signals_on(c10::Device device);
 
+  // The signal pads of the group's symmetric memory; for who holds peers().hold().
+  SignalPadPool& signal_pads() { return signal_pads_; }
+
   // The group's backend for `device` where it reads symmetric memory in place, else null. Local.
   SegmentUser* user(c10::DeviceType device) const;
   // Segments that have joined and this rank has freed since, by id; at most kMostFreed.
@@ -106,6 +110,7 @@ class GroupLink {
   const c10d::ProcessGroup* const identity_;
   const bool logical_;
   const std::shared_ptr<LocalGroup> peers_;
+  SignalPadPool signal_pads_;
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Joined> joined_;
   std::map<c10::DeviceIndex, std::unique_ptr<DeviceSignals>> signals_;

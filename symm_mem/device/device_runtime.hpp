@@ -102,6 +102,10 @@ class DeviceRuntime {
   virtual std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
                                           std::shared_ptr<AddressRange> range,
                                           std::size_t offset) = 0;
+  // Fills memory that is mapped here, by this process or for it, with zeros, and returns when they
+  // are there; waits for nothing else that the device has been given. Throws Error(kSystem).
+  virtual void clear(std::byte* data, std::size_t bytes) = 0;
+
   // For map_at(): throws Error(kInvalidArgument) for what it cannot do.
   void check_place(const PhysicalMemory& memory, const AddressRange& range,
                    std::size_t offset) const;

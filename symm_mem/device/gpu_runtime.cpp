@@ -61,10 +61,7 @@ class VmmRuntime final : public GpuRuntime {
     const std::size_t rounded = align_up(bytes, granularity_);
     std::shared_ptr<GpuMemory> memory = create(rounded);
     std::unique_ptr<GpuMapping> mapping = map_anywhere(*memory);
-    const std::string what = text_of("clearing ", rounded, " bytes of memory on ", device_.label());
-    driver_.check(driver_.memset_async(gpu_device_pointer(mapping->base()), 0, rounded, stream_),
-                  what);
-    driver_.check(driver_.stream_synchronize(stream_), what);
+    clear(mapping->base(), rounded);
     memory->keep(std::move(mapping));
     return memory;
   }
@@ -112,6 +109,13 @@ class VmmRuntime final : public GpuRuntime {
     auto mapping = static_cast<const GpuMemory&>(*memory).map_at(std::move(range), offset);
     mapping->hold(std::move(memory));
     return mapping;
+  }
+
+  void clear(std::byte* data, std::size_t bytes) override {
+    const GpuColdScope scope(device_);
+    const std::string what = text_of("clearing ", bytes, " bytes of memory on ", device_.label());
+    driver_.check(driver_.memset_async(gpu_device_pointer(data), 0, bytes, stream_), what);
+    driver_.check(driver_.stream_synchronize(stream_), what);
   }
 
   std::optional<ChunkedMemory> find_chunks(const std::byte* data, std::size_t bytes) override {

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -251,6 +252,8 @@ class HostRuntime final : public DeviceRuntime {
     check_place(*memory, *range, offset);
     return std::make_shared<HostMapping>(std::move(memory), std::move(range), offset);
   }
+
+  void clear(std::byte* data, std::size_t bytes) override { std::memset(data, 0, bytes); }
 };
 
 }  // namespace

@@ -254,6 +254,7 @@ class FakeGpu final : public GpuRuntime {
                                   std::size_t offset) override {
     return host_runtime().map_at(std::move(memory), std::move(range), offset);
   }
+  void clear(std::byte* data, std::size_t bytes) override { host_runtime().clear(data, bytes); }
   const GpuIdentity& identity() const override { return identity_; }
   bool keeps_lines_whole(const GpuUuid& other) override {
     return other == identity_.uuid || (unlinked >> (other[0] - 0xa0) & 1) == 0;

@@ -37,6 +37,7 @@ class PassingRuntime : public DeviceRuntime {
                                   std::size_t offset) override {
     return host_runtime().map_at(std::move(memory), std::move(range), offset);
   }
+  void clear(std::byte* data, std::size_t bytes) override { host_runtime().clear(data, bytes); }
 };
 
 }  // namespace symm::test

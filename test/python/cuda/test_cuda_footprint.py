@@ -5,9 +5,11 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 
 import model
 from harness import GPUS, PROCESSES, WORLD_SIZE, crowded, expect_no_mismatch, resources, run_ranks
+from symmetric import granules, use_symm
 
 pytestmark = [pytest.mark.cuda, pytest.mark.alone]
 
@@ -90,3 +92,26 @@ def test_workspace_is_bounded_and_made_once():
         assert 0 < first <= most, f"rank {rank}: the first call took {first:.1f} MiB"
         assert second <= 0.5, f"rank {rank}: the second call took {second:.1f} MiB more"
         assert more <= 0.5, f"rank {rank}: twenty calls took {more:.1f} MiB more"
+
+
+def buffers_of_a_granule(rank, number):
+    """MiB that `number` shared buffers of 2 MiB take, of all ranks on this GPU together."""
+    use_symm()
+    first = granules(1), granules(1)  # the group's first pads, and what a process makes once
+    for tensor in first:
+        symm_mem.rendezvous(tensor, dist.group.WORLD).barrier()
+    before, held = free_memory(), []
+    for _ in range(number):
+        tensor = granules(1)
+        held.append((tensor, symm_mem.rendezvous(tensor, dist.group.WORLD)))
+    for _, handle in held:
+        handle.barrier()
+    return (before - free_memory()) / MIB
+
+
+def test_buffers_take_their_granules_and_no_more():
+    number, ranks_on_one_gpu = 40, max(1, WORLD_SIZE // GPUS)
+    for rank, taken in enumerate(run_ranks(buffers_of_a_granule, WORLD_SIZE, number, fresh=PROCESSES)):
+        # What the driver keeps of mappings is less than half a granule a buffer.
+        most = ranks_on_one_gpu * number * 3
+        assert 0 < taken < most, f"rank {rank}: {number} buffers of 2 MiB took {taken:.1f} MiB"

@@ -1,6 +1,7 @@
 """What the tests of symmetric memory share: memory of the device under test, and what it holds."""
 
 import contextlib
+import mmap
 import os
 
 import torch
@@ -9,9 +10,11 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch._C._distributed_c10d import _SymmetricMemory
 
 import model
-from harness import DEVICE, device_of_rank, new_group_in_order, synchronize
+from harness import DEVICE, ON_CUDA, device_of_rank, new_group_in_order, synchronize
 
 WORLD_SIZES = [2, 3, 4, 8]
+# What symmetric memory is made of on the device under test, in bytes.
+GRANULE = 2 << 20 if ON_CUDA else mmap.PAGESIZE
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
@@ -30,6 +33,12 @@ def allocate(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def persistent(count: int, alloc_id: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     place = device_of_rank()
     return _SymmetricMemory.empty_strided_p2p((count,), (1,), dtype, place, alloc_id=alloc_id)
+
+
+def granules(number: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """An allocation of that many granules that the tensor fills; of no pool, which would round."""
+    count = number * GRANULE // dtype.itemsize
+    return _SymmetricMemory.empty_strided_p2p((count,), (1,), dtype, device_of_rank())
 
 
 def pattern(count: int, rank: int, salt: int = 0, dtype: torch.dtype = torch.float32):

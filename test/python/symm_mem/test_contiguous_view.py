@@ -22,12 +22,16 @@ from harness import (
     synchronize,
 )
 from symmetric import (
+    GRANULE,
     WORLD_SIZES,
     descriptors,
     filled,
+    granules,
     mapped_areas,
     meet,
     pattern,
+    persistent,
+    use_symm,
     wrong_slices,
 )
 
@@ -123,6 +127,71 @@ def at_an_offset(rank):
 
 def test_tensors_at_an_offset():
     check(at_an_offset, 3)
+
+
+def without_gaps(rank):
+    """Whole granules: the ranks' tensors are one contiguous tensor, whatever the allocation has
+    been used for before."""
+    import torch_symm
+
+    use_symm()
+    size, problems = dist.get_world_size(), []
+    odd = dist.new_group(list(range(0, size, 2)))
+    for number in (1, 2, 5):
+        tensor = granules(number)
+        count = tensor.numel()
+        tensor.copy_(pattern(count, rank, number))
+        view = torch_symm.contiguous_view(tensor)
+        handle = symm_mem.rendezvous(tensor, dist.group.WORLD)
+        handle.barrier()
+        if view.stride() != (count, 1) or not view.is_contiguous():
+            problems.append(f"{number} granules: strides {view.stride()}, {count} elements a rank")
+            continue
+        every = torch.cat([pattern(count, r, number) for r in range(size)])
+        problems += model.mismatch(f"{number} granules", view.view(-1), every)
+        handle.barrier()
+        # Where two ranks' tensors meet: nothing of a rank's is behind its last element.
+        if rank == 0:
+            edges = torch.arange(1, size, device=view.device) * count
+            view.view(-1)[edges - 1] = -1.0
+            view.view(-1)[edges] = -2.0
+        handle.barrier()
+        problems += [] if rank == 0 or tensor[0] == -2.0 else [f"{number}: the first element"]
+        problems += [] if rank == size - 1 or tensor[-1] == -1.0 else [f"{number}: the last one"]
+        handle.barrier(1)
+        if rank % 2 == 0:
+            view = torch_symm.contiguous_view(tensor, odd)
+            problems += [] if view.is_contiguous() else [f"{number} granules, in another group"]
+    meet()
+    if rank % 2 == 0:
+        dist.destroy_process_group(odd)
+    return problems
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_tensors_of_whole_granules_lie_without_a_gap(world_size):
+    check(without_gaps, world_size)
+
+
+def by_granule(rank):
+    """One element more takes a granule more, and no granule is for what no tensor has."""
+    import torch_symm
+
+    use_symm()
+    problems = []
+    for number in (1, 3):
+        whole = number * GRANULE // 4
+        for count, apart in [(whole, number), (whole + 1, number + 1), (whole - 1, number)]:
+            tensor = persistent(count, alloc_id=0x6A_0000 + 16 * number + count - whole)
+            view = torch_symm.contiguous_view(tensor)
+            if view.stride(0) * 4 != apart * GRANULE:
+                problems.append(f"{count} elements are {view.stride(0)} apart")
+    meet()
+    return problems
+
+
+def test_slices_are_as_far_apart_as_their_granules():
+    check(by_granule, 2)
 
 
 def in_groups(rank, lists):

@@ -13,7 +13,7 @@ from harness import (
     expect_no_mismatch,
     run_ranks,
 )
-from symmetric import filled, meet, pattern, wrong_slices
+from symmetric import filled, granules, meet, pattern, use_symm, wrong_slices
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -58,6 +58,32 @@ def unsharded(rank):
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_a_dtensor_is_unsharded(world_size):
     expect_no_mismatch(run_ranks(unsharded, world_size, fresh=True))
+
+
+def unsharded_without_gaps(rank):
+    """Rows that fill whole granules have the DTensor's own shape."""
+    import torch_symm
+
+    use_symm()
+    size = dist.get_world_size()
+    mesh = init_device_mesh(DEVICE, (size,))
+    local = granules(3).view(12, -1)
+    local.copy_(pattern(local.numel(), rank).view_as(local))
+    dtensor = sharded(local, mesh, Shard(0))
+    view = torch_symm.contiguous_view(dtensor)
+    meet()
+    problems = []
+    if view.shape != dtensor.shape or not view.is_contiguous():
+        problems.append(f"{tuple(view.shape)}, strides {view.stride()}")
+    expected = torch.cat([pattern(local.numel(), r).view_as(local) for r in range(size)])
+    problems += model.mismatch("rows", view.flatten(), expected.flatten())
+    meet()
+    return problems
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_dtensor_of_whole_granules_keeps_its_shape(world_size):
+    expect_no_mismatch(run_ranks(unsharded_without_gaps, world_size, fresh=True))
 
 
 def over_one_of_two_dimensions(rank):

@@ -25,6 +25,7 @@ from symmetric import (
     WORLD_SIZES,
     allocate,
     descriptors,
+    granules,
     mapped_areas,
     pads_not_zero,
     pattern,
@@ -374,3 +375,39 @@ def with_collectives(rank):
 
 def test_collectives_take_symmetric_tensors():
     check(with_collectives, WORLD_SIZE)
+
+
+def to_the_last_byte(rank):
+    """Behind tensors that end with their allocation nothing is mapped; results are exact."""
+    use_symm()
+    size, problems = dist.get_world_size(), []
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+        source, result = granules(4, dtype), granules(4, dtype)
+        for tensor in (source, result):
+            symm_mem.rendezvous(tensor, dist.group.WORLD)
+        whole = source.numel()
+        for count in (1, 7, 37, 1001, whole // size - 1, whole // size):
+            every = [pattern(size * count, r, count, dtype) for r in range(size)]
+            given, got = source[whole - size * count :], result[whole - size * count :]
+            part = result[whole - count :]
+            what = f"{model.name(dtype)}, {count} elements"
+            given.copy_(every[rank])
+            dist.all_to_all_single(got, given)
+            mine = slice(rank * count, rank * count + count)
+            expected = torch.cat([one[mine] for one in every])
+            problems += model.mismatch(f"all_to_all of {what}", got, expected)
+            total = model.reduced(every, "SUM")
+            dist.reduce_scatter_tensor(part, given)
+            problems += model.mismatch(f"reduce_scatter of {what}", part, total[mine], exact=False)
+            dist.all_gather_into_tensor(got, given[-count:])
+            expected = torch.cat([one[-count:] for one in every])
+            problems += model.mismatch(f"all_gather of {what}", got, expected)
+            dist.all_reduce(given)
+            problems += model.mismatch(f"all_reduce of {what}", given, total, exact=False)
+        dist.barrier()
+    return problems
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_collectives_read_and_write_to_the_last_byte(world_size):
+    check(to_the_last_byte, world_size)
