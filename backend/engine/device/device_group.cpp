@@ -26,7 +26,7 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
       resources_(std::make_unique<Resources>()) {
   const DeviceLayout layout =
       DeviceLayout::of(world_size(), context.agreement.device_workspace_bytes);
-  resources_->segment = LocalSegment::allocate(runtime, layout.total_bytes);
+  resources_->segment = std::make_unique<DeviceSegment>(runtime, layout.total_bytes);
   resources_->kernels = runtime.make_group_kernels({.rank = rank(),
                                                     .world_size = world_size(),
                                                     .layout = layout,
@@ -85,6 +85,9 @@ void DeviceGroup::drain() {
 
 void DeviceGroup::check_usable() const {
   context_.group.check_usable();
+  if (!has_memory()) [[unlikely]] {
+    throw Error(ErrorCode::kAborted, context_.group.prefix(), "the group is suspended");
+  }
   // A kernel that gave up has let its stream go on: nothing may build on what it left.
   if (gave_up()) [[unlikely]] {
     throw_failure();
@@ -345,6 +348,47 @@ void DeviceGroup::throw_failure() const {
   }
   if (group.failed()) throw Error(group.failure());
   fail_group(ErrorCode::kAborted, "a kernel gave up on " + device_name(device()));
+}
+
+// A kernel counts its end before it has ended.
+void DeviceGroup::settle() {
+  drain();
+  const RelaxedCapture relaxed(runtime_);
+  runtime_.synchronize();
+}
+
+void DeviceGroup::save() {
+  const RelaxedCapture relaxed(runtime_);
+  const std::lock_guard lock(mutex_);
+  resources_->segment->save(*resources_->kernels);
+}
+
+void DeviceGroup::discard_copy() {
+  const std::lock_guard lock(mutex_);
+  resources_->segment->discard_copy();
+}
+
+void DeviceGroup::release() {
+  const RelaxedCapture relaxed(runtime_);
+  const std::lock_guard lock(mutex_);
+  resources_->peers->release();
+  resources_->segment->release();
+  has_memory_.store(false, std::memory_order_relaxed);
+}
+
+void DeviceGroup::resume(const Deadline& deadline) {
+  const RelaxedCapture relaxed(runtime_);
+  const std::lock_guard lock(mutex_);
+  DeviceSegment& segment = *resources_->segment;
+  const std::optional<Error> own = try_step([&] { segment.restore(*resources_->kernels); });
+  try {
+    resources_->peers->restore(own, deadline);
+  } catch (...) {
+    segment.release();
+    throw;
+  }
+  segment.discard_copy();
+  has_memory_.store(true, std::memory_order_relaxed);
 }
 
 void DeviceGroup::set_segment(std::size_t number, const Segment& segment) {
