@@ -165,6 +165,7 @@ void ProcessGroupSymm::waitForPendingWorks() {
     impl_->engine_->check_usable();
     impl_->check_one_host("waiting for the pending works");
     if (DeviceLauncher* const device = impl_->device_.load(std::memory_order_acquire)) {
+      device->await_searches();
       device->mark()->wait(impl_->engine_->timeout());
     }
     impl_->pending_->wait();
@@ -186,6 +187,11 @@ void ProcessGroupSymm::suspend() {
     if (impl_->coalescing()) {
       throw Error(ErrorCode::kInvalidArgument,
                   "suspend(): expected a call outside of a coalescing block");
+    }
+    const DeviceLauncher* const device = impl_->device_.load(std::memory_order_acquire);
+    if (device && device->has_searches()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "suspend(): a recv from any rank waits for its sender; wait for it before");
     }
     impl_->engine_->suspend();
   });

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "backend/engine/device/device_choice.hpp"
-#include "backend/engine/group/message_notes.hpp"
 #include "backend/engine/group/settings.hpp"
 #include "backend/engine/group/validation.hpp"
+#include "backend/engine/host/point_to_point.hpp"
 #include "kernels/core/atomics.hpp"
 
 namespace symm {
@@ -23,6 +23,7 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
       runtime_(runtime),
       trace_(context.group, context.memory),
       messages_(context.group, trace_),
+      announcements_(context.group, context.memory),
       resources_(std::make_unique<Resources>()) {
   const DeviceLayout layout =
       DeviceLayout::of(world_size(), context.agreement.device_workspace_bytes);
@@ -299,6 +300,39 @@ void DeviceGroup::transfer(std::span<const TransferOp> ops, const DeviceLaunch& 
   } catch (const Error& error) {
     fail_group(error.code(), std::string("send and recv: ") + error.what());
   }
+  for (const TransferOp& op : ops) {
+    if (op.peer != rank()) announcements_.note(op, to.captured);
+  }
+}
+
+std::optional<int> DeviceGroup::find_sender(const AwaitedRecv& recv) {
+  const std::lock_guard lock(mutex_);
+  check_usable();
+  if (recv.op.peer == kAnySource) return announcements_.find(recv.op.tag);
+  if (announcements_.is_next(recv.op.peer, recv.op.tag)) return recv.op.peer;
+  return std::nullopt;
+}
+
+void DeviceGroup::look_for_trouble(const AwaitedRecv& recv) {
+  LocalGroup& group = context_.group;
+  const TransferOp& op = recv.op;
+  const bool from_any = op.peer == kAnySource;
+  const std::string call = text_of("recv from ", from_any ? "any rank" : group.rank_name(op.peer),
+                                   " (tag ", op.tag, ", ", op.bytes, " bytes)");
+  if (!group.poll(call)) return;
+  const auto waited = std::chrono::steady_clock::now() - recv.since;
+  Error reason(ErrorCode::kTimeout, "Timed out after ",
+               std::to_string(std::chrono::duration<double>(waited).count()),
+               " s: nobody has sent such a message on a device");
+  if (waited < limit(recv.timeout)) {
+    for (int peer = 0; peer < world_size(); ++peer) {
+      const bool may_send = peer != rank() && (from_any || peer == op.peer);
+      if (may_send && !group.is_gone(peer, &reason)) return;
+    }
+  }
+  // It may have sent before.
+  if (find_sender(recv)) return;
+  group.fail(Error(reason.code(), group.prefix(), call, ": ", reason.what()));
 }
 
 void DeviceGroup::fold(const FoldCall& call, StreamHandle stream) {

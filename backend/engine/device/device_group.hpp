@@ -33,12 +33,14 @@
 #include <string>
 #include <vector>
 
+#include "backend/engine/device/announced_sends.hpp"
 #include "backend/engine/device/device_messages.hpp"
 #include "backend/engine/device/device_peers.hpp"
 #include "backend/engine/device/device_segment.hpp"
 #include "backend/engine/device/device_trace.hpp"
 #include "backend/engine/device/device_watchdog.hpp"
 #include "backend/engine/group/communicator_config.hpp"
+#include "backend/engine/group/message_notes.hpp"
 #include "backend/engine/group/self_messages.hpp"
 #include "kernels/core/collective.hpp"
 #include "kernels/gpu/interface/group_kernels.hpp"
@@ -50,7 +52,6 @@
 
 namespace symm {
 
-class MessageComparison;
 struct Agreement;
 struct InputArray;
 struct Plan;
@@ -108,6 +109,23 @@ class DeviceGroup {
   // match in the order in which they were given; those of this rank to itself need both ends among
   // `ops` and are copied. Errors as launch(), and as SelfMessages before anything is launched.
   void transfer(std::span<const TransferOp> ops, const DeviceLaunch& to);
+
+  // A recv that is to wait for its sender to be known: `op` names it, or is from any rank
+  // (kAnySource). `since`: when it was called.
+  struct AwaitedRecv {
+    TransferOp op;
+    std::chrono::steady_clock::time_point since;
+    std::chrono::milliseconds timeout;  // 0 and less: the group's
+  };
+  // NOTE [Recv from any rank] in announced_sends.hpp. The rank whose message `recv` gets when it is
+  // the next recv from that rank in its tag channel; nullopt: nobody has sent one yet. Never waits.
+  // Throws the group's failure, Error(kUnsupported) where it cannot be known.
+  std::optional<int> find_sender(const AwaitedRecv& recv);
+  // Fails the group where nobody can send to `recv` any more, or its time-out has passed. A system
+  // call for each rank.
+  void look_for_trouble(const AwaitedRecv& recv);
+  // The notes of messages cannot count those with the tag of `op` any more.
+  void expect_any(const TransferOp& op) { context_.comparison.lose_count(op); }
 
   // GroupKernels' fold and copy. Local. Throw the group's failure, and Error(kSystem).
   void fold(const FoldCall& call, StreamHandle stream);
@@ -214,7 +232,8 @@ class DeviceGroup {
   GpuRuntime& runtime_;
   DeviceTrace trace_;
   DeviceMessages messages_;
-  mutable std::mutex mutex_;  // of all that follows but the watchdog
+  SendAnnouncements announcements_;  // under mutex_
+  mutable std::mutex mutex_;         // of all that follows but the watchdog
   std::unique_ptr<Resources> resources_;
   std::atomic<bool> connected_{false};
   std::atomic<bool> has_memory_{true};
