@@ -37,7 +37,7 @@ namespace symm {
 class RecvSearch : public std::enable_shared_from_this<RecvSearch> {
  public:
   struct Recv {
-    DeviceGroup::AwaitedRecv awaited;
+    AwaitedRecv awaited;
     c10::intrusive_ptr<DeviceWork> work;
     c10::Stream issuing;
     c10::Event issued;  // what was on it at the call

@@ -33,8 +33,7 @@ void send(DeviceRank& rank, int peer, std::int64_t tag, bool captured = false) {
 void receive(DeviceRank& rank, int peer, std::int64_t tag, bool captured = false) {
   put(rank, {.tag = tag, .peer = peer, .is_send = false}, captured);
 }
-DeviceGroup::AwaitedRecv awaited(std::int64_t tag, int peer = kAnySource,
-                                 milliseconds timeout = kDefault) {
+AwaitedRecv awaited(std::int64_t tag, int peer = kAnySource, milliseconds timeout = kDefault) {
   return {{.tag = tag, .peer = peer}, steady_clock::now(), timeout};
 }
 std::optional<int> sender(DeviceRank& rank, std::int64_t tag, int peer = kAnySource) {
@@ -184,13 +183,29 @@ TEST_F(AnySourceTest, ATimeOutAndTheEndOfAllSendersFailTheGroup) {
   run_group(2, [](DeviceRank& rank) {
     rank.launch(CollectiveArgs{});
     if (rank.number() == 0) {
-      DeviceGroup::AwaitedRecv recv = awaited(9, 1, milliseconds(1'500));
+      AwaitedRecv recv = awaited(9, 1, milliseconds(1'500));
       rank.engine().look_for_trouble(recv);
       EXPECT_FALSE(rank.communicator.failure());
       recv.since -= milliseconds(1'600);
       rank.engine().look_for_trouble(recv);
       expect_error(rank.communicator.failure(), ErrorCode::kTimeout,
                    {"recv from rank 1 (tag 9", "Timed out after 1.6"});
+    }
+    rank.meet();
+  });
+}
+
+TEST_F(AnySourceTest, ATimeOutNamesWhoIsGone) {
+  run_group(3, [](DeviceRank& rank) {
+    rank.launch(CollectiveArgs{});
+    if (rank.number() == 1) rank.communicator.shutdown();
+    rank.meet();
+    if (rank.number() == 0) {
+      AwaitedRecv recv = awaited(9);
+      recv.since -= milliseconds(21'000);
+      rank.engine().look_for_trouble(recv);
+      expect_error(rank.communicator.failure(), ErrorCode::kTimeout,
+                   {"recv from any rank (tag 9", "Timed out after 21", "rank 1 has left"});
     }
     rank.meet();
   });

@@ -1,10 +1,20 @@
 #include "backend/engine/device/announced_sends.hpp"
 
+#include <string>
+
+#include "backend/engine/host/point_to_point.hpp"
 #include "kernels/core/atomics.hpp"
 
 namespace symm {
+namespace {
 
-SendAnnouncements::SendAnnouncements(const LocalGroup& group, GroupMemory* memory)
+bool may_send(const TransferOp& recv, int peer) {
+  return recv.peer == kAnySource || recv.peer == peer;
+}
+
+}  // namespace
+
+SendAnnouncements::SendAnnouncements(LocalGroup& group, GroupMemory* memory)
     : group_(group),
       memory_(memory),
       received_(static_cast<std::size_t>(group.world_size())),
@@ -81,19 +91,48 @@ bool SendAnnouncements::is_next(int peer, std::int64_t tag) const {
   return *next == tag;
 }
 
-std::optional<int> SendAnnouncements::find(std::int64_t tag) const {
+std::optional<int> SendAnnouncements::find(const TransferOp& op) const {
   std::optional<Error> unknown;
   for (int step = 1; step <= group_.world_size(); ++step) {
     const int peer = (last_source_ + step) % group_.world_size();
-    if (peer == group_.rank()) continue;
+    if (peer == group_.rank() || !may_send(op, peer)) continue;
     try {
-      if (is_next(peer, tag)) return peer;
+      if (is_next(peer, op.tag)) return peer;
     } catch (const Error& error) {
       unknown = error;
     }
   }
   if (unknown) throw Error(*unknown);
   return std::nullopt;
+}
+
+void SendAnnouncements::look_for_trouble(const AwaitedRecv& recv, std::chrono::milliseconds limit) {
+  const TransferOp& op = recv.op;
+  const std::string call =
+      text_of("recv from ", op.peer == kAnySource ? "any rank" : group_.rank_name(op.peer),
+              " (tag ", op.tag, ", ", op.bytes, " bytes)");
+  if (!group_.poll(call)) return;
+  Error reason(ErrorCode::kPeerLost, "");
+  std::string gone;
+  bool may_come = false;
+  for (int peer = 0; peer < group_.world_size(); ++peer) {
+    if (peer == group_.rank() || !may_send(op, peer)) continue;
+    if (group_.is_gone(peer, &reason)) {
+      gone += text_of("; ", reason.what());
+    } else {
+      may_come = true;
+    }
+  }
+  const auto waited = std::chrono::steady_clock::now() - recv.since;
+  if (may_come) {
+    if (waited < limit) return;
+    const std::chrono::duration<double> seconds = waited;
+    reason = Error(ErrorCode::kTimeout, "Timed out after ", std::to_string(seconds.count()),
+                   " s: nobody has sent such a message on a device", gone);
+  }
+  // It may have come before.
+  if (find(op)) return;
+  group_.fail(Error(reason.code(), group_.prefix(), call, ": ", reason.what()));
 }
 
 }  // namespace symm

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -29,20 +30,30 @@
 
 namespace symm {
 
+// A recv that waits for its sender to be known: `op` names it, or is from any rank (kAnySource).
+struct AwaitedRecv {
+  TransferOp op;
+  std::chrono::steady_clock::time_point since;  // the call
+  std::chrono::milliseconds timeout;            // 0 and less: the group's
+};
+
 class SendAnnouncements {
  public:
   // `memory` is null in a group of one. Both must outlive the object.
-  SendAnnouncements(const LocalGroup& group, GroupMemory* memory);
+  SendAnnouncements(LocalGroup& group, GroupMemory* memory);
 
   // This rank has put `op`, a message with another rank, on a stream.
   void note(const TransferOp& op, bool captured);
 
-  // Whether the next recv of this rank from `peer` in the channel of `tag` would get a message that
-  // was announced, and with this tag. Throws Error(kUnsupported) where that cannot be known.
-  bool is_next(int peer, std::int64_t tag) const;
-  // The rank of which that is so, where there are several the next behind that of the last recv;
-  // nullopt where there is none. Throws as is_next().
-  std::optional<int> find(std::int64_t tag) const;
+  // The rank whose message the recv `op` gets when it is the next recv from that rank in its tag
+  // channel: the first message there that no recv is for was announced, and has the tag. Of several
+  // ranks the next behind that of the last recv; nullopt where there is none. Throws
+  // Error(kUnsupported) where it cannot be known.
+  std::optional<int> find(const TransferOp& op) const;
+
+  // Fails the group where nobody can send to `recv` any more, or `limit` has passed since its call.
+  // A system call for each rank.
+  void look_for_trouble(const AwaitedRecv& recv, std::chrono::milliseconds limit);
 
  private:
   struct Received {
@@ -53,9 +64,10 @@ class SendAnnouncements {
   AnnouncedSends& sends(int owner, int peer, int tag_channel) const;
   // The tag of message `number` of those of `sends`; nullopt where it is not known any more.
   static std::optional<std::int64_t> tag_of(const AnnouncedSends& sends, std::uint64_t number);
+  bool is_next(int peer, std::int64_t tag) const;
   [[noreturn]] void refuse(int peer, std::int64_t tag, const char* reason) const;
 
-  const LocalGroup& group_;
+  LocalGroup& group_;
   GroupMemory* const memory_;
   std::vector<std::array<Received, kTagChannels>> received_;  // by peer
   int last_source_;

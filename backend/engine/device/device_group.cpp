@@ -7,7 +7,6 @@
 #include "backend/engine/device/device_choice.hpp"
 #include "backend/engine/group/settings.hpp"
 #include "backend/engine/group/validation.hpp"
-#include "backend/engine/host/point_to_point.hpp"
 #include "kernels/core/atomics.hpp"
 
 namespace symm {
@@ -308,31 +307,12 @@ void DeviceGroup::transfer(std::span<const TransferOp> ops, const DeviceLaunch& 
 std::optional<int> DeviceGroup::find_sender(const AwaitedRecv& recv) {
   const std::lock_guard lock(mutex_);
   check_usable();
-  if (recv.op.peer == kAnySource) return announcements_.find(recv.op.tag);
-  if (announcements_.is_next(recv.op.peer, recv.op.tag)) return recv.op.peer;
-  return std::nullopt;
+  return announcements_.find(recv.op);
 }
 
 void DeviceGroup::look_for_trouble(const AwaitedRecv& recv) {
-  LocalGroup& group = context_.group;
-  const TransferOp& op = recv.op;
-  const bool from_any = op.peer == kAnySource;
-  const std::string call = text_of("recv from ", from_any ? "any rank" : group.rank_name(op.peer),
-                                   " (tag ", op.tag, ", ", op.bytes, " bytes)");
-  if (!group.poll(call)) return;
-  const auto waited = std::chrono::steady_clock::now() - recv.since;
-  Error reason(ErrorCode::kTimeout, "Timed out after ",
-               std::to_string(std::chrono::duration<double>(waited).count()),
-               " s: nobody has sent such a message on a device");
-  if (waited < limit(recv.timeout)) {
-    for (int peer = 0; peer < world_size(); ++peer) {
-      const bool may_send = peer != rank() && (from_any || peer == op.peer);
-      if (may_send && !group.is_gone(peer, &reason)) return;
-    }
-  }
-  // It may have sent before.
-  if (find_sender(recv)) return;
-  group.fail(Error(reason.code(), group.prefix(), call, ": ", reason.what()));
+  const std::lock_guard lock(mutex_);
+  announcements_.look_for_trouble(recv, limit(recv.timeout));
 }
 
 void DeviceGroup::fold(const FoldCall& call, StreamHandle stream) {

@@ -110,19 +110,11 @@ class DeviceGroup {
   // `ops` and are copied. Errors as launch(), and as SelfMessages before anything is launched.
   void transfer(std::span<const TransferOp> ops, const DeviceLaunch& to);
 
-  // A recv that is to wait for its sender to be known: `op` names it, or is from any rank
-  // (kAnySource). `since`: when it was called.
-  struct AwaitedRecv {
-    TransferOp op;
-    std::chrono::steady_clock::time_point since;
-    std::chrono::milliseconds timeout;  // 0 and less: the group's
-  };
   // NOTE [Recv from any rank] in announced_sends.hpp. The rank whose message `recv` gets when it is
   // the next recv from that rank in its tag channel; nullopt: nobody has sent one yet. Never waits.
   // Throws the group's failure, Error(kUnsupported) where it cannot be known.
   std::optional<int> find_sender(const AwaitedRecv& recv);
-  // Fails the group where nobody can send to `recv` any more, or its time-out has passed. A system
-  // call for each rank.
+  // As SendAnnouncements::look_for_trouble().
   void look_for_trouble(const AwaitedRecv& recv);
   // The notes of messages cannot count those with the tag of `op` any more.
   void expect_any(const TransferOp& op) { context_.comparison.lose_count(op); }

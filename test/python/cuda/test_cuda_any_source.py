@@ -1,5 +1,6 @@
 """recv from any rank on GPUs: who has sent, which message, and what a killed rank leaves."""
 
+import datetime
 import os
 import signal
 import tempfile
@@ -219,13 +220,19 @@ def test_the_only_other_rank_is_killed():
     expect_no_mismatch([reports[0].value])
 
 
-def too_late(rank):
-    if rank != 0:
-        time.sleep(3.0)
-        return []
-    text = message_of(ERRORS, dist.recv, torch.empty(4, device="cuda"), src=None)
-    return unsaid(text, ["DistBackendError", "recv from any rank", "Timed out after 1", "has sent"])
+def nobody_sends(rank):
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    torch.cuda.synchronize()
+    dist.barrier()
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    problems = []
+    if rank == 0:
+        tensor = torch.empty(4, device="cuda")
+        text = message_of(ERRORS, dist.recv, tensor, src=None, group=group)
+        problems += unsaid(text, ["DistBackendError", "recv from any rank", "Timed out after 2"])
+    dist.barrier()
+    return problems
 
 
 def test_a_time_out():
-    run(too_late, timeout=1.0, fresh=True)
+    run(nobody_sends, fresh=True)
