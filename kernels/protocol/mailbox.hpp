@@ -87,7 +87,7 @@ struct alignas(kCacheLine) MessageNotes {
 
 // What the host of a rank has put on streams of its GPU for a peer, of one tag channel (NOTE [Recv
 // from any rank] in backend/engine/device/announced_sends.hpp). Written by that host alone.
-inline constexpr std::uint64_t kAnnouncedRuns = 14;
+inline constexpr std::uint64_t kAnnouncedRuns = 16;  // a power of two
 struct alignas(kCacheLine) AnnouncedSends {
   struct Run {
     std::uint64_t first;  // number of its first message, from 0
@@ -98,7 +98,7 @@ struct alignas(kCacheLine) AnnouncedSends {
   std::uint64_t runs;      // of one tag each, so far; the n-th at n % kAnnouncedRuns
   Run recent[kAnnouncedRuns];
 };
-static_assert(sizeof(AnnouncedSends) == 2 * kCacheLine);
+static_assert(sizeof(AnnouncedSends) == 3 * kCacheLine);
 
 struct alignas(kCacheLine) Inbox {
   std::uint64_t taken;

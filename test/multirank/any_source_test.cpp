@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "kernels/protocol/mailbox.hpp"
 #include "test/support/device_ranks.hpp"
 #include "test/support/expect_error.hpp"
+#include "test/support/instruction_count.hpp"
 
 namespace symm {
 namespace {
@@ -208,6 +210,29 @@ TEST_F(AnySourceTest, ATimeOutNamesWhoIsGone) {
                    {"recv from any rank (tag 9", "Timed out after 21", "rank 1 has left"});
     }
     rank.meet();
+  });
+}
+
+// What every send pays, of some thousand instructions. Those of a new tag are a few more.
+TEST_F(AnySourceTest, AnAnnouncementTakesFewInstructions) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+  GTEST_SKIP() << "instrumented, or not optimised";
+#endif
+  run_group(2, [](DeviceRank& rank) {
+    constexpr std::uint64_t kMessages = 100;
+    LocalGroup& group = *rank.communicator.local_group();
+    GroupMemory memory(group, kSmallSlotBytes, {});
+    SendAnnouncements announcements(group, &memory);
+    const TransferOp op{.tag = 3, .peer = 1 - rank.number(), .is_send = true};
+    announcements.note(op, false);
+    if (rank.number() != 0) return;
+    const auto instructions = test::instructions_of([&] {
+      for (std::uint64_t i = 0; i < kMessages; ++i) announcements.note(op, false);
+    });
+    if (!instructions) return;  // processes may not be traced here
+    std::printf("an announcement: %llu instructions\n",
+                static_cast<unsigned long long>(*instructions / kMessages));
+    EXPECT_LE(*instructions / kMessages, 80u);
   });
 }
 

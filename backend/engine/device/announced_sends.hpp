@@ -9,7 +9,8 @@
 // order. The receiver's host compares the count with that of the recvs which it has itself started
 // in that channel: the first message beyond is the one that its next recv from that peer would get.
 // A recv from any rank is for a peer whose next message has its tag; RecvSearch (recv_search.hpp)
-// looks until there is one. A sender pays two or three stores to memory of its own cache for that.
+// looks until there is one. A sender pays one store to a line of its own cache for that, or four
+// where the tag is another than before.
 //
 // A channel serves several tags, so the tag of a message that waits must be known. Messages of one
 // tag one after the other are a run; the last kAnnouncedRuns runs are kept. What is captured is not
