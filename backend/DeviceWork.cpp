@@ -9,7 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "backend/recv_search.hpp"
 #include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/process/deadline.hpp"
+#include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
 
@@ -49,6 +52,36 @@ void DeviceWork::launched(const Launch& launch) {
   end_profiled_range();
 }
 
+void DeviceWork::end_search(const std::optional<Error>& error) noexcept {
+  if (error) finish(torch_error(*error));
+  settled_.store(true, std::memory_order_release);
+}
+
+void DeviceWork::await_sender(std::chrono::milliseconds limit) {
+  if (is_settled()) return;
+  check_process();
+  // Asks often at first, since most messages are there soon, then seldom.
+  constexpr int kYields = 64;
+  constexpr std::chrono::microseconds kSleep{50};
+  const Deadline deadline(within_longest(limit));
+  with_torch_errors([&] {
+    for (int turn = 0;; ++turn) {
+      search_->look();
+      if (is_settled()) return;
+      check_interrupts();
+      if (limit.count() > 0 && deadline.passed()) {
+        throw Error(ErrorCode::kTimeout, "a recv from any rank has no sender after ", limit.count(),
+                    " ms");
+      }
+      if (turn < kYields) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(kSleep);
+      }
+    }
+  });
+}
+
 const DeviceWork::Launch& DeviceWork::launch() const {
   if (!launch_) throw_block_has_not_ended();
   return *launch_;
@@ -75,6 +108,9 @@ bool DeviceWork::passed() {
 bool DeviceWork::isCompleted() {
   if (finished()) return true;
   check_process();
+  if (!is_settled()) search_->look();
+  if (!is_settled()) return false;
+  if (finished()) return true;
   if (!launch_) return false;
   if (const std::optional<Error> failure = streams_->failure()) {
     finish(torch_error(*failure));
@@ -103,6 +139,8 @@ std::exception_ptr DeviceWork::exception() const {
 }
 
 int DeviceWork::sourceRank() const {
+  TORCH_CHECK(is_settled(),
+              "sourceRank() may only be called once the sender is known: wait() first.");
   if (source_ < 0) return WorkSymm::sourceRank();
   return source_;
 }
@@ -148,7 +186,12 @@ void DeviceWork::follow_failed() noexcept {
 
 void DeviceWork::synchronize() { wait(kNoTimeout); }
 
-bool DeviceWork::wait(std::chrono::milliseconds /*timeout*/) {
+bool DeviceWork::wait(std::chrono::milliseconds timeout) {
+  await_sender(timeout);
+  if (was_refused()) {
+    unregister();
+    rethrow_failure();
+  }
   const Launch& mine = launch();
   if (!finished()) check_process();
   unregister();
@@ -165,6 +208,8 @@ bool DeviceWork::wait(std::chrono::milliseconds /*timeout*/) {
 void DeviceWork::abort_group() { streams_->abort("abort() of an operation was called"); }
 
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
+  await_sender(kNoTimeout);
+  if (was_refused()) return WorkSymm::getFuture();
   const Launch& mine = launch();
   if (!finished()) check_process();
   {

@@ -11,6 +11,9 @@
 // Where the current stream is then another one than at the call, or where the Work is dropped
 // without wait(), record_stream makes the caching allocator keep them until the stream has passed.
 //
+// A recv from any rank is on a stream once its sender is known (recv_search.hpp). wait(),
+// synchronize() and getFuture() block the host until then, and isCompleted() looks.
+//
 // The Work of a call that ran on the current stream has no event unless one is asked for.
 //
 // A Work of a captured operation can be waited for inside its capture, which joins the operation's
@@ -21,6 +24,8 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,6 +34,8 @@
 #include "backend/streams/device_streams.hpp"
 
 namespace symm {
+
+class RecvSearch;
 
 class DeviceWork final : public WorkSymm {
  public:
@@ -48,6 +55,11 @@ class DeviceWork final : public WorkSymm {
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
   void came_from(int peer) { source_ = peer; }
   void launched(const Launch& launch);
+  // launched() comes later, or never: `search` then calls end_search(), after which nothing of it
+  // is used. Before the Work is handed out.
+  void search_with(std::shared_ptr<RecvSearch> search) { search_ = std::move(search); }
+  // `error`: why it was not launched.
+  void end_search(const std::optional<Error>& error) noexcept;
   // A thread sees the end, whoever asks for it or not. Throws Error(kAborted) where the group is
   // gone, Error(kSystem) where no thread can be made.
   void watch_end();
@@ -57,7 +69,8 @@ class DeviceWork final : public WorkSymm {
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   void synchronize() override;
-  // Does not block the host; `timeout` is ignored: the operation's own bounds it on the device.
+  // Does not block the host, but for the sender of a recv from any rank, where a positive `timeout`
+  // that passes first throws DistBackendError. Else it is ignored: the operation's own bounds it.
   // Throws DistBackendError where the group has failed, the current stream then behind the
   // operation all the same, ValueError inside the coalescing block,
   // NotImplementedError inside a capture that began before the operation was complete.
@@ -72,6 +85,11 @@ class DeviceWork final : public WorkSymm {
 
  private:
   const Launch& launch() const;
+  // Whether the operation is on its stream, or never will be.
+  bool is_settled() const { return !search_ || settled_.load(std::memory_order_acquire); }
+  bool was_refused() const { return is_settled() && finished() && !launch_; }
+  // Blocks until it is settled; throws where a positive `limit` passes first.
+  void await_sender(std::chrono::milliseconds limit);
   void make_wait(const c10::Stream& current);
   void follow_failed() noexcept;
   const c10::Event* end_event();
@@ -82,6 +100,10 @@ class DeviceWork final : public WorkSymm {
   void abort_group() override;
 
   const std::shared_ptr<DeviceStreams> streams_;
+  // Null for all but a recv whose sender was not known at the call; the two after settled_ are then
+  // set before it.
+  std::shared_ptr<RecvSearch> search_;
+  std::atomic<bool> settled_{false};
   int source_ = -1;
   std::optional<Launch> launch_;  // set once
   TensorVector kept_;             // under mutex_, as what follows

@@ -165,6 +165,7 @@ void ProcessGroupSymm::waitForPendingWorks() {
     impl_->engine_->check_usable();
     impl_->check_one_host("waiting for the pending works");
     if (DeviceLauncher* const device = impl_->device_.load(std::memory_order_acquire)) {
+      device->await_searches();
       device->mark()->wait(impl_->engine_->timeout());
     }
     impl_->pending_->wait();
@@ -179,14 +180,40 @@ std::shared_ptr<c10::Allocator> ProcessGroupSymm::getMemAllocator() {
   return {&cpu_tensor_pool(), [](c10::Allocator*) {}};  // it lives as long as the process
 }
 
+void ProcessGroupSymm::suspend() {
+  with_torch_errors([&] {
+    impl_->engine_->check_usable();
+    impl_->check_one_host("suspend()");
+    if (impl_->coalescing()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "suspend(): expected a call outside of a coalescing block");
+    }
+    const DeviceLauncher* const device = impl_->device_.load(std::memory_order_acquire);
+    if (device && device->has_searches()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "suspend(): a recv from any rank waits for its sender; wait for it before");
+    }
+    impl_->engine_->suspend();
+  });
+}
+
+void ProcessGroupSymm::resume() {
+  with_torch_errors([&] { impl_->engine_->resume(); });
+}
+
 std::unordered_map<std::string, std::uint64_t> ProcessGroupSymm::getMemoryStats() {
   return with_torch_errors([&] {
-    impl_->engine_->check_usable();
+    impl_->engine_->check_exists();
     const Communicator::MemoryUse use = impl_->engine_->communicator().memory_use();
     const std::uint64_t total = use.host_bytes + use.device_bytes;
+    const std::uint64_t suspendable = use.suspendable_bytes;
     return std::unordered_map<std::string, std::uint64_t>{
-        {"suspend", 0},   {"suspended", 0},         {"persist", total},
-        {"total", total}, {"host", use.host_bytes}, {"device", use.device_bytes}};
+        {"suspend", suspendable},
+        {"suspended", use.suspended ? 1 : 0},
+        {"persist", use.suspended ? total : total - suspendable},
+        {"total", total},
+        {"host", use.host_bytes},
+        {"device", use.device_bytes}};
   });
 }
 

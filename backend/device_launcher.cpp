@@ -4,10 +4,13 @@
 #include <c10/core/StreamGuard.h>
 
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "backend/call_audit.hpp"
+#include "backend/engine/host/point_to_point.hpp"
 #include "kernels/core/error.hpp"
+#include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
 
@@ -44,6 +47,9 @@ DeviceLauncher::DeviceLauncher(std::shared_ptr<Communicator> communicator,
       last_messages_(static_cast<std::size_t>(communicator->world_size()) * kTagChannels * 2) {
   const c10::DeviceGuard guard(device);
   streams_ = std::make_shared<DeviceStreams>(device, std::move(communicator), *group_);
+  search_ = std::make_shared<RecvSearch>(
+      *group_, streams_,
+      [this](RecvSearch::Recv& recv, const TransferOp& op) { put_found(recv, op); });
   if (hosts_) gpu_hosts();  // tells the other ranks of this GPU
 }
 
@@ -128,11 +134,61 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, std::span<const Trans
   group_->transfer(ops, {launch.stream.native_handle(), timeout, launch.capture != 0});
 }
 
-void DeviceLauncher::message(DeviceWork& work, const TransferOp& op, milliseconds timeout) {
+void DeviceLauncher::check_no_search(const TransferOp& op, const char* where) const {
+  if (op.is_send || !search_->has_in_channel_of(op.tag)) return;
+  throw Error(ErrorCode::kUnsupported, "recv with tag ", op.tag, ": ", where,
+              " while a recv from any rank, with a tag that is equal modulo ", kMessageTagChannels,
+              ", waits for its sender; wait for that one before");
+}
+
+bool DeviceLauncher::message(const c10::intrusive_ptr<DeviceWork>& work, const TransferOp& op,
+                             milliseconds timeout) {
   const OnDevice guard(*streams_);
+  const bool from_any = op.peer == kAnySource;
+  if (from_any || (!op.is_send && search_->has_in_channel_of(op.tag))) {
+    const c10::Stream issuing = streams_->current();
+    if (streams_->capture_of(issuing) != 0) {
+      if (!from_any) check_no_search(op, "captured into a graph");
+      throw Error(
+          ErrorCode::kUnsupported,
+          "a recv from any rank cannot be captured into a graph, since the host decides who "
+          "sends; name the rank that sends");
+    }
+    c10::Event issued = streams_->take_event();
+    issued.record(issuing);
+    search_->add(
+        {{op, std::chrono::steady_clock::now(), timeout}, work, issuing, std::move(issued)});
+    return false;
+  }
   const DeviceWork::Launch launch = launch_on(streams_->p2p(p2p_stream_of(op)));
   put(launch, std::span(&op, 1), timeout);
-  work.launched(launch);
+  work->launched(launch);
+  return true;
+}
+
+void DeviceLauncher::await_searches() {
+  constexpr milliseconds kPeriod{1};
+  for (search_->look(); has_searches(); search_->look()) {
+    check_interrupts();
+    std::this_thread::sleep_for(kPeriod);
+  }
+}
+
+// What has come on the issuing stream since the call is not waited for: it may wait for this recv.
+void DeviceLauncher::put_found(RecvSearch::Recv& recv, const TransferOp& op) {
+  const OnDevice guard(*streams_);
+  const RelaxedCapture relaxed(streams_->runtime());
+  const std::size_t number = p2p_stream_of(op);
+  const c10::Stream stream = streams_->p2p(number);
+  {
+    const std::lock_guard lock(messages_mutex_);
+    recv.issued.block(stream);
+    streams_->extend(last_messages_[number], stream, 0, stream);
+    group_->transfer({&op, 1}, {stream.native_handle(), recv.awaited.timeout, false});
+  }
+  recv.work->came_from(op.peer);
+  if (recv.work->ticket() && !captured()) recv.work->ticket().on_device(last_message(op));
+  recv.work->launched({stream, recv.issuing, 0});
 }
 
 GpuLink::Side DeviceLauncher::side_of(const TransferOp& op) {
@@ -173,6 +229,7 @@ void DeviceLauncher::collectives(Block& block, const CallBatch& calls, milliseco
 void DeviceLauncher::end(Block& block, milliseconds timeout) {
   const OnDevice guard(*streams_);
   DeviceWork::Launch launch = launch_on(streams_->batches());
+  for (const TransferOp& op : block.messages) check_no_search(op, "in a batch");
   if (!block.messages.empty()) {
     put(launch, {block.messages.data(), block.messages.size()}, timeout);
   }

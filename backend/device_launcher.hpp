@@ -32,6 +32,7 @@
 #include "backend/collective_call.hpp"
 #include "backend/engine/device/device_group.hpp"
 #include "backend/hosts/host_group.hpp"
+#include "backend/recv_search.hpp"
 #include "backend/streams/device_streams.hpp"
 
 namespace symm {
@@ -65,8 +66,14 @@ class DeviceLauncher {
   // has to be kept.
   void collectives(DeviceWork& work, const CallBatch& calls, std::chrono::milliseconds timeout,
                    bool async_op);
-  // A message with a stream of its own. Throws as DeviceGroup::transfer.
-  void message(DeviceWork& work, const TransferOp& op, std::chrono::milliseconds timeout);
+  // A message with a stream of its own. A recv from any rank (kAnySource), and one behind such a
+  // recv in its tag channel, is put there once its sender is known (recv_search.hpp): then false.
+  // Throws as DeviceGroup::transfer, and kUnsupported where that would be part of a graph capture.
+  bool message(const c10::intrusive_ptr<DeviceWork>& work, const TransferOp& op,
+               std::chrono::milliseconds timeout);
+  bool has_searches() const { return !search_->is_empty(); }
+  // Blocks until no recv waits for its sender; each is bounded by its time-out.
+  void await_searches();
 
   // The same with a rank of another host: `op.peer` is a rank of the group.
   void message_between_hosts(DeviceWork& work, const TransferOp& op);
@@ -96,6 +103,9 @@ class DeviceLauncher {
   template <typename Stop>
   void leave(Stop&& stop) noexcept {
     if (streams_->in_forked_child() || streams_->closed()) return;
+    search_->cancel(Error(ErrorCode::kAborted,
+                          "the process group was destroyed before the sender of a recv from any "
+                          "rank was known"));
     std::optional<Error> unfinished = what_is_unfinished();
     stop();
     streams_->close(std::move(unfinished));
@@ -109,6 +119,10 @@ class DeviceLauncher {
            std::chrono::milliseconds timeout);
   void put(const DeviceWork::Launch& launch, std::span<const TransferOp> ops,
            std::chrono::milliseconds timeout);
+  // A recv whose sender has been found, behind what was on its issuing stream at the call.
+  void put_found(RecvSearch::Recv& recv, const TransferOp& op);
+  // Throws kUnsupported where `op` would have to wait for a search.
+  void check_no_search(const TransferOp& op, const char* where) const;
   // One call on `launch.stream`.
   void put_one(const DeviceWork::Launch& launch, const CollectiveCall& call,
                const DeviceLaunch& to);
@@ -130,6 +144,7 @@ class DeviceLauncher {
   std::mutex messages_mutex_;
   std::vector<StreamChain> last_messages_;            // by p2p_stream_of()
   std::map<std::size_t, StreamChain> between_hosts_;  // by number of a p2p stream
+  std::shared_ptr<RecvSearch> search_;                // locks messages_mutex_ inside its own
 };
 
 }  // namespace symm

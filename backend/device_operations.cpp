@@ -126,12 +126,17 @@ void ProcessGroupSymm::Impl::end_device_block(DeviceLauncher::Block& block) {
 
 WorkPtr ProcessGroupSymm::Impl::transfer_on_device(const Operation& operation,
                                                    const at::Tensor& tensor, const TransferOp& op) {
-  if (op.peer == kAnySource) {
-    TensorChecks("recv", rank_, size_, global_rank())
-        .fail(ErrorCode::kUnsupported, {"src"},
-              "a recv from any rank is there for tensors on cpu only: expected the rank that "
-              "sends to " +
-                  tensor.device().str());
+  const bool from_any = op.peer == kAnySource;
+  const TensorChecks checks("recv", rank_, size_, global_rank());
+  if (from_any && size_ == 1) {
+    checks.fail(ErrorCode::kInvalidArgument, {"src"},
+                "expected another rank of the group, which has none");
+  }
+  if (from_any && coalescing()) {
+    checks.fail(ErrorCode::kUnsupported, {"src"},
+                "a recv from any rank to " + tensor.device().str() +
+                    " cannot be in a batch, whose messages are one launch: expected the rank that "
+                    "sends, or a call outside of a coalescing block");
   }
   DeviceLauncher& device = device_launcher(tensor.device());
   check_block(device.device());
@@ -169,10 +174,11 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(const Operation& operation,
     if (ticket) device_messages_.push_back({inside, ticket});
     return work;
   }
-  if (!op.is_send) work->came_from(op.peer);
+  if (!op.is_send && !from_any) work->came_from(op.peer);
   work->record_as(ticket);
-  device.message(*work, inside, engine_->timeout());
-  note_on_device(ticket, device.last_message(inside));
+  if (device.message(work, inside, engine_->timeout())) {
+    note_on_device(ticket, device.last_message(inside));
+  }
   follow(*work);
   return work;
 }

@@ -1,6 +1,7 @@
 #include "backend/engine/communicator.hpp"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "backend/engine/group/group_memory.hpp"
 #include "backend/engine/group/message_notes.hpp"
 #include "backend/engine/group/settings.hpp"
+#include "backend/engine/group/status_exchange.hpp"
 #include "backend/engine/group/validation.hpp"
 #include "backend/engine/host/host_trace.hpp"
 #include "backend/engine/host/mailbox_engine.hpp"
@@ -143,7 +145,7 @@ void Communicator::run_call(const CallRecord& record, const CollectiveArgs& args
 // A group of one has the algorithms of two ranks, without a peer.
 Plan Communicator::plan(const CollectiveArgs& args, const PlanRequest& request, PlanTarget target,
                         WireKind wire) const {
-  group_->check_usable();
+  check_usable();
   validate_request(args.kind, request, target, *agreement_, world_size());
   const PlanTable& table =
       target == PlanTarget::kHost ? agreement_->tables.host : agreement_->tables.gpu_of(wire);
@@ -183,7 +185,7 @@ void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
 }
 
 void Communicator::validate(const CollectiveArgs& args) const {
-  group_->check_usable();
+  check_usable();
   validate_collective(args, rank(), world_size(), group_->names());
 }
 
@@ -192,7 +194,7 @@ std::uint64_t Communicator::next_sequence() const { return trace_->sequence() + 
 MailboxEngine& Communicator::point_to_point() { return *mailboxes_; }
 
 void Communicator::check_segment(const LocalSegment& local) {
-  group_->check_usable();
+  check_usable();
   if (local.runtime().kind() == DeviceKind::kHost) return;
   const auto& runtime = static_cast<const GpuRuntime&>(local.runtime());
   const std::lock_guard lock(device_mutex_);
@@ -227,16 +229,81 @@ void Communicator::use_device(DeviceId device) {
   device_ = device;
 }
 
+void Communicator::check_usable() const {
+  group_->check_usable();
+  if (!is_suspended()) [[likely]] {
+    return;
+  }
+  throw Error(ErrorCode::kAborted, group_->prefix(),
+              "the group is suspended: it has no memory for calls until resume() was called on "
+              "every rank");
+}
+
 Communicator::MemoryUse Communicator::memory_use() const {
   MemoryUse use;
-  use.host_bytes = group_->shared_bytes() + (memory_ ? memory_->made_workspace_bytes() : 0);
-  if (const DeviceGroup* device = device_group_if_made())
-    use.device_bytes = device->segment_bytes();
+  use.suspended = is_suspended();
+  use.host_bytes = group_->shared_bytes();
+  if (memory_) {
+    const std::size_t workspace = memory_->made_workspace_bytes();
+    use.suspendable_bytes += workspace;
+    if (!use.suspended) use.host_bytes += workspace;
+  }
+  if (const DeviceGroup* device = device_group_if_made()) {
+    if (device->has_memory()) use.device_bytes = device->segment_bytes();
+    const bool takes_part = use.suspended ? !device->has_memory() : device->can_be_suspended();
+    if (takes_part) use.suspendable_bytes += device->segment_bytes();
+  }
   return use;
 }
 
-DeviceGroup& Communicator::device_group(DeviceId device) {
+void Communicator::suspend(milliseconds timeout) {
+  const std::lock_guard lock(call_mutex_);
+  check_usable();
+  DeviceGroup* device = device_group_if_made();
+  if (device) device->settle();
+  const auto hold = group_->hold();
+  const Deadline deadline(timeout.count() > 0 ? within_longest(timeout) : config_.timeout);
+  using enum LocalGroup::Purpose;
+  const std::uint64_t ready = device && device->can_be_suspended() ? 1 : 0;
+  const auto others = group_->exchange_words(kSuspend, std::array{ready}, 1, deadline);
+  const bool all_ready =
+      std::ranges::all_of(others.messages, [](const auto& words) { return words[0] == 1; });
+  if (!all_ready) device = nullptr;
+  if (device) {
+    const auto failed = try_step([&] { device->save(); });
+    const auto refused = try_step([&] { exchange_status(*group_, kSuspend, failed, deadline); });
+    if (refused) {
+      device->discard_copy();
+      throw Error(*refused);
+    }
+    device->release();
+  }
+  if (memory_) memory_->release_workspace();
+  suspended_.store(true, std::memory_order_release);
+  group_->exchange_metadata(kSuspend, {}, deadline);
+}
+
+void Communicator::resume(milliseconds timeout) {
+  const std::lock_guard lock(call_mutex_);
   group_->check_usable();
+  if (!is_suspended()) {
+    throw Error(ErrorCode::kAborted, group_->prefix(), "resume(): the group is not suspended");
+  }
+  const auto hold = group_->hold();
+  const Deadline deadline(timeout.count() > 0 ? within_longest(timeout) : config_.timeout);
+  DeviceGroup* const device = device_group_if_made();
+  if (device && !device->has_memory()) device->resume(deadline);
+  std::shared_ptr<LocalSegment> workspace;
+  const auto failed = try_step([&] {
+    if (memory_) workspace = memory_->allocate_released();
+  });
+  exchange_status(*group_, LocalGroup::Purpose::kResume, failed, deadline);
+  if (workspace) memory_->set_workspace(group_->share(std::move(workspace), deadline));
+  suspended_.store(false, std::memory_order_release);
+}
+
+DeviceGroup& Communicator::device_group(DeviceId device) {
+  check_usable();
   if (DeviceGroup* made = device_group_if_made(); made != nullptr && made->device() == device) {
     return *made;
   }

@@ -92,8 +92,23 @@ class Communicator {
   struct MemoryUse {
     std::size_t host_bytes = 0;
     std::size_t device_bytes = 0;
+    std::size_t suspendable_bytes = 0;  // that suspend() gives back, or has given back
+    bool suspended = false;
   };
   MemoryUse memory_use() const;
+
+  // Gives the memory of the workspaces back until resume() (NOTE [Suspended groups] in
+  // backend/engine/device/device_segment.hpp): that of the host, and where every rank has run a
+  // collective on its GPU, that of the GPUs. Every call of the group throws meanwhile. Collective;
+  // waits for what the device does for this group; no call of the group may be queued. Throws
+  // Error: kAborted where the group is suspended already, or for resume() is not; kTimeout and
+  // kPeerLost naming the ranks that do not come; kSystem where the memory cannot be had again.
+  // Whatever resume() throws, the group is suspended still.
+  void suspend(std::chrono::milliseconds timeout = {});
+  void resume(std::chrono::milliseconds timeout = {});
+  // Throws the group's failure, and Error(kAborted) where it is suspended.
+  void check_usable() const;
+  bool is_suspended() const { return suspended_.load(std::memory_order_acquire); }
 
   // Throws what add_segment() would throw for a segment of that memory. Local.
   void check_segment(const LocalSegment& local);
@@ -146,6 +161,7 @@ class Communicator {
   std::unique_ptr<MessageComparison> comparison_;
   std::unique_ptr<MailboxEngine> mailboxes_;
   std::mutex call_mutex_;
+  std::atomic<bool> suspended_{false};
 
   mutable std::mutex device_mutex_;  // guards what follows
   std::optional<DeviceId> device_;   // the one that the group uses on this rank

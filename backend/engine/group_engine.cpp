@@ -125,6 +125,23 @@ void GroupEngine::close(const char* why) {
   completion_hooks_->stop(Error(ErrorCode::kAborted, why), kStopLimit);
 }
 
+void GroupEngine::suspend() {
+  check_usable();
+  blocking_call([this] {
+    queue_.drain();
+    communicator_->suspend(timeout());
+    return true;
+  });
+}
+
+void GroupEngine::resume() {
+  check_exists();
+  blocking_call([this] {
+    communicator_->resume(timeout());
+    return true;
+  });
+}
+
 void GroupEngine::shutdown() {
   if (is_forked_child()) return;
   closed_.store(true, std::memory_order_release);

@@ -49,10 +49,17 @@ class GroupEngine {
   GroupEngine(const GroupEngine&) = delete;
   GroupEngine& operator=(const GroupEngine&) = delete;
 
-  // Throws Error(kAborted) for a destroyed group and in a forked child. Two loads.
-  void check_usable() const {
+  // Throws Error(kAborted) for a destroyed group and in a forked child.
+  void check_exists() const {
     if (closed_.load(std::memory_order_acquire) || is_forked_child()) [[unlikely]] {
       throw_unusable();
+    }
+  }
+  // The same for a suspended group too. Three loads.
+  void check_usable() const {
+    check_exists();
+    if (communicator_->is_suspended()) [[unlikely]] {
+      communicator_->check_usable();
     }
   }
 
@@ -80,6 +87,10 @@ class GroupEngine {
   // `body` ends, from any thread, what a queued operation may wait for beside the communicator;
   // before anything is queued.
   void when_interrupted(std::function<void()> body) { when_interrupted_ = std::move(body); }
+
+  // As Communicator's, behind what is queued. They block, without Python's interpreter lock.
+  void suspend();
+  void resume();
 
   void shutdown();
   void interrupt();

@@ -85,6 +85,21 @@ struct alignas(kCacheLine) MessageNotes {
   MessageNote notes[kMessageNotes];
 };
 
+// What the host of a rank has put on streams of its GPU for a peer, of one tag channel (NOTE [Recv
+// from any rank] in backend/engine/device/announced_sends.hpp). Written by that host alone.
+inline constexpr std::uint64_t kAnnouncedRuns = 16;  // a power of two
+struct alignas(kCacheLine) AnnouncedSends {
+  struct Run {
+    std::uint64_t first;  // number of its first message, from 0
+    std::int64_t tag;     // of all its messages
+  };
+  std::uint64_t count;     // messages so far; stored last
+  std::uint64_t captured;  // 1: a graph has more, which are not counted
+  std::uint64_t runs;      // of one tag each, so far; the n-th at n % kAnnouncedRuns
+  Run recent[kAnnouncedRuns];
+};
+static_assert(sizeof(AnnouncedSends) == 3 * kCacheLine);
+
 struct alignas(kCacheLine) Inbox {
   std::uint64_t taken;
   std::uint64_t cts_posted;
@@ -92,6 +107,7 @@ struct alignas(kCacheLine) Inbox {
   alignas(kCacheLine) ClearToSend cts[kClearToSends];
   MessageNotes sends;  // of messages to the peer
   MessageNotes recvs;
+  AnnouncedSends announced[kMessageTagChannels];  // to the peer
 };
 
 struct alignas(kCacheLine) OutboxHeader {

@@ -64,7 +64,12 @@ class AddressRange {
 };
 
 // Addresses at which all of a PhysicalMemory is visible.
-class Mapping : public AddressRange {};
+class Mapping : public AddressRange {
+ public:
+  // The range that it is in, which keeps the addresses when the mapping has gone; null where there
+  // is none. A GPU's mapping always has one.
+  virtual std::shared_ptr<AddressRange> range() const { return nullptr; }
+};
 
 class DeviceRuntime {
  public:

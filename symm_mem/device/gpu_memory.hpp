@@ -63,6 +63,7 @@ class GpuMapping final : public Mapping {
 
   std::byte* base() const override { return base_; }
   std::size_t bytes() const override { return bytes_; }
+  std::shared_ptr<AddressRange> range() const override { return range_; }
   // Keeps `memory`, which it shows, alive from now on.
   void hold(std::shared_ptr<PhysicalMemory> memory) { memory_ = std::move(memory); }
 

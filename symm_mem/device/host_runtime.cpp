@@ -113,6 +113,7 @@ class HostMapping final : public Mapping {
 
   std::byte* base() const override { return base_; }
   std::size_t bytes() const override { return memory_->bytes(); }
+  std::shared_ptr<AddressRange> range() const override { return range_; }
 
  private:
   // Inside a range the reservation is put back, else another thread's mmap could land there.

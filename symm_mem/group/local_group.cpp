@@ -29,8 +29,13 @@ constexpr std::uint64_t kPagesSequence = 1;
 constexpr std::size_t kSpareDescriptors = 4;
 
 const char* purpose_name(std::uint64_t purpose) {
-  constexpr std::array kNames{"an unknown call", "rendezvous", "contiguous_view",
-                              "an exchange of messages", "a rendezvous of signal pads"};
+  constexpr std::array kNames{"an unknown call",
+                              "rendezvous",
+                              "contiguous_view",
+                              "an exchange of messages",
+                              "a rendezvous of signal pads",
+                              "suspend()",
+                              "resume()"};
   return kNames[purpose < kNames.size() ? purpose : 0];
 }
 

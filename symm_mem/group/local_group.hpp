@@ -172,7 +172,14 @@ class LocalGroup {
 
   // What a metadata exchange is for; the same on every rank, else kMismatch that names both, on
   // every rank.
-  enum class Purpose : std::uint64_t { kRendezvous = 1, kView = 2, kMessage = 3, kShare = 4 };
+  enum class Purpose : std::uint64_t {
+    kRendezvous = 1,
+    kView = 2,
+    kMessage = 3,
+    kShare = 4,
+    kSuspend = 5,
+    kResume = 6
+  };
   template <typename Element>
   struct Metadata {
     std::uint64_t number = 0;  // of the exchange, the same on every rank, never used twice

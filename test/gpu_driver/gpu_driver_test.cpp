@@ -97,6 +97,38 @@ TEST_F(GpuDriver, AllocatedMemoryIsClearedAndMappedOnceOnly) {
   EXPECT_EQ(mapping->base()[granule() + 5], std::byte{7});
 }
 
+TEST_F(GpuDriver, AddressesStayWhereTheirRangeIsKeptAndGetOtherMemory) {
+  auto memory = runtime_->allocate(granule());
+  auto mapping = runtime_->map(memory);
+  std::byte* const base = mapping->base();
+  base[3] = std::byte{5};
+  auto seen =
+      runtime_->map(runtime_->import_memory(runtime_->export_descriptor(*memory), granule()));
+  const auto range = mapping->range();
+  const auto peers_range = seen->range();
+  ASSERT_NE(range, nullptr);
+  EXPECT_EQ(range->base(), base);
+  for (int time = 0; time < 2; ++time) {
+    std::byte* const peers_base = seen->base();
+    mapping.reset();
+    memory.reset();
+    seen.reset();
+    EXPECT_EQ(state().handles, before_.handles);
+    EXPECT_EQ(state().mappings, before_.mappings);
+    EXPECT_EQ(state().ranges, before_.ranges + 2);
+    memory = runtime_->allocate(granule());
+    mapping = runtime_->map_at(memory, range, 0);
+    seen = runtime_->map_at(
+        runtime_->import_memory(runtime_->export_descriptor(*memory), granule()), peers_range, 0);
+    EXPECT_EQ(mapping->base(), base);
+    EXPECT_EQ(mapping->range(), range);
+    EXPECT_EQ(seen->base(), peers_base);
+    EXPECT_EQ(base[3], std::byte{0});
+    base[3] = std::byte{6};
+    EXPECT_EQ(peers_base[3], std::byte{6});
+  }
+}
+
 TEST_F(GpuDriver, EveryOrderOfLettingGoFreesAll) {
   for (int order = 0; order < 3; ++order) {
     auto memory = runtime_->allocate(1);

@@ -103,6 +103,12 @@ class FakeKernels final : public GroupKernels {
   void copy(void* to, const void* from, std::size_t bytes, StreamHandle) override {
     std::memcpy(to, from, bytes);
   }
+  void copy_to_host(void* to, const void* from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+  }
+  void copy_to_device(void* to, const void* from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+  }
 
   void launch_multimem(const CollectiveArgs& args, const Plan& plan, const MultimemMemory& memory,
                        const LaunchOptions& options) override {
@@ -247,7 +253,8 @@ class FakeGpu final : public GpuRuntime {
     return host_runtime().reserve(bytes);
   }
   std::shared_ptr<Mapping> map(std::shared_ptr<PhysicalMemory> memory) override {
-    return host_runtime().map(std::move(memory));
+    const std::shared_ptr<AddressRange> range = reserve(memory->bytes());
+    return map_at(std::move(memory), range, 0);
   }
   std::shared_ptr<Mapping> map_at(std::shared_ptr<PhysicalMemory> memory,
                                   std::shared_ptr<AddressRange> range,

@@ -16,6 +16,7 @@ inline constexpr gpuMemcpyKind gpuMemcpyDefault = SYMM_GPU_NAME(MemcpyDefault);
 inline constexpr auto gpuStreamCaptureModeThreadLocal = SYMM_GPU_NAME(StreamCaptureModeThreadLocal);
 
 SYMM_GPU_CALL(Memcpy)
+SYMM_GPU_CALL(MemGetInfo)
 inline gpuError_t gpuGetDeviceCount(int* count) { return SYMM_GPU_NAME(GetDeviceCount)(count); }
 inline gpuError_t gpuMalloc(void** memory, std::size_t bytes) {
   return SYMM_GPU_NAME(Malloc)(memory, bytes);

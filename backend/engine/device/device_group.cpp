@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "backend/engine/device/device_choice.hpp"
-#include "backend/engine/group/message_notes.hpp"
 #include "backend/engine/group/settings.hpp"
 #include "backend/engine/group/validation.hpp"
 #include "kernels/core/atomics.hpp"
@@ -23,10 +22,11 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
       runtime_(runtime),
       trace_(context.group, context.memory),
       messages_(context.group, trace_),
+      announcements_(context.group, context.memory),
       resources_(std::make_unique<Resources>()) {
   const DeviceLayout layout =
       DeviceLayout::of(world_size(), context.agreement.device_workspace_bytes);
-  resources_->segment = LocalSegment::allocate(runtime, layout.total_bytes);
+  resources_->segment = std::make_unique<DeviceSegment>(runtime, layout.total_bytes);
   resources_->kernels = runtime.make_group_kernels({.rank = rank(),
                                                     .world_size = world_size(),
                                                     .layout = layout,
@@ -85,6 +85,9 @@ void DeviceGroup::drain() {
 
 void DeviceGroup::check_usable() const {
   context_.group.check_usable();
+  if (!has_memory()) [[unlikely]] {
+    throw Error(ErrorCode::kAborted, context_.group.prefix(), "the group is suspended");
+  }
   // A kernel that gave up has let its stream go on: nothing may build on what it left.
   if (gave_up()) [[unlikely]] {
     throw_failure();
@@ -297,6 +300,20 @@ void DeviceGroup::transfer(std::span<const TransferOp> ops, const DeviceLaunch& 
   } catch (const Error& error) {
     fail_group(error.code(), std::string("send and recv: ") + error.what());
   }
+  for (const TransferOp& op : ops) {
+    if (op.peer != rank()) announcements_.note(op, to.captured);
+  }
+}
+
+std::optional<int> DeviceGroup::find_sender(const AwaitedRecv& recv) {
+  const std::lock_guard lock(mutex_);
+  check_usable();
+  return announcements_.find(recv.op);
+}
+
+void DeviceGroup::look_for_trouble(const AwaitedRecv& recv) {
+  const std::lock_guard lock(mutex_);
+  announcements_.look_for_trouble(recv, limit(recv.timeout));
 }
 
 void DeviceGroup::fold(const FoldCall& call, StreamHandle stream) {
@@ -346,6 +363,47 @@ void DeviceGroup::throw_failure() const {
   }
   if (group.failed()) throw Error(group.failure());
   fail_group(ErrorCode::kAborted, "a kernel gave up on " + device_name(device()));
+}
+
+// A kernel counts its end before it has ended.
+void DeviceGroup::settle() {
+  drain();
+  const RelaxedCapture relaxed(runtime_);
+  runtime_.synchronize();
+}
+
+void DeviceGroup::save() {
+  const RelaxedCapture relaxed(runtime_);
+  const std::lock_guard lock(mutex_);
+  resources_->segment->save(*resources_->kernels);
+}
+
+void DeviceGroup::discard_copy() {
+  const std::lock_guard lock(mutex_);
+  resources_->segment->discard_copy();
+}
+
+void DeviceGroup::release() {
+  const RelaxedCapture relaxed(runtime_);
+  const std::lock_guard lock(mutex_);
+  resources_->peers->release();
+  resources_->segment->release();
+  has_memory_.store(false, std::memory_order_relaxed);
+}
+
+void DeviceGroup::resume(const Deadline& deadline) {
+  const RelaxedCapture relaxed(runtime_);
+  const std::lock_guard lock(mutex_);
+  DeviceSegment& segment = *resources_->segment;
+  const std::optional<Error> own = try_step([&] { segment.restore(*resources_->kernels); });
+  try {
+    resources_->peers->restore(own, deadline);
+  } catch (...) {
+    segment.release();
+    throw;
+  }
+  segment.discard_copy();
+  has_memory_.store(true, std::memory_order_relaxed);
 }
 
 void DeviceGroup::set_segment(std::size_t number, const Segment& segment) {

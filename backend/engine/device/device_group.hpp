@@ -22,6 +22,7 @@
 // Thread safety: every member may be called from any thread; the order of calls is the caller's.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -32,11 +33,14 @@
 #include <string>
 #include <vector>
 
+#include "backend/engine/device/announced_sends.hpp"
 #include "backend/engine/device/device_messages.hpp"
 #include "backend/engine/device/device_peers.hpp"
+#include "backend/engine/device/device_segment.hpp"
 #include "backend/engine/device/device_trace.hpp"
 #include "backend/engine/device/device_watchdog.hpp"
 #include "backend/engine/group/communicator_config.hpp"
+#include "backend/engine/group/message_notes.hpp"
 #include "backend/engine/group/self_messages.hpp"
 #include "kernels/core/collective.hpp"
 #include "kernels/gpu/interface/group_kernels.hpp"
@@ -48,7 +52,6 @@
 
 namespace symm {
 
-class MessageComparison;
 struct Agreement;
 struct InputArray;
 struct Plan;
@@ -107,6 +110,15 @@ class DeviceGroup {
   // `ops` and are copied. Errors as launch(), and as SelfMessages before anything is launched.
   void transfer(std::span<const TransferOp> ops, const DeviceLaunch& to);
 
+  // NOTE [Recv from any rank] in announced_sends.hpp. The rank whose message `recv` gets when it is
+  // the next recv from that rank in its tag channel; nullopt: nobody has sent one yet. Never waits.
+  // Throws the group's failure, Error(kUnsupported) where it cannot be known.
+  std::optional<int> find_sender(const AwaitedRecv& recv);
+  // As SendAnnouncements::look_for_trouble().
+  void look_for_trouble(const AwaitedRecv& recv);
+  // The notes of messages cannot count those with the tag of `op` any more.
+  void expect_any(const TransferOp& op) { context_.comparison.lose_count(op); }
+
   // GroupKernels' fold and copy. Local. Throw the group's failure, and Error(kSystem).
   void fold(const FoldCall& call, StreamHandle stream);
   void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream);
@@ -139,8 +151,21 @@ class DeviceGroup {
   DeviceProgress last_collective() const;
   DeviceProgress last_message(const TransferOp& op) const { return messages_.progress(op); }
 
-  // Of this rank's device segment.
+  // Of this rank's device segment: its addresses, and the memory that is there. Any thread.
   std::size_t segment_bytes() const { return resources_->segment->mapped_bytes(); }
+  bool has_memory() const { return has_memory_.load(std::memory_order_relaxed); }
+
+  // NOTE [Suspended groups] in device_segment.hpp. All ranks' segments are mapped: only such a
+  // group can be suspended. Any thread.
+  bool can_be_suspended() const { return connected_.load(std::memory_order_relaxed); }
+  // The steps of suspend(). Local. settle() is drain(), and the device does nothing afterwards; the
+  // others come once all ranks have settled. settle() and save() throw Error(kSystem).
+  void settle();
+  void save();
+  void discard_copy();
+  void release();
+  // Collective. Throws on every rank or on none, which is then as it was.
+  void resume(const Deadline& deadline);
 
   // What the ranks have called, for reports.
   const DeviceTrace& trace() const { return trace_; }
@@ -151,7 +176,7 @@ class DeviceGroup {
  private:
   // What the device may be using: freed after it has ended, or never.
   struct Resources {
-    std::shared_ptr<LocalSegment> segment;
+    std::unique_ptr<DeviceSegment> segment;
     std::unique_ptr<DevicePeers> peers;
     std::unique_ptr<GroupKernels> kernels;
   };
@@ -199,9 +224,11 @@ class DeviceGroup {
   GpuRuntime& runtime_;
   DeviceTrace trace_;
   DeviceMessages messages_;
-  mutable std::mutex mutex_;  // of all that follows but the watchdog
+  SendAnnouncements announcements_;  // under mutex_
+  mutable std::mutex mutex_;         // of all that follows but the watchdog
   std::unique_ptr<Resources> resources_;
-  bool connected_ = false;
+  std::atomic<bool> connected_{false};
+  std::atomic<bool> has_memory_{true};
   WireKind wire_ = WireKind::kLL;  // once connected
   // Of the call that is being put on a stream: messages, and all ranks' tensors.
   std::vector<TransferOp> shares_;

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "backend/engine/group/status_exchange.hpp"
+#include "symm_mem/bootstrap/mesh_round.hpp"
 #include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
@@ -29,14 +31,14 @@ std::vector<std::uint8_t> encode_status(const std::optional<Error>& error, bool 
 
 }  // namespace
 
-DevicePeers::DevicePeers(LocalGroup& group, GpuRuntime& runtime, const LocalSegment& own)
+DevicePeers::DevicePeers(LocalGroup& group, GpuRuntime& runtime, const DeviceSegment& own)
     : group_(group),
       runtime_(runtime),
       own_(own),
       peers_(static_cast<std::size_t>(group.world_size())) {}
 
 void DevicePeers::post() {
-  const ExportedMemory exported = export_by_every_kind(runtime_, *own_.memory());
+  const ExportedMemory exported = export_by_every_kind(runtime_, own_.memory());
   own_descriptor_.device = static_cast<std::uint32_t>(runtime_.kind());
   own_descriptor_.device_name = gpu_text(runtime_);
   own_descriptor_.gpu = runtime_.identity().uuid;
@@ -132,8 +134,11 @@ void DevicePeers::map_by(int peer, HandleKind kind) {
   if (entry.mapping) return;
   const SegmentDescriptor& descriptor = *entry.descriptor;
   try {
-    entry.mapping = runtime_.map(runtime_.import_memory(
-        handle_of(kind, descriptor.handles, std::move(entry.file)), descriptor.mapped_bytes));
+    auto memory = runtime_.import_memory(handle_of(kind, descriptor.handles, std::move(entry.file)),
+                                         descriptor.mapped_bytes);
+    entry.mapping = entry.range ? runtime_.map_at(std::move(memory), entry.range, 0)
+                                : runtime_.map(std::move(memory));
+    entry.range = entry.mapping->range();
   } catch (const Error& error) {
     entry.problem =
         Error(error.code() == ErrorCode::kSecurity ? error.code() : ErrorCode::kUnsupported,
@@ -155,6 +160,14 @@ void DevicePeers::map(int peer, const Deadline& deadline, const std::string& cal
   }
 }
 
+HandleKind DevicePeers::choose_kind() const {
+  std::vector<HandleDescriptor> handles;
+  for (const Peer& peer : peers_) {
+    handles.push_back((peer.descriptor ? *peer.descriptor : own_descriptor_).handles);
+  }
+  return choose_handle_kind(handles, group_.names());
+}
+
 // What is wrong with one peer's descriptor or memory is part of the status; that waiting has ended
 // is thrown.
 std::optional<Error> DevicePeers::map_all(const Deadline& deadline, const std::string& call) {
@@ -172,13 +185,8 @@ std::optional<Error> DevicePeers::map_all(const Deadline& deadline, const std::s
   };
   for_every_peer([&](int peer) { take(peer, deadline, call); });
   if (first) return first;
-  std::vector<HandleDescriptor> handles;
-  for (const Peer& peer : peers_) {
-    handles.push_back((peer.descriptor ? *peer.descriptor : own_descriptor_).handles);
-  }
   HandleKind kind{};
-  if (auto error = try_step([&] { kind = choose_handle_kind(handles, group_.names()); }))
-    return error;
+  if (auto error = try_step([&] { kind = choose_kind(); })) return error;
   for_every_peer([&](int peer) { map_by(peer, kind); });
   return first;
 }
@@ -225,6 +233,56 @@ void DevicePeers::connect_all(bool needs_lines, const Deadline& deadline, const 
   if (refused == statuses.end()) return;
   refusal_ = **refused;
   throw Error(*refusal_);
+}
+
+void DevicePeers::release() noexcept {
+  for (Peer& peer : peers_) {
+    peer.mapping.reset();
+    peer.file = FileDescriptor();
+  }
+}
+
+void DevicePeers::map_again(std::vector<BootstrapMesh::Received> received) {
+  for (int peer = 0; peer < group_.world_size(); ++peer) {
+    if (peer == group_.rank()) continue;
+    const auto index = static_cast<std::size_t>(peer);
+    SegmentDescriptor descriptor =
+        SegmentDescriptor::decode(received[index].message, peer, group_.names());
+    check(peer, descriptor);
+    peers_[index].descriptor = std::move(descriptor);
+    peers_[index].file = std::move(received[index].descriptor);
+  }
+  const HandleKind kind = choose_kind();
+  for (int peer = 0; peer < group_.world_size(); ++peer) {
+    if (peer != group_.rank()) map_by(peer, kind);
+  }
+}
+
+// The posts travel beside the metadata exchange (NOTE [Rounds of a rendezvous] in
+// segment_rendezvous.hpp).
+void DevicePeers::restore(std::optional<Error> own, const Deadline& deadline) {
+  const auto step = [&](const MeshRound& round) {
+    ExportedMemory exported;
+    if (!own) {
+      own = try_step([&] { exported = export_by_every_kind(runtime_, own_.memory()); });
+    }
+    own_descriptor_.handles = exported.handles;
+    own_descriptor_.error = own;
+    round.post(own_descriptor_.encode(), exported.descriptor.get());
+    own_descriptor_.error.reset();
+    group_.exchange_metadata(LocalGroup::Purpose::kResume, {}, round.deadline);
+    std::vector<BootstrapMesh::Received> received = round.take_all();
+    if (!own) own = try_step([&] { map_again(std::move(received)); });
+    exchange_status(group_, LocalGroup::Purpose::kResume, own, round.deadline);
+    return true;
+  };
+  try {
+    group_.run_rendezvous(deadline, step);
+  } catch (...) {
+    release();
+    for (Peer& peer : peers_) peer.problem.reset();
+    throw;
+  }
 }
 
 }  // namespace symm

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/engine/device/device_segment.hpp"
 #include "symm_mem/device/device_runtime.hpp"
 #include "symm_mem/group/local_group.hpp"
 #include "symm_mem/process/deadline.hpp"
@@ -31,7 +32,7 @@ class DevicePeers {
  public:
   // `own`: this rank's segment; a peer's must have as many bytes. References must outlive the
   // object.
-  DevicePeers(LocalGroup& group, GpuRuntime& runtime, const LocalSegment& own);
+  DevicePeers(LocalGroup& group, GpuRuntime& runtime, const DeviceSegment& own);
 
   // Posts this rank's segment to every peer. Local, once.
   void post();
@@ -60,11 +61,18 @@ class DevicePeers {
   bool has_lines() const { return has_lines_; }
   const std::optional<Error>& refusal() const { return refusal_; }
 
+  // After connect_all(): lets go of the peers' memory; the addresses stay reserved. Local.
+  void release() noexcept;
+  // The peers' new memory at the same addresses. `own`: why this rank has none. Collective, a
+  // rendezvous. Throws on every rank or on none, without a peer's memory then.
+  void restore(std::optional<Error> own, const Deadline& deadline);
+
  private:
   struct Peer {
     std::optional<SegmentDescriptor> descriptor;  // once it was taken and is fine
     FileDescriptor file;                          // that came with it
     std::shared_ptr<Mapping> mapping;
+    std::shared_ptr<AddressRange> range;  // of the mapping, once there was one
     std::optional<Error> problem;
   };
 
@@ -75,6 +83,10 @@ class DevicePeers {
   void check(int peer, const SegmentDescriptor& descriptor) const;
   // Needs the descriptor taken.
   void map_by(int peer, HandleKind kind);
+  // The kind for all descriptors, which were taken.
+  HandleKind choose_kind() const;
+  // Maps what the peers have sent in a rendezvous.
+  void map_again(std::vector<BootstrapMesh::Received> received);
   // Whether this rank's links to all others keep lines whole; the first that does not, by name.
   std::optional<Error> line_problem() const;
   // Takes all descriptors and maps all peers; this rank's status.
@@ -83,7 +95,7 @@ class DevicePeers {
 
   LocalGroup& group_;
   GpuRuntime& runtime_;
-  const LocalSegment& own_;
+  const DeviceSegment& own_;
   SegmentDescriptor own_descriptor_;
   std::vector<Peer> peers_;  // by rank; that of this rank stays empty
   std::optional<Error> refusal_;

@@ -38,13 +38,22 @@ SlotProvider::Slots GroupMemory::small() { return {small_slots_.data(), kSmallSl
 
 SlotProvider::Slots GroupMemory::workspace() {
   if (workspace_ == nullptr) {
-    workspace_ =
-        Segment::rendezvous(group_.mesh(), LocalSegment::allocate(host_runtime(), workspace_bytes_),
-                            kWorkspaceSequence, patience_.timeout, patience_.give_up);
-    workspace_->close_handles();
-    made_workspace_bytes_.store(workspace_->mapped_bytes(), std::memory_order_relaxed);
+    set_workspace(Segment::rendezvous(group_.mesh(),
+                                      LocalSegment::allocate(host_runtime(), workspace_bytes_),
+                                      kWorkspaceSequence, patience_.timeout, patience_.give_up));
   }
   return {workspace_->bases(), workspace_bytes_ / kSlots};
+}
+
+std::shared_ptr<LocalSegment> GroupMemory::allocate_released() const {
+  if (made_workspace_bytes() == 0 || workspace_ != nullptr) return nullptr;
+  return LocalSegment::allocate(host_runtime(), workspace_bytes_);
+}
+
+void GroupMemory::set_workspace(std::shared_ptr<Segment> workspace) {
+  workspace_ = std::move(workspace);
+  workspace_->close_handles();
+  made_workspace_bytes_.store(workspace_->mapped_bytes(), std::memory_order_relaxed);
 }
 
 }  // namespace symm

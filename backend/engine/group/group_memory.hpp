@@ -43,10 +43,17 @@ class GroupMemory : public SlotProvider {
   Slots small() override;
   // Collective on first use, with the given patience.
   Slots workspace() override;
-  // This rank's; 0 until it is there. Any thread.
+  // This rank's; 0 until it was made for the first time. Any thread.
   std::size_t made_workspace_bytes() const {
     return made_workspace_bytes_.load(std::memory_order_relaxed);
   }
+
+  // Lets go of the workspace, which no call uses. Local.
+  void release_workspace() { workspace_.reset(); }
+  // This rank's part of the one that was released; null where there was none. Local.
+  std::shared_ptr<LocalSegment> allocate_released() const;
+  // All ranks' parts.
+  void set_workspace(std::shared_ptr<Segment> workspace);
 
  private:
   const LocalGroup& group_;

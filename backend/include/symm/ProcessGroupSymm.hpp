@@ -154,12 +154,26 @@ class ProcessGroupSymm final : public c10d::Backend {
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
 
-  // Bytes that this group has allocated on this rank, by c10d's names: "total" of them, "persist"
-  // of which stay, and "suspend" that suspend() could free, of which there is none; "suspended" is
-  // 0. Beside them "host" and "device". What torch.distributed._symmetric_memory has allocated is
-  // not counted; in a group over several hosts, nor is what the other backend has. Local. From
-  // torch 2.13 on this overrides. NOLINTNEXTLINE(modernize-use-override)
+  // Between the two the group has no memory for staged data: its workspace on the CPU and, where
+  // every rank has run a collective on its GPU, its memory there, whose contents the process keeps.
+  // Addresses stay, so that graphs that were captured before can be replayed afterwards, and not
+  // meanwhile. Tensors in symmetric memory stay as they are. Calls of a suspended group raise
+  // DistBackendError, as do a second suspend() and resume() of a group that is not suspended; it
+  // can be destroyed, aborted and asked for its memory. Collective, both: a rank that does not come
+  // within the group's time-out, or has died, is named. What this rank has issued ends first; a
+  // message on a GPU whose other end was not issued runs into its time-out. ValueError inside a
+  // coalescing block, NotImplementedError in a group over several hosts. From torch 2.13 on these
+  // override, as does getMemoryStats(). NOLINTBEGIN(modernize-use-override)
+  void suspend();
+  void resume();
+
+  // Bytes that this group has on this rank, by c10d's names: "total" of them, "persist" of which
+  // stay while the group is suspended, "suspend" that suspend() gives back, or has given back;
+  // "suspended" is 1 for a suspended group. Beside them "host" and "device", the two parts of
+  // "total". What torch.distributed._symmetric_memory has allocated is not counted; in a group over
+  // several hosts, nor is what the other backend has. Local.
   std::unordered_map<std::string, std::uint64_t> getMemoryStats();
+  // NOLINTEND(modernize-use-override)
 
   void setTimeout(std::chrono::milliseconds timeout) override;
   // Ranks count their operations alike from the start, so there is nothing to exchange.

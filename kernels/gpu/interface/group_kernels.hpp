@@ -136,6 +136,9 @@ class GroupKernels {
   virtual void fold(const FoldCall& call, StreamHandle stream) = 0;
   // Between any memory that the GPU reaches: its own, or pinned memory of the host.
   virtual void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) = 0;
+  // Between this GPU's memory and any memory of the host. Cold: they wait for the copy.
+  virtual void copy_to_host(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void copy_to_device(void* to, const void* from, std::size_t bytes) = 0;
 
   // A call that multimem_refusal() (kernels/plan/multimem.hpp) lets pass, in one kernel, in which
   // the ranks compare the locations. Throws as launch(), and Error(kUnsupported) where the library

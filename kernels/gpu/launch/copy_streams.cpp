@@ -72,9 +72,19 @@ void CopyStreams::run(const std::vector<DeviceCopy>& copies, gpuStream_t stream)
 }
 
 void CopyStreams::copy_to_device(void* destination, const void* source, std::size_t bytes) {
-  check_gpu(gpuMemcpyAsync(destination, source, bytes, gpuMemcpyHostToDevice, streams_[0]),
-            "copying to the device");
-  check_gpu(gpuStreamSynchronize(streams_[0]), "copying to the device");
+  copy_and_wait(destination, source, bytes, gpuMemcpyHostToDevice);
+}
+
+void CopyStreams::copy_to_host(void* destination, const void* source, std::size_t bytes) {
+  copy_and_wait(destination, source, bytes, gpuMemcpyDeviceToHost);
+}
+
+void CopyStreams::copy_and_wait(void* destination, const void* source, std::size_t bytes,
+                                gpuMemcpyKind kind) {
+  const char* const what =
+      kind == gpuMemcpyHostToDevice ? "copying to the device" : "copying from the device";
+  check_gpu(gpuMemcpyAsync(destination, source, bytes, kind, streams_[0]), what);
+  check_gpu(gpuStreamSynchronize(streams_[0]), what);
 }
 
 }  // namespace symm

@@ -28,10 +28,13 @@ class CopyStreams {
   // Orders `copies` after the earlier and before the later work of `stream`; may be captured.
   void run(const std::vector<DeviceCopy>& copies, gpuStream_t stream);
 
-  // Copies from host memory and waits for the copy; uses no stream of the caller.
+  // Copies from or to any memory of the host and wait for the copy; use no stream of the caller.
   void copy_to_device(void* destination, const void* source, std::size_t bytes);
+  void copy_to_host(void* destination, const void* source, std::size_t bytes);
 
  private:
+  void copy_and_wait(void* destination, const void* source, std::size_t bytes, gpuMemcpyKind kind);
+
   std::vector<gpuStream_t> streams_;
   std::vector<gpuEvent_t> joined_;
   gpuEvent_t forked_ = nullptr;

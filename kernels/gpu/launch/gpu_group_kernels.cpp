@@ -48,6 +48,8 @@ class GpuGroupKernels final : public GroupKernels {
                      const LaunchOptions& options) override;
   void fold(const FoldCall& call, StreamHandle stream) override;
   void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) override;
+  void copy_to_host(void* to, const void* from, std::size_t bytes) override;
+  void copy_to_device(void* to, const void* from, std::size_t bytes) override;
   void launch_multimem(const CollectiveArgs& args, const Plan& plan, const MultimemMemory& memory,
                        const LaunchOptions& options) override;
   void norm_rows(const CollectiveArgs& args, StreamHandle stream) override;
@@ -419,6 +421,16 @@ void GpuGroupKernels::copy(void* to, const void* from, std::size_t bytes, Stream
   const DeviceGuard guard(device_);
   check_gpu(gpuMemcpyAsync(to, from, bytes, gpuMemcpyAnyToAny, static_cast<gpuStream_t>(stream)),
             "copying memory");
+}
+
+void GpuGroupKernels::copy_to_host(void* to, const void* from, std::size_t bytes) {
+  const DeviceGuard guard(device_);
+  copies_.copy_to_host(to, from, bytes);
+}
+
+void GpuGroupKernels::copy_to_device(void* to, const void* from, std::size_t bytes) {
+  const DeviceGuard guard(device_);
+  copies_.copy_to_device(to, from, bytes);
 }
 
 void GpuGroupKernels::launch_multimem(const CollectiveArgs& args, const Plan& plan,

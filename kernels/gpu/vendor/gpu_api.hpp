@@ -88,6 +88,7 @@ inline constexpr auto gpuStreamCaptureModeRelaxed = SYMM_GPU_NAME(StreamCaptureM
 inline constexpr auto gpuErrorStreamCaptureImplicit = SYMM_GPU_NAME(ErrorStreamCaptureImplicit);
 
 inline constexpr gpuMemcpyKind gpuMemcpyHostToDevice = SYMM_GPU_NAME(MemcpyHostToDevice);
+inline constexpr gpuMemcpyKind gpuMemcpyDeviceToHost = SYMM_GPU_NAME(MemcpyDeviceToHost);
 inline constexpr gpuMemcpyKind gpuMemcpyDeviceToDevice = SYMM_GPU_NAME(MemcpyDeviceToDevice);
 inline constexpr gpuMemcpyKind gpuMemcpyAnyToAny = SYMM_GPU_NAME(MemcpyDefault);
 

@@ -93,8 +93,6 @@ def parameters_of(collective, shape):
 def skip_what_the_backend_lacks(collective):
     if not IS_SYMM and collective in calls.GLOO_LACKS:
         pytest.skip("gloo has no such call")
-    if collective in calls.NOT_ON_CUDA and ON_CUDA:
-        pytest.skip("a GPU cannot receive from whoever comes first; it is refused")
 
 
 # Prime to the 4 variants of a pair, so that a sample has all variants and many pairs.
@@ -162,8 +160,6 @@ def test_world_sizes(world_size):
         problems = []
         for collective in calls.EVERY_CALL:
             if not IS_SYMM and collective in calls.GLOO_LACKS:
-                continue
-            if ON_CUDA and collective in calls.NOT_ON_CUDA:
                 continue
             if world_size == 1 and collective in calls.NEEDS_A_PEER:
                 continue

@@ -132,6 +132,10 @@ def refusals(rank, hosts):
     problems = []
     text = message_of(NotImplementedError, dist.recv, torch.ones(3))
     problems += unsaid(text, ["host-a", "host-b", "recv from any rank"])
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if hasattr(backend, "suspend"):
+        text = message_of(NotImplementedError, backend.suspend)
+        problems += unsaid(text, ["host-a", "host-b", r"suspend\(\)"])
     text = message_of(
         NotImplementedError, dist.all_reduce, torch.ones(3, dtype=torch.int8), dist.ReduceOp.AVG
     )

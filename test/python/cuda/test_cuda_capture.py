@@ -283,3 +283,42 @@ def graph_outlives_group(rank):
 
 def test_a_graph_outlives_its_group():
     run(graph_outlives_group)
+
+
+def replays_after_resume(rank):
+    """The addresses in a graph are right again, and so are the counts of its calls."""
+    problems = []
+    operations = [Operations(rank, count).all_reduce() for count in COUNTS]
+    for operation in operations:
+        problems += warm(operation, rank)
+    graph = captured(lambda: [operation.call() for operation in operations])
+    backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+    beside = dist.new_group()
+    for replay in range(1, 5):
+        for operation in operations:
+            operation.fill(rank, replay)
+        graph.replay()
+        torch.cuda.synchronize()
+        for operation in operations:
+            problems += operation.check("graph", operation.outputs, replay)
+        free = torch.cuda.mem_get_info()[0]
+        backend.suspend()
+        given_back = torch.cuda.mem_get_info()[0] - free
+        if given_back < backend.memory_stats()["suspend"]:
+            problems.append(f"{given_back} bytes came back of {backend.memory_stats()}")
+        dist.barrier(group=beside)  # on the host: nobody has taken memory before all have looked
+        backend.resume()
+        for operation in operations:
+            operation.fill(rank, 100 + replay)
+            operation.call()
+            problems += operation.check("eager", operation.outputs, 100 + replay)
+    return problems
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d.Backend, "suspend"),
+    reason="this torch suspends no groups",
+)
+@pytest.mark.alone
+def test_a_graph_from_before_the_group_was_suspended():
+    run(replays_after_resume, fresh=True)

@@ -34,7 +34,8 @@ def grows(rank):
     place = "device" if ON_CUDA else "host"
     if after[place] - before[place] < 8 * MIB:
         problems.append(f"after a large call: {after}")
-    if after["total"] != after["host"] + after["device"] or after["persist"] != after["total"]:
+    total = after["total"]
+    if total != after["host"] + after["device"] or total != after["persist"] + after["suspend"]:
         problems.append(f"does not add up: {after}")
     dist.all_reduce(torch.ones(1_000_000, device=DEVICE), group=group)
     if stats_of(group) != after:

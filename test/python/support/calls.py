@@ -436,8 +436,6 @@ GLOO_LACKS = {
     coalescing_manager_reduce_scatter,
 }
 
-NOT_ON_CUDA = {recv_any_source}
-
 
 def accepts(collective, op: str, dtype: torch.dtype) -> bool:
     """Whether `op` on `dtype` has a meaning and gets through torch.distributed."""

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 import calls
 import model
 from call import Call
-from harness import IS_SYMM, ON_CUDA, new_group_in_order
+from harness import IS_SYMM, new_group_in_order
 
 ANY_CALL = [f for f in calls.EVERY_CALL if IS_SYMM or f not in calls.GLOO_LACKS]
-ANY_CALL = [f for f in ANY_CALL if not ON_CUDA or f not in calls.NOT_ON_CUDA]
 ANY_DTYPE = model.DTYPES if IS_SYMM else model.GLOO_DTYPES
 EDGES = [4095, 4096, 4097, 65535, 65536, 65537, 131071, 600001]
 
