@@ -1,6 +1,7 @@
 #include "backend/engine/host/host_trace.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <optional>
 
@@ -96,7 +97,12 @@ bool HostTrace::read_process(std::byte* destination, int peer, std::uint64_t add
                              std::size_t bytes) {
   const int error = peer_memory_.read(peer, address, destination, bytes);
   if (error == 0) return true;
-  if (peer_memory_.holds(peer) || check_peers()) {
+  if (!peer_memory_.holds(peer) && !check_peers()) return false;
+  if (error == ESRCH) {
+    // A process that ends gives up its memory before its connections.
+    fail(ErrorCode::kPeerLost,
+         text_of(group_.rank_name(peer), " died: its process has no memory any more"));
+  } else {
     fail(ErrorCode::kSystem,
          text_of("reading ", bytes, " bytes of the memory of ", group_.rank_name(peer),
                  " failed: ", describe_system_error(error)));
