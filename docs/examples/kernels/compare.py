@@ -25,6 +25,13 @@ def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.nan_to_num(distance, nan=float("inf")))
 
 
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    """The rows of all ranks, by torch.distributed. Collective."""
+    whole = x.new_empty(dist.get_world_size() * x.shape[0], *x.shape[1:])
+    dist.all_gather_into_tensor(whole, x)
+    return whole
+
+
 def run(example: Callable[[str], float], allowed: float = 1e-5) -> int:
     """Runs `example(device)`, which returns how far it is from torch.distributed. Collective."""
     parser = argparse.ArgumentParser()

@@ -9,8 +9,8 @@ the example of a ring all_gather with a matmul beside symm_mem::fused_all_gather
 and, in processes of their own, over PyTorch's CUDA provider. Times are microseconds of the slowest
 rank, the median of rounds, from replays of graphs where no other is named. `wrong` counts the
 elements of all ranks that are not what they must be. With `--sweep` the part `fused` is the search
-of fused_sweep.py. `of_own` and the like are ratios of times,
-above 1 where the kernel is slower. On a CPU, by the interpreter, the times mean nothing.
+of fused_sweep.py. `of_own` and the like are ratios of times, above 1
+where the kernel is slower. On a CPU, by the interpreter, the times mean nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
 _parser.add_argument("--quick", action="store_true", help="small and few: a check of this script")
 _parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
 _parser.add_argument("--json", type=Path)
-_parser.add_argument("--sweep", action="store_true", help="variants of the fused example")
+_parser.add_argument("--sweep", action="store_true", help="options of the fused example")
 _parser.add_argument("--limit", type=float, default=90.0, help="seconds of a sweep")
 _parser.add_argument("--provider", action="store_true", help="PyTorch's CUDA provider alone")
 arguments = _parser.parse_args()
@@ -260,20 +260,9 @@ def operator(shape, x, w):
     return lambda: fused(x, [w], 0, name, return_A=False)[1][0]
 
 
-# (rows, columns and depth of a tile, warps, stages)
-TILES = [((16, 32, 32), 4, 1)]
-if not QUICK:
-    TILES = [
-        ((128, 128, 64), 8, 3),
-        ((128, 128, 64), 8, 4),
-        ((128, 256, 64), 8, 4),
-        ((64, 128, 64), 4, 4),
-        ((64, 64, 64), 4, 4),
-    ]
-
-
 def fused() -> list[dict]:
     import all_gather_matmul_ring as example
+    from matmul_options import TINY_TILES
 
     if symm_mem.get_backend(DEVICE) != "SYMM":
         symm_mem.set_backend("SYMM")
@@ -295,16 +284,12 @@ def fused() -> list[dict]:
         timed_product(rows, "matmul alone", shape, lambda whole=whole, w=w: whole @ w, expected)
         timed_product(rows, "all_gather, then matmul", shape, one_after_the_other, expected)
         timed_product(rows, "operator over SYMM", shape, operator(shape, x, w), expected)
-        for tile, warps, stages in TILES:
-            for senders in (2,) if QUICK else (8, 16):
-                options = {"num_warps": warps, "num_stages": stages}
-                what = {"tile": list(tile), "warps": warps, "stages": stages, "senders": senders}
-                with errors_in(rows, what="example", m=shape[0], **what):
-                    call = example.RingMatmul(*x.shape, DEVICE, x.dtype, tile, senders)
-                    call.options = options
-                    one = functools.partial(call, x, w)
-                    timed_product(rows, "example", shape, one, expected, **what)
-                    call.ctx.check()
+        options = TINY_TILES if QUICK else None  # of None the example chooses by shape
+        with errors_in(rows, what="example", m=shape[0]):
+            call = example.RingMatmul(*x.shape, w.shape[1], DEVICE, x.dtype, options)
+            one, what = functools.partial(call, x, w), call.options._asdict()
+            timed_product(rows, "example", shape, one, expected, **what)
+            call.ctx.check()
         compare(rows, shape)
     return rows
 

@@ -5,6 +5,7 @@ prints the assembly.
     python codegen_kernels.py hip gfx942   # AMD's assembly
     python codegen_kernels.py cuda 90 put_kernel fence_kernel   # of these alone
     python codegen_kernels.py cuda 90 load_reduce_kernel:bf16:min   # multimem's: element, operation
+    python codegen_kernels.py cuda 90 ring_matmul_kernel:bf16:WIDE_TILES   # with these options
 
 No GPU is needed. A process of its own, since the tests' ranks have Triton's interpreter.
 """
@@ -82,12 +83,22 @@ EXAMPLES = {
     "halo_exchange": "heat_kernel",
 }
 # By the names of the arguments; the others are float32 tensors.
-NUMBERS = ("count", "most", "turn", "tokens", "steps", "rows", "inner", "columns", "senders")
+NUMBERS = (
+    "count",
+    "most",
+    "turn",
+    "tokens",
+    "steps",
+    "rows",
+    "inner",
+    "columns",
+    "senders",
+    "parts",
+)
 INTEGERS = ("flag", "arrived", "expert", "origin", "counts", "done", "ready", "turns")
 CONSTANTS = {
     "OPERATION": "add",
     "BLOCK": BLOCK,
-    "TILE": (16, 32, 32),
     "ROWS": 16,
     "COLUMNS": 32,
     "WIDTH": 32,
@@ -95,8 +106,15 @@ CONSTANTS = {
 }
 
 
-def type_of(argument: str, element: str) -> str:
-    if argument in CONSTANTS:
+# By the kernel of tiles alone: which sizes of its tile a block of the descriptor has.
+BLOCKS = {"x_tiles": (0, 2), "box_tiles": (0, 2), "w": (2, 1), "out": (0, 1)}
+
+
+def type_of(argument: str, element: str, tile: tuple[int, ...] | None) -> str:
+    if tile and argument in BLOCKS:
+        first, second = (tile[size] for size in BLOCKS[argument])
+        return f"tensordesc<{element}[{first}, {second}]>"
+    if argument in CONSTANTS or argument in ("TILE", "CHUNK"):
         return "constexpr"
     if argument in NUMBERS:
         return "i32"
@@ -105,15 +123,22 @@ def type_of(argument: str, element: str) -> str:
     return "*i64" if argument == "ctx" else "*i32" if argument in INTEGERS else f"*{element}"
 
 
-def assembly(kernel, target: GPUTarget, element: str = "fp32", operation: str = "add") -> str:
-    signature = {name: type_of(name, element) for name in kernel.arg_names}
-    values = CONSTANTS | {"OPERATION": operation}
+def assembly(
+    kernel, target: GPUTarget, element: str = "fp32", operation: str = "add", chosen=None
+) -> str:
+    values, options = CONSTANTS | {"OPERATION": operation}, {}
+    if chosen:
+        values |= {"TILE": chosen.tile, "CHUNK": chosen.chunk}
+        options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
+    tile = values.get("TILE")
+    signature = {name: type_of(name, element, tile) for name in kernel.arg_names}
     constants = {name: value for name, value in values.items() if name in signature}
     pointers = [index for index, kind in enumerate(signature.values()) if kind.startswith("*")]
-    counts = [index for index, name in enumerate(signature) if name == "count"]
+    counts = ("count", "rows", "inner", "columns") if chosen else ("count",)
+    counts = [index for index, name in enumerate(signature) if name in counts]
     aligned = {(index,): [["tt.divisibility", 16]] for index in (*pointers, *counts)}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
-    compiled = triton.compile(source, target=target)
+    compiled = triton.compile(source, target=target, options=options)
     return compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"]
 
 
@@ -129,7 +154,11 @@ def main() -> None:
     found = {}
     for name in wanted:
         kernel, *settings = name.split(":")
-        found[name] = assembly(everything[kernel], target, *settings)
+        chosen = None
+        if kernel == "ring_matmul_kernel":
+            tiles = settings.pop() if len(settings) == 2 else "TINY_TILES"
+            chosen = getattr(importlib.import_module("matmul_options"), tiles)
+        found[name] = assembly(everything[kernel], target, *settings, chosen=chosen)
     print(json.dumps(found))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "examples" / "kernels"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "compare")
+SHARED = ("compare", "matmul_options")
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
 
 
 def load(name: str, folder: str = "", replaced: tuple[tuple[str, str], ...] = ()) -> ModuleType:

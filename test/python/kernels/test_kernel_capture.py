@@ -114,7 +114,7 @@ def test_replays_of_barriers(world_size):
 def products(rank, ranks):
     """The ring of shards with its product, of the examples, twice in one graph."""
     example, turns = example_kernels.load("all_gather_matmul_ring"), replays(ranks)
-    multiply = example.RingMatmul(32, 64, DEVICE)
+    multiply = example.RingMatmul(32, 64, 96, DEVICE, torch.float32, example.TINY_TILES)
     rows = torch.arange(turns * ranks * 32 * 64).view(turns, ranks * 32, 64) % 11
     w = (torch.arange(64 * 96).view(64, 96) % 7).float()
     mine, weights = rows[:, rank * 32 :][:, :32].to(DEVICE, torch.float32), w.to(DEVICE)

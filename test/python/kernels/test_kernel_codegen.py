@@ -225,6 +225,66 @@ def test_examples_compile(compiled, name):
     assert first_not_found(amdgcn, [*RELEASE, r"global_atomic_\w+ .* sc1", *FRESH]) == ""
 
 
+TILES = ["SMALL_TILES", "WIDE_TILES", "LARGE_TILES"]
+RINGS = [f"ring_matmul_kernel:bf16:{tiles}" for tiles in TILES]
+ASYNC_FENCE = r"fence\.proxy\.async\.global"
+TILE_LOAD = r"cp\.async\.bulk\.tensor\.2d\.shared"
+
+
+@pytest.mark.parametrize("name", RINGS)
+def test_tiles_by_descriptors(compiled, name):
+    """With the options for bfloat16: a shard goes by vectors, and its tiles come by the async
+    proxy, behind its fence, to the tensor cores."""
+    text = compiled("cuda", "90", *RINGS)[name]
+    assert first_not_found(text, [LOAD, STORE]) == ""
+    assert first_not_found(text, [MEET, r"(atom|red)\.global\.sys\.release\.add"]) == ""
+    assert first_not_found(text, [r"cp\.async\.bulk\.tensor\.2d\.global"]) == ""
+    product = [TILE_LOAD, r"wgmma\.mma_async"]
+    waited = [r"ld\.global\.sys\.acquire\.b32", MEET, ASYNC_FENCE, *product]
+    assert first_not_found(text, [*product, *waited]) == ""
+
+
+def waits_without_a_fence(text):
+    """How many looks of waits there are, and from how many of them a way leads to a tile, a copy, a
+    release or the end without the fence of the async proxy."""
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if not re.match(r"\.loc|//", line)]
+    labels = {line.split(":")[0]: n for n, line in enumerate(lines) if line.startswith("$L")}
+    used = re.compile(rf"{TILE_LOAD}|{LOAD}|{STORE}|sys\.release|^ret;")
+
+    def misses(place):
+        ahead, seen = [place], set()
+        while ahead:
+            place = ahead.pop()
+            if place in seen or re.search(ASYNC_FENCE, lines[place]):
+                continue
+            seen.add(place)
+            if used.search(lines[place]):
+                return True
+            jump = re.search(r"\bbra(?:\.uni)?\s+(\$\w+);", lines[place])
+            if jump:
+                ahead.append(labels[jump[1]])
+            if not jump or lines[place].startswith("@"):
+                ahead.append(place + 1)
+        return False
+
+    looks = [n for n, line in enumerate(lines) if re.search(r"ld\.global\.sys\.acquire", line)]
+    return len(looks), sum(misses(look) for look in looks)
+
+
+@pytest.mark.parametrize("name", [*RINGS, "wait_kernel", "barrier_kernel"])
+def test_the_async_proxy_is_behind_every_wait(compiled, name):
+    names = RINGS if name in RINGS else ("wait_kernel", "barrier_kernel")
+    text = compiled("cuda", "90", *names)[name]
+    looks, without = waits_without_a_fence(text)
+    assert looks >= (4 if name in RINGS else 1)
+    assert without == 0
+    text = re.sub(ASYNC_FENCE, "", text, count=1)
+    assert waits_without_a_fence(text)[1] > 0
+    older = compiled("cuda", "80", "wait_kernel")["wait_kernel"]
+    assert not re.search(ASYNC_FENCE, older)  # there is no such proxy
+
+
 CLOCKS = [("cuda", "90", "%globaltimer"), ("hip", "gfx942", "s_memrealtime")]
 
 

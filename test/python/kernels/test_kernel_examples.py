@@ -36,6 +36,53 @@ def test_length(name):
     assert len((example_kernels.FOLDER / f"{name}.py").read_text().splitlines()) <= 110
 
 
+def products_by_default(rank):
+    """(the options that the fused example takes for a small product, how far it is)."""
+    example, ranks = example_kernels.load("all_gather_matmul_ring"), dist.get_world_size()
+    multiply = example.RingMatmul(64, 512, 64, DEVICE, torch.float32)
+    whole = torch.arange(ranks * 64 * 512).view(ranks * 64, 512) % 7
+    w = (torch.arange(512 * 64).view(512, 64) % 5).float()
+    got = multiply(whole[rank * 64 :][:64].float(), w)
+    return multiply.options, float((got - whole.float() @ w).abs().max())
+
+
+@pytest.mark.cpu("in float32 its stages have no room on a GPU")
+def test_the_matmuls_own_options():
+    options = example_kernels.load("matmul_options")
+    expected = options.SMALL_TILES._replace(senders=1)
+    for chosen, distance in run_ranks(products_by_default, 2, time_limit=TIME_LIMIT):
+        assert (tuple(chosen), distance) == (tuple(expected), 0.0)
+
+
+# Rows of a rank, inner and columns, of two ranks; those that were measured first.
+SHAPES = {
+    (128, 1024, 1024): "SMALL_TILES",
+    (512, 4096, 4096): "WIDE_TILES",
+    (2048, 4096, 4096): "LARGE_TILES",
+    (256, 4096, 8192): "SMALL_TILES",
+    (512, 4096, 8192): "LARGE_TILES",
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_options_by_shape(shape, monkeypatch):
+    options = example_kernels.load("matmul_options")
+    monkeypatch.setattr(options, "programs_of", lambda device: 132)
+    chosen = options.fastest(shape[0], shape[2], 2, "cuda")
+    assert chosen == getattr(options, SHAPES[shape])
+    chosen.check(*shape)
+
+
+@pytest.mark.parametrize("shape", [(24, 64, 96), (32, 48, 96), (32, 64, 80), (16, 32, 32)])
+def test_options_that_do_not_fit(shape):
+    """The last one's row tile is half of a part's chunk."""
+    options = example_kernels.load("matmul_options").TINY_TILES
+    if shape == (16, 32, 32):
+        options = options._replace(chunk=512)
+    with pytest.raises(ValueError, match="expected whole pieces of Options"):
+        options.check(*shape)
+
+
 def with_a_wrong_peer(rank, folder):
     """The comparison of an example sees a neighbour that is taken for another one."""
     wrong = (("peer, ctx, mask=inside)", "(peer + 1) % 3, ctx, mask=inside)"),)

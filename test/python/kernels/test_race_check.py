@@ -39,7 +39,7 @@ def run_in_a_row(rank, name, folder, removed):
         if name == "all_reduce_one_shot":
             call, arguments = module.AllReduce(300, "cpu"), (torch.ones(300),)
         elif name == "all_gather_matmul_ring":
-            call = module.RingMatmul(16, 64, "cpu")
+            call = module.RingMatmul(16, 64, 64, "cpu", torch.float32, module.TINY_TILES)
             arguments = (torch.ones(16, 64), torch.ones(64, 64))
         elif name == "moe_dispatch_combine":
             expert = torch.arange(9, dtype=torch.int32) % RANKS
@@ -67,7 +67,9 @@ def nothing(*lines):
     return tuple((line, "pass") for line in lines)
 
 
-WAIT_MATMUL = 'symm.wait_until(arrived + place, "ge", turn, ctx, source=(rank + ranks - 1) % ranks)'
+WAIT_MATMUL = (
+    'symm.wait_until(arrived + owner * row_tiles + top, "ge", turn * parts, ctx, source=left)'
+)
 WAIT_MOE = 'symm.wait_until(counts + source, "ge", turn * 65536, ctx, source=source) % 65536'
 WAIT_DECODE = 'symm.wait_until(arrived + head * ranks + peer, "ge", turn, ctx, source=peer)'
 # (example, what is removed, a line of the kernel that the report names)
@@ -85,16 +87,16 @@ REMOVED = {
     "matmul wait": (
         "all_gather_matmul_ring",
         nothing(WAIT_MATMUL),
-        "total = tl.dot(tl.load(a), tl.load(b), total",
+        "total = tl.dot(a.load([row, k]), w.load([k, column]), total",
     ),
     "matmul signal on": (
         "all_gather_matmul_ring",
-        nothing('symm.wait_until(arrived + place, "ge", turn, ctx, source=left)'),
+        nothing('symm.wait_until(flag, "ge", turn * parts, ctx, source=left)'),
         "tl.store(there + index, tl.load(source + index))",
     ),
     "matmul by turns": (
         "all_gather_matmul_ring",
-        (("(turn % 2) * ranks", "0 * ranks"),),
+        (("(turn % 2) * ranks * rows", "0 * ranks"),),
         "tl.store(there + index, tl.load(source + index))",
     ),
     "moe counts": (
