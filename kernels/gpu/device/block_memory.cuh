@@ -70,24 +70,6 @@ __device__ inline void store_unit(std::byte* destination, const Unit& unit, std:
   }
 }
 
-// A unit in the block's shared memory.
-__device__ inline Unit load_shared_unit(const Unit* unit) {
-#if SYMM_GPU_AMD
-  return {{load_shared(&unit->words[0]), load_shared(&unit->words[1]), load_shared(&unit->words[2]),
-           load_shared(&unit->words[3])}};
-#else
-  return *unit;
-#endif
-}
-__device__ inline void store_shared_unit(Unit* unit, const Unit& value) {
-#if SYMM_GPU_AMD
-#pragma unroll
-  for (int i = 0; i < 4; ++i) store_shared(&unit->words[i], value.words[i]);
-#else
-  *unit = value;
-#endif
-}
-
 // Both pointers have the same remainder modulo sizeof(T). By `threads` threads, 16 or more, of
 // which this is number `thread`. No barrier.
 template <class T>

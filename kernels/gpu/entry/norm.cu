@@ -210,7 +210,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kNormThreads, 1)
   for (std::uint32_t row = 0; row < sums.rows(); ++row) {
     const std::uint32_t begin = row * norm.row_bytes;
     block.row(norm.result + sums.offset() + begin,
-              [&](std::uint32_t u) { return load_shared_unit(&kept[begin / kUnitBytes + u]); });
+              [&](std::uint32_t u) { return load_shared(&kept[begin / kUnitBytes + u]); });
   }
   sums.end();
 }

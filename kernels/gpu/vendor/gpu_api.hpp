@@ -254,11 +254,21 @@ __device__ inline void store_element(void* array, std::size_t index, T value) {
 #endif
 }
 
-// A value in the block's shared memory, by an address whose space the compiler does not know.
+// A value in the block's shared memory, by an address whose space the compiler does not know; of a
+// class, in whole words.
 template <class T>
 __device__ inline T load_shared(const T* address) {
 #if SYMM_GPU_AMD
-  return *(const __attribute__((address_space(3))) T*)address;
+  if constexpr (std::is_class_v<T>) {
+    T value;
+    const auto* from = (const __attribute__((address_space(3))) std::uint32_t*)address;
+    auto* to = reinterpret_cast<std::uint32_t*>(&value);
+#pragma unroll
+    for (std::size_t i = 0; i < sizeof(T) / 4; ++i) to[i] = from[i];
+    return value;
+  } else {
+    return *(const __attribute__((address_space(3))) T*)address;
+  }
 #else
   return *address;
 #endif
@@ -267,7 +277,14 @@ __device__ inline T load_shared(const T* address) {
 template <class T>
 __device__ inline void store_shared(T* address, const std::type_identity_t<T>& value) {
 #if SYMM_GPU_AMD
-  *(__attribute__((address_space(3))) T*)address = value;
+  if constexpr (std::is_class_v<T>) {
+    auto* to = (__attribute__((address_space(3))) std::uint32_t*)address;
+    const auto* from = reinterpret_cast<const std::uint32_t*>(&value);
+#pragma unroll
+    for (std::size_t i = 0; i < sizeof(T) / 4; ++i) to[i] = from[i];
+  } else {
+    *(__attribute__((address_space(3))) T*)address = value;
+  }
 #else
   *address = value;
 #endif

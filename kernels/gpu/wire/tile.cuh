@@ -51,7 +51,7 @@ struct LLTile {
 
   // In shared memory, as load() would find it: `tile` has kBytes.
   __device__ static void keep(Unit* tile, const Unit& unit) {
-    store_shared_unit(tile + tile_thread(), unit);
+    store_shared(tile + tile_thread(), unit);
   }
 
   // Halves of units stand apart, so that each store of the threads is contiguous.
@@ -132,7 +132,7 @@ struct LineTile {
     if (ends_line()) {
       store_shared(reinterpret_cast<std::uint64_t*>(tile) + place / kHalf, low_half(unit));
     } else {
-      store_shared_unit(tile + place / kUnitBytes, unit);
+      store_shared(tile + place / kUnitBytes, unit);
     }
   }
 

@@ -111,7 +111,9 @@ def buffers_of_a_granule(rank, number):
 
 def test_buffers_take_their_granules_and_no_more():
     number, ranks_on_one_gpu = 40, max(1, WORLD_SIZE // GPUS)
-    for rank, taken in enumerate(run_ranks(buffers_of_a_granule, WORLD_SIZE, number, fresh=PROCESSES)):
+    for rank, taken in enumerate(
+        run_ranks(buffers_of_a_granule, WORLD_SIZE, number, fresh=PROCESSES)
+    ):
         # What the driver keeps of mappings is less than half a granule a buffer.
         most = ranks_on_one_gpu * number * 3
         assert 0 < taken < most, f"rank {rank}: {number} buffers of 2 MiB took {taken:.1f} MiB"
