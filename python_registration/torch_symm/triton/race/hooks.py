@@ -79,10 +79,14 @@ def launch() -> Iterator[None]:
         clock.clock().end_launch()
 
 
+# How caches are used is one argument of Triton's, or two in 3.6, by place or by name.
 def _of_load(original: Any) -> Any:
-    def load(ptrs: Any, mask: Any, other: Any, cache_policy: Any, is_volatile: Any) -> Any:
-        value = original(ptrs, mask, other, cache_policy, is_volatile)
-        if not is_volatile:
+    signature = inspect.signature(original)
+
+    def load(ptrs: Any, mask: Any, other: Any, *caches: Any, **named: Any) -> Any:
+        given = signature.bind(ptrs, mask, other, *caches, **named).arguments
+        value = original(ptrs, mask, other, *caches, **named)
+        if not given["is_volatile"]:
             _note(ptrs, mask, READ)
         return value
 
@@ -90,9 +94,9 @@ def _of_load(original: Any) -> Any:
 
 
 def _of_store(original: Any) -> Any:
-    def store(ptrs: Any, value: Any, mask: Any, cache_policy: Any) -> Any:
+    def store(ptrs: Any, value: Any, mask: Any, *caches: Any, **named: Any) -> Any:
         _note(ptrs, mask, WRITE)
-        return original(ptrs, value, mask, cache_policy)
+        return original(ptrs, value, mask, *caches, **named)
 
     return store
 
