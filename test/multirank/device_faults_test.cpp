@@ -61,6 +61,25 @@ TEST_F(DeviceFaultsTest, DifferentCallsNameBothSides) {
   });
 }
 
+// Their kernels have other blocks, so they must not meet unnoticed.
+TEST_F(DeviceFaultsTest, RowsThatOneRankAloneNormsAreAnotherCall) {
+  for (const std::size_t others : {0, 4}) {
+    run_group(2, [others](DeviceRank& rank) {
+      std::vector<float> data(16);
+      std::vector<float> weight(8);
+      std::vector<float> result(16);
+      CollectiveArgs args = sum_args(data);
+      args.norm = {.columns = rank.number() == 0 ? 8 : others,
+                   .eps = 0.5,
+                   .weight = weight.data(),
+                   .result = result.data()};
+      error_of([&] { rank.launch(args); });
+      expect_error(rank.failure(), ErrorCode::kMismatch, {"device seq 1", "other rows to norm"});
+      rank.meet();
+    });
+  }
+}
+
 TEST_F(DeviceFaultsTest, DifferentCallsThatBothEndedAreFoundAsWell) {
   run_group(2, [](DeviceRank& rank) {
     std::int32_t value = 7;

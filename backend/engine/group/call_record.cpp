@@ -38,7 +38,8 @@ std::string difference(const CallRecord& a, const CallRecord& b) {
   std::string text;
   if (a.layout != b.layout) {
     const bool moves = a.kind != static_cast<std::uint8_t>(CollectiveKind::kBarrier);
-    text += moves ? " with another memory layout" : " before pieces of other sizes";
+    text += moves ? " with another memory layout, or other rows to norm"
+                  : " before pieces of other sizes";
   }
   if (a.counts_hash != b.counts_hash) text += " with other counts of the ranks";
   if (a.kind != b.kind || a.algorithm != b.algorithm) return text;
@@ -146,7 +147,8 @@ CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64
   record.kind = static_cast<std::uint8_t>(args.kind);
   record.dtype = static_cast<std::uint8_t>(args.dtype);
   record.op = reduces(args.kind) ? static_cast<std::uint8_t>(args.op) : std::uint8_t{0};
-  record.layout = args.layout;
+  // Who norms rows, or others, has other blocks.
+  record.layout = args.layout + static_cast<std::uint32_t>(args.norm.columns);
   record.root = args.root;
   record.count = args.count;
   if (const auto list = common_list(args); !list.empty()) {

@@ -31,6 +31,10 @@ constexpr unsigned kBlockThreads = 512;
 constexpr std::uint64_t kBlockBytes = kBlockThreads * 16;  // that a block reads at once
 static_assert(kMultimemThreads == kBlockThreads && kTransferThreads == kBlockThreads);
 
+bool goes_over_wire(const Plan& plan) {
+  return plan.algorithm == Algorithm::kLL || plan.algorithm == Algorithm::kLLTwoShot;
+}
+
 class GpuGroupKernels final : public GroupKernels {
  public:
   GpuGroupKernels(const GroupKernelsConfig& config, int device_index);
@@ -61,6 +65,8 @@ class GpuGroupKernels final : public GroupKernels {
   void launch_over_wire(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   void launch_over_lanes(const CollectiveArgs& args, const Plan& plan,
                          const LaunchOptions& options);
+  void launch_by_plan(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
+                      const LaunchOptions& options);
   bool launch_with_norm(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   void start_lanes(const WireLaunch& launch, const CollectiveParams& call, int channels,
                    const LaunchOptions& options);
@@ -297,10 +303,9 @@ void GpuGroupKernels::launch_over_lanes(const CollectiveArgs& args, const Plan& 
 // False where the call is not one for a single launch.
 bool GpuGroupKernels::launch_with_norm(const CollectiveArgs& args, const Plan& plan,
                                        const LaunchOptions& options) {
+  if (!goes_over_wire(plan)) return false;
   NormParams norm = norm_params(args);
-  WireLaunch launch;
-  launch.send.resize(static_cast<std::size_t>(config_.world_size));
-  launch.take.resize(launch.send.size());
+  WireLaunch launch;  // without pieces: NormParams says what is sent
   if (!fits_norm_launch(norm, config_.world_size, wire_, config_.layout, launch)) return false;
   const NormKernels kernels = norm_kernels(args.dtype);
   start_wire(kernels.wire, launch, params_of(args, plan, 0), options, norm);
@@ -347,19 +352,26 @@ void GpuGroupKernels::launch_barrier(const CollectiveParams& call, const LaunchO
 void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
                              const LaunchOptions& options) {
   const DeviceGuard guard(device_);
-  if (plan.algorithm == Algorithm::kLL || plan.algorithm == Algorithm::kLLTwoShot) {
+  if (args.norm.columns == 0) {
+    launch_by_plan(args, plan, location, options);
+  } else if (!launch_with_norm(args, plan, options)) {
+    launch_by_plan(args, plan, location, options);
+    norm_rows(args, options.stream);
+  }
+}
+
+void GpuGroupKernels::launch_by_plan(const CollectiveArgs& args, const Plan& plan,
+                                     BufferLocation location, const LaunchOptions& options) {
+  if (goes_over_wire(plan)) {
     if (args.kind == CollectiveKind::kBarrier) {
       launch_barrier(params_of(args, plan, 0), options);
-      return;
+    } else {
+      launch_over_wire(args, plan, options);
     }
-    if (args.norm.columns > 0 && launch_with_norm(args, plan, options)) return;
-    launch_over_wire(args, plan, options);
-    if (args.norm.columns > 0) norm_rows(args, options.stream);
     return;
   }
   if (plan.algorithm == Algorithm::kBulk) {
     launch_over_lanes(args, plan, options);
-    if (args.norm.columns > 0) norm_rows(args, options.stream);
     return;
   }
   const CollectiveParams call = params_of(args, plan, location);
@@ -369,7 +381,6 @@ void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, Buffe
                  .pipeline;
   }
   start(kernel, static_cast<unsigned>(std::clamp(plan.channels, 1, kMaxChannels)), call, options);
-  if (args.norm.columns > 0) norm_rows(args, options.stream);
 }
 
 void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,

@@ -6,8 +6,8 @@ namespace symm {
 
 namespace {
 
-// That a rank sends in one hop. Beyond it two hops, which send less in larger groups, and a norm
-// behind them are as fast.
+// That a rank sends in one hop. Two hops send less in larger groups; from where on they and a norm
+// behind them would be faster has not been measured.
 constexpr std::uint64_t kMostSent = 2 * 1024 * 1024;
 constexpr std::uint32_t kUnit = 16;  // rows begin at one in shared memory
 

@@ -167,7 +167,7 @@ def _in_new_process(rank, setup, function, args):
 _entered: Setup | None = None  # in a rank of the pool: of the group that stays
 
 
-def _leave_group(rank=None):
+def _leave_group(rank):
     global _entered
     if _entered is not None:
         dist.destroy_process_group()
