@@ -9,8 +9,8 @@ This process imports torch and never uses it: each file is run by pytest in a fo
 neither a file nor a rank spends time on imports, no library's threads exist where ranks are
 forked, and no test starts in a process in which another has initialised CUDA. Tests marked
 ``alone`` (they measure time, or count what a machine or a GPU has) run afterwards, one file at a
-time. The C++ tests on a GPU begin, in a few processes, as the last files run; those with Alone in
-their name run afterwards too.
+time. On GPUs the longest files are divided. The C++ tests on a GPU begin, in a few processes,
+behind the longest files; those with Alone in their name run afterwards too.
 
 Writes the output of every file to REPORTS/logs and the results to REPORTS/pytest.xml (JUnit). The
 exit code is 1 if a test failed, if a file could not be collected, or if nothing ran.
@@ -52,14 +52,22 @@ LONG_FILES = {
     *("test_kernel_codegen.py", "test_race_check.py", "test_bench_faults.py"),
     *("test_protocol_models.py", "test_faults.py"),
 }
-# The same where ranks share a GPU, on which each wait of one for another takes milliseconds.
-LONG_FILES_ON_GPUS = {
-    *("test_ccl.py", "test_rejoin.py", "test_bad_input.py", "test_models.py"),
-    *("test_symm_mem_fused_ops.py", "test_placement.py", "test_symmetric_signals.py"),
-    *("test_symmetric_memory.py", "test_groups.py", "test_collectives.py", "test_fused_values.py"),
-    *("test_symmetric_groups.py", "test_contiguous_view.py", "test_symm_mem_ops.py"),
-    *("test_same_bits.py", "test_audit.py", "test_determinism.py", "test_memory_providers.py"),
-    *("test_all_to_all_vdev.py", "test_kernel_failures.py", "test_cuda_failure.py"),
+# The same where ranks share a GPU, on which each wait of one for another takes milliseconds: the
+# longest first.
+LONG_FILES_ON_GPUS = (
+    *("test_memory_providers.py", "test_models.py", "test_ccl.py", "test_cuda_hosts.py"),
+    *("test_rejoin.py", "test_fused_values.py", "test_all_to_all_vdev.py", "test_determinism.py"),
+    *("test_groups.py", "test_sparse.py", "test_symm_mem_fused_ops.py", "test_symm_mem_ops.py"),
+    *("test_collectives.py", "test_cuda_failure.py", "test_contiguous_view.py"),
+    *("test_tile_reduce.py", "test_exit.py", "test_programs.py", "test_placement.py"),
+    *("test_symmetric_groups.py", "test_bad_input.py", "test_symmetric_memory.py"),
+    *("test_same_bits.py", "test_cuda_determinism.py", "test_symmetric_signals.py"),
+    *("test_flight_record.py", "test_kernel_failures.py", "test_bench.py"),
+)
+# Files of which each part is a job there: else the last job would end long after the others.
+PARTS_ON_GPUS = {
+    **{"test_memory_providers.py": 3, "test_models.py": 2, "test_ccl.py": 3},
+    **{"test_cuda_hosts.py": 3, "test_rejoin.py": 2, "test_fused_values.py": 2},
 }
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
 GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
@@ -72,8 +80,9 @@ class Job:
 
     name: str
     marker: str = ""  # pytest's -m
+    file: str = ""  # that pytest is given
     command: list[str] | None = None  # instead of pytest
-    env: dict[str, str] = field(default_factory=dict)  # the command's, beside what is set
+    env: dict[str, str] = field(default_factory=dict)  # beside what is set
     started: float = 0.0
     seconds: float = 0.0
     cpu: float = 0.0  # seconds of it and of the processes that it waited for
@@ -121,33 +130,51 @@ def gpu_job(arguments: argparse.Namespace, name: str, tests: str, **env: str) ->
 
 
 def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job]]:
-    """What may run beside others, longest first, the parts of the C++ tests on a GPU after them;
-    what runs alone."""
+    """What may run beside others, longest first; what runs alone."""
     together, alone = [], []
-    files = sorted(test_files(arguments.paths), key=lambda file: -expected_seconds(file, arguments))
-    for file in files:
+    for file in test_files(arguments.paths):
         text = (ROOT / file).read_text()
         if arguments.marker == "long" and "mark.long" not in text:
             continue
         if "mark.alone" in text:
-            alone.append(Job(f"{file} alone", both("alone", arguments.marker)))
-        together.append(Job(str(file), both("not alone", arguments.marker)))
+            marker = both("alone", arguments.marker)
+            alone.append(Job(f"{file} alone", marker, str(file)))
+        together += parts_of(file, arguments)
     if arguments.gpu_tests:
         for shard in range(GPU_SHARDS):
             name = f"{GPU_TESTS} {shard + 1} of {GPU_SHARDS}"
             share = {"GTEST_SHARD_INDEX": str(shard), "GTEST_TOTAL_SHARDS": str(GPU_SHARDS)}
             together.append(gpu_job(arguments, name, "-*Alone*", **share))
         alone.append(gpu_job(arguments, f"{GPU_TESTS} alone", "*Alone*"))
-    return together, alone
+    return sorted(together, key=lambda job: -expected_seconds(job, arguments)), alone
 
 
-def expected_seconds(file: Path, arguments: argparse.Namespace) -> float:
-    """What the file took last time; without one, longer files first."""
-    report = Job(str(file)).path(arguments.reports, ".xml")
+def parts_of(file: Path, arguments: argparse.Namespace) -> list[Job]:
+    marker = both("not alone", arguments.marker)
+    parts = PARTS_ON_GPUS.get(file.name, 1) if arguments.device == "cuda" else 1
+    if parts == 1:
+        return [Job(str(file), marker, str(file))]
+    return [
+        Job(f"{file} {n + 1} of {parts}", marker, str(file), env={"SYMM_TEST_PART": f"{n}/{parts}"})
+        for n in range(parts)
+    ]
+
+
+def expected_seconds(job: Job, arguments: argparse.Namespace) -> float:
+    """What the job took last time; without that, those known to be long first."""
+    report = job.path(arguments.reports, ".xml")
     if report.exists():
-        return float(ElementTree.parse(report).getroot().find("testsuite").get("time", 0))
-    long_files = LONG_FILES_ON_GPUS if arguments.device == "cuda" else LONG_FILES
-    return (ROOT / file).stat().st_size / 1e4 + 100 * (file.name in long_files)
+        root = ElementTree.parse(report).getroot()
+        return sum(float(suite.get("time", 0)) for suite in root.iter("testsuite"))
+    if job.command:
+        return 100.0
+    size = (ROOT / job.file).stat().st_size / 1e4  # tens of KB at most
+    name = Path(job.file).name
+    if arguments.device != "cuda":
+        return size + 100 * (name in LONG_FILES)
+    if name not in LONG_FILES_ON_GPUS:
+        return size
+    return 100.0 + len(LONG_FILES_ON_GPUS) - LONG_FILES_ON_GPUS.index(name)
 
 
 def run_file(job: Job, reports: Path) -> int:
@@ -157,12 +184,13 @@ def run_file(job: Job, reports: Path) -> int:
     os.dup2(log, 2)
     xml = job.path(reports, ".xml")
     xml.unlink(missing_ok=True)
+    os.environ.update(job.env)
     if job.command:
-        return subprocess.run(job.command, env={**os.environ, **job.env}).returncode
+        return subprocess.run(job.command).returncode
     pytest = importlib.import_module("pytest")
     options = ["-q", "-p", "no:cacheprovider", f"--junitxml={xml}"]
     options += ["-m", job.marker] if job.marker else []
-    return pytest.main([*options, job.name.removesuffix(" alone")])
+    return pytest.main([*options, job.file])
 
 
 def end_fork(code: int) -> None:

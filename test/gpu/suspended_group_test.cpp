@@ -26,6 +26,8 @@ void suspend_and_resume(GpuRank& rank) {
 }
 
 class SuspendedGpuTest : public GpuRanksTest {};
+// Counts the free memory of the whole GPU.
+class SuspendedGpuAlone : public GpuRanksTest {};
 
 TEST_F(SuspendedGpuTest, CallsOfEverySizeGoOn) {
   run_group(3, [](GpuRank& rank) {
@@ -43,7 +45,7 @@ TEST_F(SuspendedGpuTest, CallsOfEverySizeGoOn) {
   });
 }
 
-TEST_F(SuspendedGpuTest, TheMemoryIsFreeMeanwhile) {
+TEST_F(SuspendedGpuAlone, TheMemoryIsFreeMeanwhile) {
   run_group(2, [](GpuRank& rank) {
     check_call(rank, {.count = 1000});
     rank.meet();

@@ -62,12 +62,21 @@ def _left_out(items) -> list:
 
 
 def pytest_collection_modifyitems(config, items):
+    part, parts = map(int, os.environ.get("SYMM_TEST_PART", "0/1").split("/"))
+    config.hook.pytest_deselected(items=[i for n, i in enumerate(items) if n % parts != part])
+    items[:] = items[part::parts]
     huge = "huge" in config.option.markexpr
     for item in items:
         if reason := _reason_to_skip(item, huge):
             item.add_marker(pytest.mark.skip(reason=reason))
     for item in _left_out(items):
         item.add_marker(pytest.mark.skip(reason="a sample, as the ranks take turns on a GPU"))
+
+
+def pytest_runtest_logreport(report):
+    """What failed is told at once: a run that is ended has then said it."""
+    if report.failed:
+        print(f"\n{report.nodeid} failed:\n{report.longreprtext}", flush=True)
 
 
 @pytest.fixture(scope="session")

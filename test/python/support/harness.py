@@ -9,7 +9,8 @@ those ranks, and the next test gets new ones. A test that needs a group that not
 whose function is a closure, says fresh=True; so does, in effect, each setting of its own (backend,
 time-out, environment, options). On the CPU its processes are new as well. On GPUs they are those of
 the tests before it where that can be: to make a CUDA context takes the driver a quarter of a
-second, one after the other for all processes of the machine. fresh=PROCESSES asks for new ones.
+second, one after the other for all processes of the machine; closures travel there, too (see
+rank_pool.py). fresh=PROCESSES asks for new ones.
 
 The backend is named by SYMM_TEST_BACKEND (default "symm") and is selected through
 torch.distributed alone. SYMM_TEST_DEVICE (default "cpu") says where tensors are made: DEVICE names
@@ -32,8 +33,9 @@ import warnings
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 
-from rank_pool import RankPool
+from rank_pool import RankPool, packed
 from rank_processes import RankFailure, describe, start_ranks
 
 # Both names of a collective are tested; newer torch warns at the older one.
@@ -155,8 +157,14 @@ def _carry_out(rank, setup, function, args):
     value = function(rank, *args)
     if not IS_SYMM:
         dist.barrier()  # gloo's set-up fails where a rank has come and gone
-    dist.destroy_process_group()
+    _leave()
     return value
+
+
+def _leave():
+    dist.destroy_process_group()
+    # Torch keeps them by the names of groups, which later groups, of other ranks, have again.
+    symm_mem._group_name_to_workspace_tensor.clear()
 
 
 def _in_new_process(rank, setup, function, args):
@@ -170,7 +178,7 @@ _entered: Setup | None = None  # in a rank of the pool: of the group that stays
 def _leave_group(rank):
     global _entered
     if _entered is not None:
-        dist.destroy_process_group()
+        _leave()
         _entered = None
 
 
@@ -182,7 +190,8 @@ def _in_staying_group(rank, setup, function, args):
     return function(rank, *args)
 
 
-def _in_used_process(rank, setup, function, args):
+def _in_used_process(rank, call):
+    setup, function, args = pickle.loads(call)
     environment = dict(os.environ)
     try:
         return _carry_out(rank, setup, function, args)
@@ -223,17 +232,20 @@ class _StayingGroup:
 PROCESSES = "processes"  # of run_ranks(fresh=...)
 
 
-def _is_of_symm(variable: str) -> bool:
+# What torch_symm.triton reads as it is imported.
+_READ_ONCE = ("SYMM_CHECK", "SYMM_RACE_CHECK", "SYMM_TIMELINE")
+
+
+def _is_read_by_groups(variable: str) -> bool:
     """Others, of PyTorch's allocator for one, are read once a process."""
-    return variable.startswith("SYMM_")
+    return variable.startswith("SYMM_") and variable not in _READ_ONCE
 
 
-def _travels(call) -> bool:
+def _packed(call) -> bytes | None:
     try:
-        pickle.dumps(call)
+        return packed(call)
     except (AttributeError, TypeError, pickle.PicklingError):
-        return False
-    return True
+        return None
 
 
 def run_ranks(
@@ -267,11 +279,11 @@ def run_ranks(
             before_init=before_init,
         )
         call = (setup, function, args)
-        needs_new = fresh == PROCESSES or before_init or not all(map(_is_of_symm, env or ()))
-        if USES_PROCESSES_AGAIN and not needs_new and _travels(call):
+        needs_new = fresh == PROCESSES or before_init or not all(map(_is_read_by_groups, env or ()))
+        if USES_PROCESSES_AGAIN and not needs_new and (sent := _packed(call)):
             pool = RankPool.current(_prepare_process)
             _StayingGroup.leave(pool)
-            return pool.run(world_size, _in_used_process, call, time_limit)
+            return pool.run(world_size, _in_used_process, (sent,), time_limit)
         ranks = start_ranks(_in_new_process, world_size, call)
         reports = ranks.finish(time_limit, grace=2.0)
     if not all(r.returned for r in reports):

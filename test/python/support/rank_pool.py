@@ -1,12 +1,59 @@
-"""Processes that stay, in which one function after another is carried out."""
+"""Processes that stay, in which one function after another is carried out.
+
+NOTE [Closures that travel]
+pickle sends a function by its name, which one inside another function has not. A rank was forked
+from this process and has the same modules, and so the closure's code among the constants of the
+function around it: packed() sends where it stands, its defaults, and what it has closed over.
+"""
 
 import atexit
 import contextlib
+import importlib
+import io
+import pickle
 import time
 import traceback
+import types
 
 from rank_processes import RankFailure, describe
 from torch_symm.tools.ranks.supervisor import RankReport, Supervisor
+
+
+def packed(value) -> bytes:
+    """As pickle.dumps(); takes closures, too: NOTE [Closures that travel]."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value):
+        if not isinstance(value, types.FunctionType) or "<locals>" not in value.__qualname__:
+            return NotImplemented
+        place = value.__qualname__.replace(".<locals>", "").split(".")
+        _code_at(value.__module__, place)  # raises here if it is not to be found there
+        contents = [cell.cell_contents for cell in value.__closure__ or ()]
+        defaults = value.__defaults__, value.__kwdefaults__
+        return _rebuilt, (value.__module__, place, contents, *defaults)
+
+
+def _code_at(module: str, place: list[str]) -> types.CodeType:
+    outermost, *inner = place
+    code = getattr(importlib.import_module(module), outermost).__code__
+    for name in inner:
+        found = [c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name]
+        if len(found) != 1:
+            raise pickle.PicklingError(f"{'.'.join(place)}: {len(found)} functions have this name")
+        code = found[0]
+    return code
+
+
+def _rebuilt(module, place, contents, defaults, keyword_defaults) -> types.FunctionType:
+    names = importlib.import_module(module).__dict__
+    cells = tuple(types.CellType(content) for content in contents)
+    function = types.FunctionType(_code_at(module, place), names, place[-1], defaults, cells)
+    function.__kwdefaults__ = keyword_defaults
+    return function
 
 
 def _serve(rank, messenger, prepare):
@@ -24,7 +71,7 @@ def _serve(rank, messenger, prepare):
 
 class RankPool:
     """Ranks 0, 1, ... as processes, started as they are asked for, that carry out functions of
-    modules (no closures: they travel by name), `function(rank, *args)` in the first N of them each.
+    modules (closures travel by packed()), `function(rank, *args)` in the first N of them each.
     A pool in which one has failed or hung is closed."""
 
     _current: "RankPool | None" = None

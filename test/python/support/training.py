@@ -66,8 +66,11 @@ def values(module):
 
 def on_the_cpu(rank, body):
     global _device
-    _device = "cpu"
-    return body(rank)
+    before, _device = _device, "cpu"
+    try:
+        return body(rank)
+    finally:
+        _device = before
 
 
 def reference(body, **set_up):
