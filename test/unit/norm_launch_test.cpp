@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace symm {
 namespace {
 
@@ -23,10 +25,12 @@ struct Launch {
   WireLaunch wire;
 };
 
-Launch launch_of(const CollectiveArgs& args, int world, WireKind kind) {
+Launch launch_of(const CollectiveArgs& args, int world, WireKind kind, int most_blocks = 64) {
+  const DeviceLayout layout = DeviceLayout::of(world, kWorkspace);
   Launch launch{false, norm_params(args), {}};
-  launch.fits =
-      fits_norm_launch(launch.norm, world, kind, DeviceLayout::of(world, kWorkspace), launch.wire);
+  const NormFacts facts{world, kind, std::min(most_blocks, static_cast<int>(layout.wire_blocks)),
+                        layout.wire_box_tiles(kind)};
+  launch.fits = fits_norm_launch(launch.norm, facts, launch.wire);
   return launch;
 }
 
@@ -63,6 +67,23 @@ TEST(NormLaunch, BlocksCoverAllRowsWithinTheirBoxesAndSharedMemory) {
         }
       }
     }
+  }
+}
+
+// Rows that do not fit into the blocks of the plan are summed first.
+TEST(NormLaunch, APlanSaysHowManyBlocksThereAre) {
+  for (const WireKind kind : {WireKind::kLL, WireKind::kLine}) {
+    const Launch one = launch_of(call_of(24, 256), 4, kind, 1);
+    ASSERT_TRUE(one.fits);
+    EXPECT_EQ(one.wire.blocks, 1u);
+    EXPECT_EQ(one.norm.rows_per_block, 24u);
+    const Launch eight = launch_of(call_of(64, 256), 4, kind, 8);
+    ASSERT_TRUE(eight.fits);
+    EXPECT_EQ(eight.wire.blocks, 8u);
+    EXPECT_EQ(eight.norm.rows_per_block, 8u);
+    EXPECT_TRUE(launch_of(call_of(24, 4096), 2, kind, 8).fits);
+    EXPECT_FALSE(launch_of(call_of(64, 4096), 2, kind, 8).fits);  // 64 KiB a block
+    EXPECT_FALSE(launch_of(call_of(8, 4096), 2, kind, 1).fits);
   }
 }
 

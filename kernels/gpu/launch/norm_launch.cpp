@@ -28,15 +28,14 @@ NormParams norm_params(const CollectiveArgs& args) {
   return norm;
 }
 
-bool fits_norm_launch(NormParams& norm, int world_size, WireKind wire, const DeviceLayout& layout,
-                      WireLaunch& launch) {
-  const auto peers = static_cast<std::uint64_t>(std::max(world_size - 1, 1));
+bool fits_norm_launch(NormParams& norm, const NormFacts& facts, WireLaunch& launch) {
+  const auto peers = static_cast<std::uint64_t>(std::max(facts.world_size - 1, 1));
   if (norm.rows == 0 || norm.row_bytes % kUnit != 0) return false;
   if (norm.rows * norm.row_bytes * peers > kMostSent) return false;
-  const std::uint64_t rows = divided_up(norm.rows, layout.wire_blocks);
+  const std::uint64_t rows = divided_up(norm.rows, static_cast<std::uint64_t>(facts.most_blocks));
   const std::uint64_t bytes = rows * norm.row_bytes;
-  const std::uint64_t tiles = divided_up(bytes, wire_tile(wire).bytes);
-  if (bytes > kNormBlockBytes || tiles > layout.wire_box_tiles(wire)) return false;
+  const std::uint64_t tiles = divided_up(bytes, wire_tile(facts.wire).bytes);
+  if (bytes > kNormBlockBytes || tiles > facts.box_tiles) return false;
   norm.rows_per_block = static_cast<std::uint32_t>(rows);
   launch.blocks = static_cast<unsigned>(divided_up(norm.rows, rows));
   launch.threads = kNormThreads;
