@@ -212,8 +212,9 @@ TEST_P(NormTest, EveryDtypeShapeAndWorld) {
     bool has_residual = false;
     for (const Dtype dtype :
          {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32, Dtype::kFloat64}) {
-      for (const Shape& shape : {Shape{1, 8}, Shape{1, 4096}, Shape{5, 1000}, Shape{64, 256},
-                                 Shape{130, 136}, Shape{3, 33}, Shape{2, 17000}, Shape{300, 264}}) {
+      for (const Shape& shape :
+           {Shape{1, 8}, Shape{1, 4096}, Shape{5, 1000}, Shape{64, 256}, Shape{130, 136},
+            Shape{3, 33}, Shape{2, 17000}, Shape{300, 264}, Shape{1, 8192}, Shape{8, 10000}}) {
         has_residual = !has_residual;
         compare(rig, dtype, shape, has_residual);
         if (HasFatalFailure()) return;

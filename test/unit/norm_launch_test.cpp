@@ -34,6 +34,23 @@ Launch launch_of(const CollectiveArgs& args, int world, WireKind kind, int most_
   return launch;
 }
 
+// By the bytes of a row alone: the sum of its squares is made by parts.
+TEST(NormLaunch, PartsCoverARow) {
+  for (std::size_t columns = 1; columns < 400'000; columns = columns * 9 / 8 + 1) {
+    for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat64}) {
+      const NormParams norm = norm_params(call_of(1, columns, dtype));
+      const std::uint64_t before = std::uint64_t{norm.row_parts - 1} * norm.part_bytes;
+      EXPECT_EQ(norm.part_bytes % 16, 0u);
+      EXPECT_LE(norm.part_bytes, kNormPartBytes);
+      EXPECT_LT(before, norm.row_bytes);
+      EXPECT_GE(before + norm.part_bytes, norm.row_bytes);
+      EXPECT_EQ(norm.row_parts, (norm.row_bytes + kNormPartBytes - 1) / kNormPartBytes);
+    }
+  }
+  EXPECT_EQ(norm_params(call_of(1, 28672)).part_bytes, 14336u);
+  EXPECT_EQ(norm_params(call_of(1, 28672)).row_parts, 4u);
+}
+
 TEST(NormLaunch, RowsOfADecodeStepHaveBlocksOfTheirOwn) {
   for (const WireKind kind : {WireKind::kLL, WireKind::kLine}) {
     for (const std::size_t rows : {1, 8, 64}) {

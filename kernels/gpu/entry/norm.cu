@@ -2,11 +2,12 @@
 //
 // norm_wire_kernel is an all_reduce in one hop over a wire whose blocks have whole rows: a block
 // has all of a row's sum in shared memory as it arrives, so that the norm costs no launch, no
-// barrier of the grid and no second way through memory. row_norm_kernel does the same to rows that
-// another algorithm has summed. Both give the same bits: each unit of a row belongs to the same
-// thread, and the threads' parts are added up in one order.
+// barrier of the grid and no second way through memory. What it needs of this rank's memory it
+// loads before it waits. row_norm_kernel does the same to rows that another algorithm has summed.
+// Both give the same bits: the squares are added up by the same code (BlockNorm).
 #include "kernels/gpu/device/block_memory.cuh"
 #include "kernels/gpu/device/block_reduce.cuh"
+#include "kernels/gpu/device/block_sum.cuh"
 #include "kernels/gpu/device/poison.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/interface/norm_params.hpp"
@@ -30,35 +31,62 @@ __device__ Unit added(const Unit& a, const Unit& b) {
   return sum.finish(no_facts(2));
 }
 
-// The norm of one row by all threads of a block, of which there are kNormThreads.
+// The norm of rows by all threads of a block, of which there are kNormThreads. A thread has the
+// same units of each part of a row (NOTE [Parts of a row]), and keeps those of one part.
 template <class Rule>
 class BlockNorm {
  public:
   using Real = typename Rule::Accumulate;
-  using Elements = UnitElements<typename Rule::Storage, Real>;
+  using Sum = BlockSum<Real, kNormThreads>;
+  using Shared = typename Sum::Shared;
 
-  __device__ BlockNorm(const NormParams& norm, Real (&parts)[kNormThreads])
-      : norm_(norm), parts_(parts) {}
+  __device__ BlockNorm(const NormParams& norm, Shared& shared) : norm_(norm), sum_(shared) {}
 
-  // unit_at(u): unit u of the row, zero behind its end. Begins and ends with a barrier.
-  template <class UnitAt>
-  __device__ void row(std::byte* result, const UnitAt& unit_at) {
+  // read(offset, bytes): the unit at this offset of the row.
+  template <class Read>
+  __device__ void load(std::uint32_t part, const Read& read) {
+    each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
+      values_[k] = read(offset, bytes);
+    });
+  }
+  __device__ void load_weights(std::uint32_t part) {
+    each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
+      weights_[k] = load_unit(norm_.weight + offset, bytes);
+    });
+  }
+  // Adds `residual` to the values of a part, and stores them to `total`; both are of the row.
+  __device__ void add(std::uint32_t part, const std::byte* residual, std::byte* total) {
+    Unit units[kNormUnits];
+    each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
+      units[k] = load_unit(residual + offset, bytes);
+    });
+    each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
+      values_[k] = added<Rule>(values_[k], units[k]);
+      store_unit(total + offset, values_[k], bytes);
+    });
+  }
+
+  // The sum of the squares of a part, whose values are loaded, in every thread. Has one barrier.
+  __device__ Real squares(std::uint32_t part) {
     Real squares = 0;
-    for (std::uint32_t u = threadIdx.x; u < units(); u += kNormThreads) {
-      const auto elements = Elements::of(unit_at(u));
+    each_unit(part, [&](int k, std::uint32_t, std::size_t) {
+      const auto elements = Elements::of(values_[k]);
 #pragma unroll
       for (int i = 0; i < Rule::kPerUnit; ++i) {
         const Real value = Elements::widen(elements.value[i]);
         squares += value * value;
       }
-    }
-    const Real mean = sum_of_block(squares) / static_cast<Real>(norm_.columns);
+    });
+    return sum_.of(squares);
+  }
+
+  // Stores the norm of a part, whose values and weights are loaded. `squares`: of the row.
+  __device__ void store(std::byte* result, std::uint32_t part, Real squares) const {
+    const Real mean = squares / static_cast<Real>(norm_.columns);
     const Real scale = inverse_root(mean + static_cast<Real>(norm_.eps));
-    for (std::uint32_t u = threadIdx.x; u < units(); u += kNormThreads) {
-      const std::uint32_t offset = u * kUnitBytes;
-      const std::size_t bytes = min_size(kUnitBytes, norm_.row_bytes - offset);
-      const auto values = Elements::of(unit_at(u));
-      const auto weights = Elements::of(load_unit(norm_.weight + offset, bytes));
+    each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
+      const auto values = Elements::of(values_[k]);
+      const auto weights = Elements::of(weights_[k]);
       Elements normed;
 #pragma unroll
       for (int i = 0; i < Rule::kPerUnit; ++i) {
@@ -66,38 +94,50 @@ class BlockNorm {
                                           Elements::widen(weights.value[i]));
       }
       store_unit(result + offset, Elements::unit(normed), bytes);
+    });
+  }
+
+  // A whole row. load(part) loads values, and load_again(part) the same once more, where there are
+  // several parts; the weights of part 0 are loaded.
+  template <class Load, class LoadAgain>
+  __device__ void row(std::byte* result, const Load& load, const LoadAgain& load_again) {
+    Real squares_of_row = 0;
+    for (std::uint32_t part = 0; part < norm_.row_parts; ++part) {
+      load(part);
+      squares_of_row += squares(part);
+    }
+    if (norm_.row_parts == 1) return store(result, 0, squares_of_row);
+    for (std::uint32_t part = 0; part < norm_.row_parts; ++part) {
+      load_again(part);
+      load_weights(part);
+      store(result, part, squares_of_row);
     }
   }
 
-  __device__ std::uint32_t units() const {
-    return static_cast<std::uint32_t>((norm_.row_bytes + kUnitBytes - 1) / kUnitBytes);
-  }
-
  private:
-  static constexpr unsigned kSums = 32;  // of the first step
+  using Elements = UnitElements<typename Rule::Storage, Real>;
 
   __device__ static float inverse_root(float value) { return rsqrtf(value); }
   __device__ static double inverse_root(double value) { return rsqrt(value); }
 
-  __device__ Real sum_of_block(Real part) {
-    block_all(true);  // the row before this one has been read
-    store_shared(&parts_[threadIdx.x], part);
-    block_all(true);
-    Real sum = 0;
-    if (threadIdx.x < kSums) {
-      for (unsigned i = threadIdx.x; i < kNormThreads; i += kSums) sum += load_shared(&parts_[i]);
-    }
-    block_all(true);
-    if (threadIdx.x < kSums) store_shared(&parts_[threadIdx.x], sum);
-    block_all(true);
-    Real total = 0;
+  // Calls body(k, offset in the row, bytes) for this thread's units of a part.
+  template <class Body>
+  __device__ void each_unit(std::uint32_t part, const Body& body) const {
+    const std::uint32_t begin = part * norm_.part_bytes;
+    const std::uint32_t bytes =
+        static_cast<std::uint32_t>(min_size(norm_.part_bytes, norm_.row_bytes - begin));
 #pragma unroll
-    for (unsigned i = 0; i < kSums; ++i) total += load_shared(&parts_[i]);
-    return total;
+    for (int k = 0; k < kNormUnits; ++k) {
+      const std::uint32_t at =
+          (threadIdx.x + static_cast<std::uint32_t>(k) * kNormThreads) * kUnitBytes;
+      if (at < bytes) body(k, begin + at, min_size(kUnitBytes, bytes - at));
+    }
   }
 
   const NormParams& norm_;
-  Real (&parts_)[kNormThreads];
+  Sum sum_;
+  Unit values_[kNormUnits];
+  Unit weights_[kNormUnits];
 };
 
 // The sums of a block's rows, over a wire.
@@ -114,12 +154,18 @@ class RowSums {
         kept_(kept),
         first_row_(std::uint64_t{blockIdx.x} * norm.rows_per_block),
         rows_(static_cast<std::uint32_t>(min_size(norm.rows_per_block, norm.rows - first_row_))),
-        tiles_((bytes() + Tile::kBytes - 1) / Tile::kBytes) {}
+        tiles_((bytes() + Tile::kBytes - 1) / Tile::kBytes) {
+    load(norm_.input, block_.first_tile(), inputs_);  // while the counters are on their way
+  }
 
-  // False where the block gave up. By the whole block.
-  __device__ bool run() {
+  // False where the block gave up. Calls load_more() while the peers' tiles are on their way. By
+  // the whole block.
+  template <class LoadMore>
+  __device__ bool run(const LoadMore& load_more) {
     if (!block_.ready()) return false;
     send();
+    load_residuals(block_.first_tile());
+    load_more();
     return block_all(combine());
   }
   __device__ void end() { block_.end(); }
@@ -130,11 +176,27 @@ class RowSums {
 
  private:
   static constexpr int kBatch = Block::kBatch;
+  // A thread works on so many of its tiles at once; with more ranks there are other loads at once.
+  static constexpr int kTiles = N == 2 ? 3 : N == 4 ? 2 : 1;
+  using Units = Unit[kTiles];
 
-  __device__ Unit load(const std::byte* matrix, std::uint32_t tile) const {
-    const std::uint32_t place = tile * Tile::kBytes + Tile::offset();
-    if (place >= bytes()) return Unit{};
-    return Tile::load(matrix + offset() + place, bytes() - place);
+  // Of the tiles from `first` on that this thread works on at once.
+  __device__ std::uint32_t tile_at(std::uint32_t first, int i) const {
+    return first + static_cast<std::uint32_t>(i) * block_.tile_stride();
+  }
+  __device__ std::uint32_t after(std::uint32_t first) const { return tile_at(first, kTiles); }
+
+  __device__ void load_residuals(std::uint32_t first) {
+    if (norm_.residual != nullptr) load(norm_.residual, first, residuals_);
+  }
+  __device__ void load(const std::byte* matrix, std::uint32_t first, Units& units) const {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const std::uint32_t tile = tile_at(first, i);
+      if (tile >= tiles_) return;
+      const std::uint32_t place = tile * Tile::kBytes + Tile::offset();
+      units[i] = place < bytes() ? Tile::load(matrix + offset() + place, bytes() - place) : Unit{};
+    }
   }
   __device__ void store(std::byte* matrix, std::uint32_t tile, const Unit& unit) const {
     const std::uint32_t place = tile * Tile::kBytes + Tile::offset();
@@ -142,38 +204,66 @@ class RowSums {
   }
 
   __device__ void send() {
-    for (std::uint32_t tile = block_.first_tile(); tile < tiles_; tile += block_.tile_stride()) {
-      const Unit unit = load(norm_.input, tile);
-      for (int base = 0; base < block_.world_size(); base += kBatch) {
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          const int peer = base + k;
-          if (peer < block_.world_size() && peer != block_.rank()) block_.send(peer, tile, unit);
-        }
-      }
+    send(block_.first_tile(), inputs_);
+    for (std::uint32_t first = after(block_.first_tile()); first < tiles_; first = after(first)) {
+      Units units;
+      load(norm_.input, first, units);
+      send(first, units);
     }
     block_.refresh([this](int, std::uint32_t place) { return place < tiles_; });
   }
-
-  __device__ bool combine() {
-    const ReduceFacts facts = no_facts(block_.world_size());
-    for (std::uint32_t tile = block_.first_tile(); tile < tiles_; tile += block_.tile_stride()) {
-      const Unit own = load(norm_.input, tile);
-      const Unit residual = norm_.residual == nullptr ? Unit{} : load(norm_.residual, tile);
-      UnitSum<Rule> sum;
+  __device__ void send(std::uint32_t first, const Units& units) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const std::uint32_t tile = tile_at(first, i);
+      if (tile >= tiles_) return;
       for (int base = 0; base < block_.world_size(); base += kBatch) {
-        Unit units[kBatch];
-        if (!block_.receive(base, tile, units, [](int) { return true; })) return false;
 #pragma unroll
         for (int k = 0; k < kBatch; ++k) {
           const int peer = base + k;
-          if (peer < block_.world_size()) {
-            sum.add(peer == block_.rank() ? own : units[k], facts, peer);
+          if (peer < block_.world_size() && peer != block_.rank()) {
+            block_.send(peer, tile, units[i]);
           }
         }
       }
-      Unit total = sum.finish(facts);
-      if (norm_.residual != nullptr) total = added<Rule>(total, residual);
+    }
+  }
+
+  __device__ bool combine() {
+    for (std::uint32_t first = block_.first_tile(); first < tiles_; first = after(first)) {
+      if (first != block_.first_tile()) {
+        load(norm_.input, first, inputs_);
+        load_residuals(first);
+      }
+      if (!combine(first)) return false;
+    }
+    return true;
+  }
+  __device__ bool combine(std::uint32_t first) {
+    const ReduceFacts facts = no_facts(block_.world_size());
+    UnitSum<Rule> sums[kTiles];
+    for (int base = 0; base < block_.world_size(); base += kBatch) {
+      Unit units[kTiles][kBatch];
+      if (!block_.receive_tiles(base, first, tiles_, units)) return false;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        if (tile_at(first, i) >= tiles_) break;
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          const int peer = base + k;
+          if (peer >= block_.world_size()) continue;
+          Unit unit = units[i][k];
+          if (peer == block_.rank()) unit = inputs_[i];
+          sums[i].add(unit, facts, peer);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const std::uint32_t tile = tile_at(first, i);
+      if (tile >= tiles_) break;
+      Unit total = sums[i].finish(facts);
+      if (norm_.residual != nullptr) total = added<Rule>(total, residuals_[i]);
       store(norm_.total, tile, total);
       Tile::keep(kept_ + tile * (Tile::kBytes / kUnitBytes), total);
     }
@@ -186,6 +276,9 @@ class RowSums {
   const std::uint64_t first_row_;
   const std::uint32_t rows_;
   const std::uint32_t tiles_;
+  // Of the tiles that are combined next.
+  Units inputs_;
+  Units residuals_;
 };
 
 // What a launch can have on every GPU.
@@ -197,20 +290,24 @@ __global__ void SYMM_LAUNCH_BOUNDS(kNormThreads, 1)
                      const SYMM_GRID_CONSTANT NormParams norm) {
   using Rule = SumRule<dtype>;
   __shared__ Unit kept[(kNormBlockBytes + Tile::kBytes) / kUnitBytes];  // of whole tiles
-  __shared__ typename Rule::Accumulate parts[kNormThreads];
+  __shared__ typename BlockNorm<Rule>::Shared shared;
   RowSums<Tile, N, Rule> sums(params, norm, kept);
-  if (!sums.run()) {
+  BlockNorm<Rule> block(norm, shared);
+  if (!sums.run([&] { block.load_weights(0); })) {
     if (params.poison == 0) return;
     release_earlier_work();
     fill_poison(norm.total + sums.offset(), sums.bytes(), params.poison);
     fill_poison(norm.result + sums.offset(), sums.bytes(), params.poison);
     return;
   }
-  BlockNorm<Rule> block(norm, parts);
   for (std::uint32_t row = 0; row < sums.rows(); ++row) {
     const std::uint32_t begin = row * norm.row_bytes;
-    block.row(norm.result + sums.offset() + begin,
-              [&](std::uint32_t u) { return load_shared(&kept[begin / kUnitBytes + u]); });
+    const auto load = [&](std::uint32_t part) {
+      block.load(part, [&](std::uint32_t offset, std::size_t) {
+        return load_shared(&kept[(begin + offset) / kUnitBytes]);
+      });
+    };
+    block.row(norm.result + sums.offset() + begin, load, load);
   }
   sums.end();
 }
@@ -220,25 +317,23 @@ template <Dtype dtype>
 __global__ void SYMM_LAUNCH_BOUNDS(kNormThreads, 1)
     row_norm_kernel(const SYMM_GRID_CONSTANT NormParams norm) {
   using Rule = SumRule<dtype>;
-  __shared__ typename Rule::Accumulate parts[kNormThreads];
-  BlockNorm<Rule> block(norm, parts);
+  __shared__ typename BlockNorm<Rule>::Shared shared;
+  BlockNorm<Rule> block(norm, shared);
+  block.load_weights(0);
   for (std::uint64_t row = blockIdx.x; row < norm.rows; row += gridDim.x) {
     const std::uint64_t begin = row * norm.row_bytes;
-    const auto bytes_at = [&](std::uint32_t u) {
-      return min_size(kUnitBytes, norm.row_bytes - u * kUnitBytes);
-    };
     std::byte* const total = norm.total + begin;
-    if (norm.residual != nullptr) {
-      for (std::uint32_t u = threadIdx.x; u < block.units(); u += kNormThreads) {
-        const std::uint32_t offset = u * kUnitBytes;
-        const Unit residual = load_unit(norm.residual + begin + offset, bytes_at(u));
-        const Unit sum = added<Rule>(load_unit(total + offset, bytes_at(u)), residual);
-        store_unit(total + offset, sum, bytes_at(u));
-      }
-    }
     // Each thread reads what it has written itself.
-    block.row(norm.result + begin,
-              [&](std::uint32_t u) { return load_unit(total + u * kUnitBytes, bytes_at(u)); });
+    const auto load_again = [&](std::uint32_t part) {
+      block.load(part, [&](std::uint32_t offset, std::size_t bytes) {
+        return load_unit(total + offset, bytes);
+      });
+    };
+    const auto load = [&](std::uint32_t part) {
+      load_again(part);
+      if (norm.residual != nullptr) block.add(part, norm.residual + begin, total);
+    };
+    block.row(norm.result + begin, load, load_again);
   }
 }
 

@@ -24,7 +24,12 @@ NormParams norm_params(const CollectiveArgs& args) {
   norm.eps = given.eps;
   norm.rows = args.count / given.columns;
   norm.columns = given.columns;
-  norm.row_bytes = static_cast<std::uint32_t>(given.columns * dtype_bytes(args.dtype));
+  const std::uint64_t row_bytes = given.columns * dtype_bytes(args.dtype);
+  const std::uint64_t most_parts = divided_up(row_bytes, kNormPartBytes);
+  const std::uint64_t part_bytes = divided_up(row_bytes, most_parts * kUnit) * kUnit;
+  norm.row_bytes = static_cast<std::uint32_t>(row_bytes);
+  norm.row_parts = static_cast<std::uint32_t>(divided_up(row_bytes, part_bytes));
+  norm.part_bytes = static_cast<std::uint32_t>(part_bytes);
   return norm;
 }
 

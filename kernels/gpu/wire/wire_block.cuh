@@ -116,24 +116,28 @@ class WireBlock {
   template <class Wants>
   __device__ __forceinline__ bool receive(int base, std::uint32_t place, Unit (&units)[kBatch],
                                           const Wants& wants) {
+    const bool came = poll(base, [&](int& late) {  //
+      return try_receive_all(base, place, units, wants, late);
+    });
+    note_heard(base, wants);
+    return came;
+  }
+  // The same from all ranks base + k, of the tiles at place, place + tile_stride() and so on that
+  // are less than `end`; the first is.
+  template <int kTiles>
+  __device__ __forceinline__ bool receive_tiles(int base, std::uint32_t place, std::uint32_t end,
+                                                Unit (&units)[kTiles][kBatch]) {
+    const auto wants = [](int) { return true; };
     const bool came = poll(base, [&](int& late) {
       bool here = true;
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const int peer = base + k;
-        if (peer >= world_size() || peer == rank() || !wants(peer)) continue;
-        if (!try_receive(peer, place, &units[k])) {
-          here = false;
-          late = peer;
-        }
+      for (int i = 0; i < kTiles; ++i) {
+        const std::uint32_t at = place + static_cast<std::uint32_t>(i) * tile_stride();
+        if (at < end) here = try_receive_all(base, at, units[i], wants, late) && here;
       }
       return here;
     });
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int peer = base + k;
-      if (peer < world_size() && peer != rank() && wants(peer)) heard_ |= Mask{1} << peer;
-    }
+    note_heard(base, wants);
     return came;
   }
   __device__ __forceinline__ bool receive_from(int peer, std::uint32_t place, Unit* unit) {
@@ -201,6 +205,30 @@ class WireBlock {
 
   __device__ __forceinline__ bool try_receive(int peer, std::uint32_t place, Unit* unit) const {
     return Tile::receive(box_at(rank(), peer) + place * Tile::kSpace, flag_, unit);
+  }
+  template <class Wants>
+  __device__ __forceinline__ bool try_receive_all(int base, std::uint32_t place,
+                                                  Unit (&units)[kBatch], const Wants& wants,
+                                                  int& late) const {
+    bool here = true;
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int peer = base + k;
+      if (peer >= world_size() || peer == rank() || !wants(peer)) continue;
+      if (!try_receive(peer, place, &units[k])) {
+        here = false;
+        late = peer;
+      }
+    }
+    return here;
+  }
+  template <class Wants>
+  __device__ __forceinline__ void note_heard(int base, const Wants& wants) {
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int peer = base + k;
+      if (peer < world_size() && peer != rank() && wants(peer)) heard_ |= Mask{1} << peer;
+    }
   }
   // Until is_here(late) is true, `late` being who is waited for; false where the launch must end.
   template <class IsHere>
