@@ -72,7 +72,7 @@ TEST(NormLaunch, BlocksCoverAllRowsWithinTheirBoxesAndSharedMemory) {
       for (std::size_t rows = 1; rows < 400; rows += 7) {
         for (const std::size_t columns : {8, 120, 1024, 5120, 16384, 20000}) {
           const Launch launch = launch_of(call_of(rows, columns), world, kind);
-          if (!launch.fits) continue;
+          if (!launch.fits || launch.norm.rows_per_block == 0) continue;
           const std::uint64_t bytes =
               std::uint64_t{launch.norm.rows_per_block} * launch.norm.row_bytes;
           EXPECT_LE(bytes, kNormBlockBytes);
@@ -104,10 +104,33 @@ TEST(NormLaunch, APlanSaysHowManyBlocksThereAre) {
   }
 }
 
+// Each block has a part, where there are enough of them.
+TEST(NormLaunch, BlocksShareFewLongRows) {
+  for (const WireKind kind : {WireKind::kLL, WireKind::kLine}) {
+    const Launch eight = launch_of(call_of(8, 28672), 2, kind);
+    ASSERT_TRUE(eight.fits);
+    EXPECT_EQ(eight.norm.rows_per_block, 0u);
+    EXPECT_EQ(eight.wire.blocks, 32u);
+    EXPECT_GE(std::uint64_t{eight.wire.tiles_per_block} * wire_tile(kind).bytes, 14336u);
+    const Launch sixteen = launch_of(call_of(16, 28672), 2, kind);
+    ASSERT_TRUE(sixteen.fits);
+    EXPECT_EQ(sixteen.wire.blocks, 64u);
+    EXPECT_FALSE(launch_of(call_of(17, 28672), 2, kind).fits);
+    EXPECT_FALSE(launch_of(call_of(8, 28672), 2, kind, 31).fits);
+    // Rows that a block can have alone.
+    EXPECT_EQ(launch_of(call_of(1, 8192), 2, kind).norm.rows_per_block, 1u);
+    EXPECT_EQ(launch_of(call_of(32, 11008), 2, kind).norm.rows_per_block, 0u);
+    const Launch many = launch_of(call_of(33, 11008), 2, kind);
+    ASSERT_TRUE(many.fits);
+    EXPECT_EQ(many.norm.rows_per_block, 1u);
+    EXPECT_EQ(many.wire.blocks, 33u);
+  }
+}
+
 TEST(NormLaunch, OthersAreSummedFirst) {
   EXPECT_FALSE(launch_of(call_of(0, 64), 2, WireKind::kLL).fits);        // nothing
   EXPECT_FALSE(launch_of(call_of(3, 33), 2, WireKind::kLL).fits);        // rows of 66 bytes
-  EXPECT_FALSE(launch_of(call_of(1, 32768), 2, WireKind::kLL).fits);     // a row of 64 KiB
+  EXPECT_FALSE(launch_of(call_of(32, 32768), 2, WireKind::kLL).fits);    // rows of 64 KiB
   EXPECT_TRUE(launch_of(call_of(256, 4096), 2, WireKind::kLine).fits);   // 2 MiB to one peer
   EXPECT_FALSE(launch_of(call_of(257, 4096), 2, WireKind::kLine).fits);  // more
   EXPECT_FALSE(launch_of(call_of(256, 4096), 4, WireKind::kLine).fits);  // to three

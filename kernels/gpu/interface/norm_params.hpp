@@ -32,7 +32,7 @@ struct NormParams {
   std::uint32_t row_bytes;
   std::uint32_t row_parts;
   std::uint32_t part_bytes;      // a multiple of 16; the last part may be shorter
-  std::uint32_t rows_per_block;  // of norm_wire_kernel
+  std::uint32_t rows_per_block;  // of norm_wire_kernel; 0: a block has a part of a row
 };
 
 }  // namespace symm

@@ -37,12 +37,16 @@ bool fits_norm_launch(NormParams& norm, const NormFacts& facts, WireLaunch& laun
   const auto peers = static_cast<std::uint64_t>(std::max(facts.world_size - 1, 1));
   if (norm.rows == 0 || norm.row_bytes % kUnit != 0) return false;
   if (norm.rows * norm.row_bytes * peers > kMostSent) return false;
-  const std::uint64_t rows = divided_up(norm.rows, static_cast<std::uint64_t>(facts.most_blocks));
-  const std::uint64_t bytes = rows * norm.row_bytes;
+  const auto most_blocks = static_cast<std::uint64_t>(facts.most_blocks);
+  // Few long rows: blocks share a row.
+  const bool shares = norm.row_parts > 1 && norm.rows * norm.row_parts <= most_blocks;
+  const std::uint64_t rows = divided_up(norm.rows, most_blocks);
+  const std::uint64_t bytes = shares ? norm.part_bytes : rows * norm.row_bytes;
   const std::uint64_t tiles = divided_up(bytes, wire_tile(facts.wire).bytes);
   if (bytes > kNormBlockBytes || tiles > facts.box_tiles) return false;
-  norm.rows_per_block = static_cast<std::uint32_t>(rows);
-  launch.blocks = static_cast<unsigned>(divided_up(norm.rows, rows));
+  norm.rows_per_block = shares ? 0 : static_cast<std::uint32_t>(rows);
+  launch.blocks =
+      static_cast<unsigned>(shares ? norm.rows * norm.row_parts : divided_up(norm.rows, rows));
   launch.threads = kNormThreads;
   launch.tiles_per_block = static_cast<std::uint32_t>(tiles);
   launch.sends_same = true;
