@@ -219,6 +219,8 @@ struct alignas(kCacheLine) LocalState {
   alignas(kCacheLine) std::uint64_t wire_epoch[kMaxWireBlocks];  // calls of the block so far
   // The last epoch of the block in which a tile of the peer came.
   std::uint64_t wire_heard[kMaxWireBlocks][kMaxDeviceRanks];
+  // NOTE [Values of blocks] in kernels/gpu/wire/wire_block.cuh
+  alignas(kCacheLine) std::uint64_t block_values[kMaxWireBlocks][4];
   alignas(kCacheLine) std::uint64_t channel_epoch[kMaxChannels];  // steps of all calls so far
   alignas(kCacheLine) P2pCounter p2p_channels[kMaxDeviceRanks][kP2pChannels];
   std::uint32_t tag_tickets[kMaxDeviceRanks][kTagChannels][2];     // [..][0] send, [..][1] recv

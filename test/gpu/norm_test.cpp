@@ -92,12 +92,13 @@ class NormTest : public testing::TestWithParam<WireKind> {
     Bytes total;
     Bytes normed;
   };
-  // By rank.
+  // By rank. In place where there is a residual.
   std::vector<Results> run(DeviceRig& rig, const CollectiveArgs& call, Algorithm algorithm,
                            const std::vector<Bytes>& inputs, const Bytes& weight,
                            const Bytes* residual) {
     struct Memory {
       std::unique_ptr<DeviceBytes> input, weight, residual, total, normed;
+      std::byte* output() const { return (residual != nullptr ? input : total)->at(0); }
     };
     const std::size_t bytes = call.count * dtype_bytes(call.dtype);
     const auto copied = [](const Bytes& from) {
@@ -121,7 +122,7 @@ class NormTest : public testing::TestWithParam<WireKind> {
       const Memory& own = memory[static_cast<std::size_t>(rank)];
       CollectiveArgs args = call;
       args.input = own.input->at(0);
-      args.output = own.total->at(0);
+      args.output = own.output();
       args.norm.weight = own.weight->at(0);
       args.norm.residual = residual == nullptr ? nullptr : own.residual->at(0);
       args.norm.result = own.normed->at(0);
@@ -132,8 +133,7 @@ class NormTest : public testing::TestWithParam<WireKind> {
     std::vector<Results> results;
     for (const Memory& own : memory) {
       Results& of_rank = results.emplace_back(Results{Bytes(bytes), Bytes(bytes)});
-      check(gpuMemcpy(of_rank.total.data(), own.total->at(0), bytes, gpuMemcpyDeviceToHost),
-            "Copy");
+      check(gpuMemcpy(of_rank.total.data(), own.output(), bytes, gpuMemcpyDeviceToHost), "Copy");
       check(gpuMemcpy(of_rank.normed.data(), own.normed->at(0), bytes, gpuMemcpyDeviceToHost),
             "Copy");
     }
@@ -213,7 +213,8 @@ TEST_P(NormTest, EveryDtypeShapeAndWorld) {
     for (const Dtype dtype :
          {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32, Dtype::kFloat64}) {
       for (const Shape& shape : {Shape{1, 8}, Shape{1, 4096}, Shape{5, 1000}, Shape{64, 256},
-                                 Shape{130, 136}, Shape{3, 33}, Shape{2, 17000}, Shape{300, 264}}) {
+                                 Shape{130, 136}, Shape{3, 33}, Shape{2, 17000}, Shape{300, 264},
+                                 Shape{1, 8192}, Shape{8, 10000}, Shape{2, 28672}}) {
         has_residual = !has_residual;
         compare(rig, dtype, shape, has_residual);
         if (HasFatalFailure()) return;
@@ -225,29 +226,35 @@ TEST_P(NormTest, EveryDtypeShapeAndWorld) {
 
 // A rank that never comes: the others end in time, and what they would have written is no number.
 TEST_P(NormTest, ACallThatGivesUpLeavesNoNumbers) {
-  DeviceRig rig(2, {.wire = GetParam()});
-  constexpr std::size_t kCount = 3 * 512;
-  const DeviceBytes memory(5 * kCount * 4);
-  const auto at = [&](std::size_t number) { return memory.at(number * kCount * 4); };
-  check(gpuMemset(memory.at(0), 0, memory.bytes()), "Memset");
-  CollectiveArgs args;
-  args.kind = CollectiveKind::kAllReduce;
-  args.dtype = Dtype::kFloat32;
-  args.count = kCount;
-  args.input = at(0);
-  args.output = at(1);
-  args.norm = {.columns = 512, .eps = 1e-3, .weight = at(2), .residual = at(3), .result = at(4)};
-  Plan plan;
-  plan.algorithm = Algorithm::kLL;
-  LaunchOptions options = rig.options(0);
-  options.timeout = std::chrono::milliseconds(50);
-  rig.kernels(0).launch(args, plan, 0, options);
-  check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
-  EXPECT_NE(load_acquire(&rig.page(0).report.fault), 0u);
-  for (const std::size_t output : {1, 4}) {
-    std::vector<float> got(kCount);
-    check(gpuMemcpy(got.data(), at(output), kCount * 4, gpuMemcpyDeviceToHost), "Copy");
-    for (const float value : got) ASSERT_TRUE(std::isnan(value)) << output;
+  // Whole rows in a block, and blocks that share a row.
+  for (const Shape& shape : {Shape{3, 512}, Shape{2, 10000}}) {
+    DeviceRig rig(2, {.wire = GetParam()});
+    const std::size_t count = shape.rows * shape.columns;
+    const DeviceBytes memory(5 * count * 4);
+    const auto at = [&](std::size_t number) { return memory.at(number * count * 4); };
+    check(gpuMemset(memory.at(0), 0, memory.bytes()), "Memset");
+    CollectiveArgs args;
+    args.kind = CollectiveKind::kAllReduce;
+    args.dtype = Dtype::kFloat32;
+    args.count = count;
+    args.input = at(0);
+    args.output = at(1);
+    args.norm = {
+        .columns = shape.columns, .eps = 1e-3, .weight = at(2), .residual = at(3), .result = at(4)};
+    Plan plan;
+    plan.algorithm = Algorithm::kLL;
+    plan.channels = 8;
+    LaunchOptions options = rig.options(0);
+    options.timeout = std::chrono::milliseconds(50);
+    rig.kernels(0).launch(args, plan, 0, options);
+    check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
+    EXPECT_NE(load_acquire(&rig.page(0).report.fault), 0u);
+    EXPECT_EQ(rig.page(0).report.peer, 1);
+    for (const std::size_t output : {1, 4}) {
+      std::vector<float> got(count);
+      check(gpuMemcpy(got.data(), at(output), count * 4, gpuMemcpyDeviceToHost), "Copy");
+      for (const float value : got) ASSERT_TRUE(std::isnan(value)) << output;
+    }
   }
 }
 

@@ -68,6 +68,9 @@ class GpuGroupKernels final : public GroupKernels {
   void launch_by_plan(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
                       const LaunchOptions& options);
   bool launch_with_norm(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
+  int most_wire_blocks(const Plan& plan) const {
+    return std::clamp(plan.channels, 1, static_cast<int>(config_.layout.wire_blocks));
+  }
   void start_lanes(const WireLaunch& launch, const CollectiveParams& call, int channels,
                    const LaunchOptions& options);
   template <class Body>
@@ -270,7 +273,7 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
   facts.rank = config_.rank;
   facts.world_size = config_.world_size;
   facts.tile_bytes = wire_tile(wire_).bytes;
-  facts.most_blocks = std::clamp(plan.channels, 1, static_cast<int>(layout.wire_blocks));
+  facts.most_blocks = most_wire_blocks(plan);
   facts.box_tiles = layout.wire_box_tiles(wire_);
   // An all_reduce always: in one hop a rank could place results over inputs that it still sends.
   facts.two_hops = args.kind == CollectiveKind::kAllReduce
@@ -306,7 +309,9 @@ bool GpuGroupKernels::launch_with_norm(const CollectiveArgs& args, const Plan& p
   if (!goes_over_wire(plan)) return false;
   NormParams norm = norm_params(args);
   WireLaunch launch;  // without pieces: NormParams says what is sent
-  if (!fits_norm_launch(norm, config_.world_size, wire_, config_.layout, launch)) return false;
+  const NormFacts facts{config_.world_size, wire_, most_wire_blocks(plan),
+                        config_.layout.wire_box_tiles(wire_)};
+  if (!fits_norm_launch(norm, facts, launch)) return false;
   const NormKernels kernels = norm_kernels(args.dtype);
   start_wire(kernels.wire, launch, params_of(args, plan, 0), options, norm);
   return true;

@@ -24,21 +24,29 @@ NormParams norm_params(const CollectiveArgs& args) {
   norm.eps = given.eps;
   norm.rows = args.count / given.columns;
   norm.columns = given.columns;
-  norm.row_bytes = static_cast<std::uint32_t>(given.columns * dtype_bytes(args.dtype));
+  const std::uint64_t row_bytes = given.columns * dtype_bytes(args.dtype);
+  const std::uint64_t most_parts = divided_up(row_bytes, kNormPartBytes);
+  const std::uint64_t part_bytes = divided_up(row_bytes, most_parts * kUnit) * kUnit;
+  norm.row_bytes = static_cast<std::uint32_t>(row_bytes);
+  norm.row_parts = static_cast<std::uint32_t>(divided_up(row_bytes, part_bytes));
+  norm.part_bytes = static_cast<std::uint32_t>(part_bytes);
   return norm;
 }
 
-bool fits_norm_launch(NormParams& norm, int world_size, WireKind wire, const DeviceLayout& layout,
-                      WireLaunch& launch) {
-  const auto peers = static_cast<std::uint64_t>(std::max(world_size - 1, 1));
+bool fits_norm_launch(NormParams& norm, const NormFacts& facts, WireLaunch& launch) {
+  const auto peers = static_cast<std::uint64_t>(std::max(facts.world_size - 1, 1));
   if (norm.rows == 0 || norm.row_bytes % kUnit != 0) return false;
   if (norm.rows * norm.row_bytes * peers > kMostSent) return false;
-  const std::uint64_t rows = divided_up(norm.rows, layout.wire_blocks);
-  const std::uint64_t bytes = rows * norm.row_bytes;
-  const std::uint64_t tiles = divided_up(bytes, wire_tile(wire).bytes);
-  if (bytes > kNormBlockBytes || tiles > layout.wire_box_tiles(wire)) return false;
-  norm.rows_per_block = static_cast<std::uint32_t>(rows);
-  launch.blocks = static_cast<unsigned>(divided_up(norm.rows, rows));
+  const auto most_blocks = static_cast<std::uint64_t>(facts.most_blocks);
+  // Few long rows: blocks share a row.
+  const bool shares = norm.row_parts > 1 && norm.rows * norm.row_parts <= most_blocks;
+  const std::uint64_t rows = divided_up(norm.rows, most_blocks);
+  const std::uint64_t bytes = shares ? norm.part_bytes : rows * norm.row_bytes;
+  const std::uint64_t tiles = divided_up(bytes, wire_tile(facts.wire).bytes);
+  if (bytes > kNormBlockBytes || tiles > facts.box_tiles) return false;
+  norm.rows_per_block = shares ? 0 : static_cast<std::uint32_t>(rows);
+  launch.blocks =
+      static_cast<unsigned>(shares ? norm.rows * norm.row_parts : divided_up(norm.rows, rows));
   launch.threads = kNormThreads;
   launch.tiles_per_block = static_cast<std::uint32_t>(tiles);
   launch.sends_same = true;

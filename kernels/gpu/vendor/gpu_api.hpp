@@ -335,6 +335,17 @@ __device__ inline bool warp_all(bool condition) {
 #endif
 }
 
+// `value` of the thread whose number differs in the bits of `mask`, which is less than 32. By all
+// threads of the warp.
+template <class T>
+__device__ inline T shuffle_xor(T value, unsigned mask) {
+#if SYMM_GPU_AMD
+  return __shfl_xor(value, static_cast<int>(mask));
+#else
+  return __shfl_xor_sync(0xffff'ffffu, value, static_cast<int>(mask));
+#endif
+}
+
 // Of memory with two addresses: orders accesses by one before those by the other.
 __device__ inline void order_both_addresses() {
 #if SYMM_DEVICE_PASS && !SYMM_GPU_AMD

@@ -17,6 +17,13 @@
 // since the epochs in the tiles were looked at.
 //
 // Epochs are 64 bits wide. Those that an LL wire carries repeat: see refresh().
+//
+// NOTE [Values of blocks]
+// The blocks of a launch that ends a call may tell each other one value each, in words of 16 bits
+// of it and the number of the call, which never repeats: a word says by itself that it is there, so
+// that nothing is fenced or reset. The launch before has ended, so nobody still reads what is
+// written over. The blocks that wait for each other must all be running, so they are neighbours,
+// and few: a launch has at most kMaxWireBlocks.
 #pragma once
 
 #include <type_traits>
@@ -116,24 +123,28 @@ class WireBlock {
   template <class Wants>
   __device__ __forceinline__ bool receive(int base, std::uint32_t place, Unit (&units)[kBatch],
                                           const Wants& wants) {
+    const bool came = poll(base, [&](int& late) {  //
+      return try_receive_all(base, place, units, wants, late);
+    });
+    note_heard(base, wants);
+    return came;
+  }
+  // The same from all ranks base + k, of the tiles at place, place + tile_stride() and so on that
+  // are less than `end`; the first is.
+  template <int kTiles>
+  __device__ __forceinline__ bool receive_tiles(int base, std::uint32_t place, std::uint32_t end,
+                                                Unit (&units)[kTiles][kBatch]) {
+    const auto wants = [](int) { return true; };
     const bool came = poll(base, [&](int& late) {
       bool here = true;
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const int peer = base + k;
-        if (peer >= world_size() || peer == rank() || !wants(peer)) continue;
-        if (!try_receive(peer, place, &units[k])) {
-          here = false;
-          late = peer;
-        }
+      for (int i = 0; i < kTiles; ++i) {
+        const std::uint32_t at = place + static_cast<std::uint32_t>(i) * tile_stride();
+        if (at < end) here = try_receive_all(base, at, units[i], wants, late) && here;
       }
       return here;
     });
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int peer = base + k;
-      if (peer < world_size() && peer != rank() && wants(peer)) heard_ |= Mask{1} << peer;
-    }
+    note_heard(base, wants);
     return came;
   }
   __device__ __forceinline__ bool receive_from(int peer, std::uint32_t place, Unit* unit) {
@@ -160,6 +171,43 @@ class WireBlock {
     }
   }
 
+  // NOTE [Values of blocks]. By one thread.
+  template <class T>
+  __device__ void share(T value) const {
+    const auto bits = __builtin_bit_cast(Bits<T>, value);
+#pragma unroll
+    for (unsigned i = 0; i < sizeof(T) / 2; i += 2) {
+      store_relaxed_pair(&local_.block_values[blockIdx.x][i],
+                         call_number() | (bits >> 16 * i & 0xffff),
+                         call_number() | (bits >> 16 * (i + 1) & 0xffff));
+    }
+  }
+  // The value of another block, or of this one; false where the launch must end. By any thread.
+  template <class T>
+  __device__ bool await_value(unsigned block, T* value) const {
+    std::uint64_t first_look = 0;
+    for (std::uint32_t polls = 1;; ++polls) {
+      Bits<T> bits = 0;
+      bool here = true;
+#pragma unroll
+      for (unsigned i = 0; i < sizeof(T) / 2; i += 2) {
+        std::uint64_t words[2];
+        load_relaxed_pair(&local_.block_values[block][i], &words[0], &words[1]);
+#pragma unroll
+        for (unsigned k = 0; k < 2; ++k) {
+          here = here && words[k] / kSequenceUnit == call_number() / kSequenceUnit;
+          bits |= static_cast<Bits<T>>(words[k] % kSequenceUnit) << 16 * (i + k);
+        }
+      }
+      *value = __builtin_bit_cast(T, bits);
+      if (here) return true;
+      if ((polls & (params_.poll_period - 1)) != 0) continue;
+      // Where a peer does not come, the block that waits for it reports it.
+      first_look = look_up(&local_, params_.page, 2 * params_.timeout_ns, rank(), first_look);
+      if (first_look == 0) return false;
+    }
+  }
+
   // Marks the group dead and reports the fault, unless another thread has done so. Returns false.
   __device__ bool fail(DeviceFault fault, int peer, std::uint64_t theirs, std::uint64_t mine) {
     fail_group(local_, *global_pointer(params_.page), fault, peer, collective_number(local_), false,
@@ -170,6 +218,8 @@ class WireBlock {
  private:
   using Mask = std::conditional_t<N == 0, std::uint64_t, std::uint32_t>;
   static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
+  template <class T>
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
   __device__ static bool has(Mask mask, int peer) { return (mask >> peer & 1) != 0; }
 
@@ -177,6 +227,12 @@ class WireBlock {
   // from a peer.
   __device__ bool looks_at(int peer) const {
     return threadIdx.x < kTileThreads && peer < world_size();
+  }
+
+  // Of this call, in units of kSequenceUnit: whichever blocks of it have ended.
+  __device__ std::uint64_t call_number() const {
+    static_assert(kSequenceUnit == 1u << 16);
+    return (sequence_ / kSequenceUnit + 1) * kSequenceUnit;
   }
 
   __device__ std::byte* own_segment() const { return global_pointer(params_.segments[rank()]); }
@@ -201,6 +257,30 @@ class WireBlock {
 
   __device__ __forceinline__ bool try_receive(int peer, std::uint32_t place, Unit* unit) const {
     return Tile::receive(box_at(rank(), peer) + place * Tile::kSpace, flag_, unit);
+  }
+  template <class Wants>
+  __device__ __forceinline__ bool try_receive_all(int base, std::uint32_t place,
+                                                  Unit (&units)[kBatch], const Wants& wants,
+                                                  int& late) const {
+    bool here = true;
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int peer = base + k;
+      if (peer >= world_size() || peer == rank() || !wants(peer)) continue;
+      if (!try_receive(peer, place, &units[k])) {
+        here = false;
+        late = peer;
+      }
+    }
+    return here;
+  }
+  template <class Wants>
+  __device__ __forceinline__ void note_heard(int base, const Wants& wants) {
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int peer = base + k;
+      if (peer < world_size() && peer != rank() && wants(peer)) heard_ |= Mask{1} << peer;
+    }
   }
   // Until is_here(late) is true, `late` being who is waited for; false where the launch must end.
   template <class IsHere>
