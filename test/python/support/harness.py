@@ -223,9 +223,10 @@ class _StayingGroup:
 PROCESSES = "processes"  # of run_ranks(fresh=...)
 
 
-def _is_of_symm(variable: str) -> bool:
-    """Others, of PyTorch's allocator for one, are read once a process."""
-    return variable.startswith("SYMM_")
+def _may_be_set_late(variable: str) -> bool:
+    """Variables of others, of PyTorch's allocator for one, are read once a process, and a signal
+    that has trapped has ended what the process can do with its GPU."""
+    return variable.startswith("SYMM_") and variable != "SYMM_SIGNAL_TRAP"
 
 
 def _travels(call) -> bool:
@@ -267,7 +268,7 @@ def run_ranks(
             before_init=before_init,
         )
         call = (setup, function, args)
-        needs_new = fresh == PROCESSES or before_init or not all(map(_is_of_symm, env or ()))
+        needs_new = fresh == PROCESSES or before_init or not all(map(_may_be_set_late, env or ()))
         if USES_PROCESSES_AGAIN and not needs_new and _travels(call):
             pool = RankPool.current(_prepare_process)
             _StayingGroup.leave(pool)
