@@ -30,6 +30,7 @@
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/memory_handle.hpp"
 #include "symm_mem/device/multicast.hpp"
+#include "symm_mem/group/device_signals.hpp"
 #include "symm_mem/process/blocking_section.hpp"
 #include "symm_mem/process/interrupt.hpp"
 #include "symm_mem/process/printable_text.hpp"
@@ -293,6 +294,7 @@ std::string environment_value(const std::string& name) {
     }
     if (name == "SYMM_ISA") return std::string(symm::isa_name(symm::selected_isa()));
     if (name == "SYMM_MEMORY_PROVIDER") return symm::memory_provider();
+    if (name == "SYMM_SIGNAL_TRAP") return symm::signal_trap_in_environment() ? "1" : "0";
     if (name == "SYMM_SINGLE_COPY") {
       return symm::single_copy_name(symm::single_copy_in_environment());
     }

@@ -268,6 +268,16 @@ __device__ inline void device_fence() {
 #endif
 }
 
+// Orders this thread's accesses for the host and all devices; its stores have then arrived.
+__device__ inline void system_fence() {
+#if SYMM_AMDGCN
+  __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "");
+  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");  // as in release_before_barrier()
+#elif SYMM_PTX
+  __threadfence_system();
+#endif
+}
+
 // Relaxed, in the scope of this GPU: for memory that the blocks of one launch share.
 __device__ inline std::uint32_t device_fetch_add(std::uint32_t* address, std::uint32_t value) {
 #if SYMM_AMDGCN

@@ -23,6 +23,19 @@ milliseconds time_limit(const SharedAllocation& shared, std::size_t timeout_ms) 
   return milliseconds(std::min(timeout_ms, kLongest));
 }
 
+// Puts `on_gpu(kernels, pads, options)` on the current stream.
+template <typename OnGpu>
+void signal_on_gpu(SharedAllocation& shared, int channel, std::size_t timeout_ms, OnGpu&& on_gpu) {
+  const c10::Stream stream = current_stream(shared.device());
+  const SignalOptions options{.stream = stream.native_handle(),
+                              .channel = channel,
+                              .timeout = time_limit(shared, timeout_ms)};
+  const std::uint64_t capture = gpu_runtime(shared.device()).capture_id(options.stream);
+  shared.channel_order().run(stream, capture, channel, [&] {
+    on_gpu(shared.signal_kernels(), shared.signal_pads(), options);
+  });
+}
+
 // Runs `on_host(signals, timeout)` to its end, or puts `on_gpu(kernels, pads, options)` on the
 // current stream.
 template <typename OnHost, typename OnGpu>
@@ -39,14 +52,13 @@ void signal(SharedAllocation& shared, int channel, std::size_t timeout_ms, OnHos
       });
       return;
     }
-    const c10::Stream stream = current_stream(shared.device());
-    const SignalOptions options{.stream = stream.native_handle(),
-                                .channel = channel,
-                                .timeout = time_limit(shared, timeout_ms)};
-    const std::uint64_t capture = gpu_runtime(shared.device()).capture_id(options.stream);
-    shared.channel_order().run(stream, capture, channel, [&] {
-      on_gpu(shared.signal_kernels(), shared.signal_pads(), options);
-    });
+    try {
+      signal_on_gpu(shared, channel, timeout_ms, on_gpu);
+    } catch (...) {
+      // Where a signal has ended the device's context every call fails; why is what to tell.
+      shared.signal_kernels().check();
+      throw;
+    }
   });
 }
 

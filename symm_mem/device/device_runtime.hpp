@@ -168,6 +168,9 @@ class GpuRuntime : public DeviceRuntime {
 
   // Waits until all that was put on this device has ended, well or not. Throws Error(kSystem).
   virtual void synchronize() = 0;
+  // True once the device's context is in error, so that nothing which was put on it will end well.
+  // Asks, and waits for nothing.
+  virtual bool is_in_error() noexcept = 0;
 
   // Loads every kernel now, so that a later launch never synchronises the device. Cold.
   virtual std::unique_ptr<GroupKernels> make_group_kernels(const GroupKernelsConfig& config) = 0;

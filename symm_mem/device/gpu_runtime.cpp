@@ -164,6 +164,18 @@ class VmmRuntime final : public GpuRuntime {
     driver_.check(driver_.context_synchronize(), "waiting for " + device_.label());
   }
 
+  bool is_in_error() noexcept override {
+    try {
+      const GpuColdScope scope(device_);
+      const gpuError_t status = gpuStreamQuery(reinterpret_cast<gpuStream_t>(stream_));
+      if (status == gpuSuccess) return false;
+      static_cast<void>(gpuGetLastError());
+      return status != gpuErrorNotReady;
+    } catch (const Error&) {
+      return true;
+    }
+  }
+
   std::unique_ptr<GroupKernels> make_group_kernels(const GroupKernelsConfig& config) override {
     const GpuColdScope scope(device_);
     return make_gpu_group_kernels(config, device_.identity().index);

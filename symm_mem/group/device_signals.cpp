@@ -5,16 +5,20 @@
 #include "kernels/core/error.hpp"
 #include "symm_mem/bootstrap/mesh_round.hpp"
 #include "symm_mem/process/blocking_section.hpp"
+#include "symm_mem/process/environment_flag.hpp"
 
 namespace symm {
+
+bool signal_trap_in_environment() { return flag_in_environment("SYMM_SIGNAL_TRAP", false); }
 
 DeviceSignals::DeviceSignals(GpuRuntime& runtime, LocalGroup& group)
     : group_(group),
       runtime_(runtime),
       kernels_(runtime.make_signal_kernels(
-          {.rank = group.rank(), .world_size = group.world_size(), .rank_name = [&group](int rank) {
-             return group.rank_name(rank);
-           }})) {
+          {.rank = group.rank(),
+           .world_size = group.world_size(),
+           .traps = signal_trap_in_environment(),
+           .rank_name = [&group](int rank) { return group.rank_name(rank); }})) {
   if (group.world_size() == 1) return;
   failure_exit_ = FailureExit::of_environment(group.watchdog(), [this] { return failure(); });
   group_.watchdog().add(*this);

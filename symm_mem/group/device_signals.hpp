@@ -14,9 +14,13 @@
 
 namespace symm {
 
+// SYMM_SIGNAL_TRAP. 1: a signal on a GPU that does not come ends the device's context (NOTE [Traps]
+// in signal_kernels.hpp); 0: as unset. Throws Error(kInvalidArgument) that names the variable.
+bool signal_trap_in_environment();
+
 class DeviceSignals final : public WatchdogTask {
  public:
-  // Loads the kernels. Cold, local. `group` must outlive the object.
+  // Loads the kernels. Cold, local. `group` must outlive the object. Reads SYMM_SIGNAL_TRAP.
   DeviceSignals(GpuRuntime& runtime, LocalGroup& group);
   // Ends what waits and waits for the device; a forked child leaves it alone.
   ~DeviceSignals() override;

@@ -3,11 +3,9 @@
 #include <pthread.h>
 
 #include <chrono>
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
-#include "kernels/core/error.hpp"
+#include "symm_mem/process/environment_flag.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 #include "symm_mem/process/system_error.hpp"
 
@@ -17,18 +15,10 @@ namespace {
 constexpr std::chrono::milliseconds kLookPeriod{4};
 constexpr int kLooksBetweenConnections = 4;
 
-bool is_switched_on() {
-  const char* const value = std::getenv("SYMM_WATCHDOG");
-  const std::string_view word = value == nullptr ? "1" : value;
-  if (word != "0" && word != "1") {
-    throw Error(ErrorCode::kInvalidArgument, "SYMM_WATCHDOG: expected 0 or 1, got '", word, "'");
-  }
-  return word == "1";
-}
-
 }  // namespace
 
-Watchdog::Watchdog() : fork_generation_(fork_generation()), on_(is_switched_on()) {}
+Watchdog::Watchdog()
+    : fork_generation_(fork_generation()), on_(flag_in_environment("SYMM_WATCHDOG", true)) {}
 
 Watchdog::~Watchdog() {
   if (fork_generation() != fork_generation_) {

@@ -393,5 +393,20 @@ TEST_F(DeviceFaultsTest, ShutdownLetsWhatIsUnderWayEnd) {
   });
 }
 
+// What a device in error has not begun it never will.
+TEST_F(DeviceFaultsTest, ShutdownDoesNotWaitForADeviceInError) {
+  test::MemoryStore store;
+  gpus_[0].queue_kernels = true;
+  test::run_ranks(2, [&](int rank) {
+    const auto engine = GroupEngine::create(store, device_config(rank, 2, Algorithm::kAuto));
+    DeviceGroup& device = engine->communicator().device_group({DeviceKind::kCuda, rank});
+    device.launch(CollectiveArgs{}, {FakeGpu::plain_stream()});
+    gpus_[rank].in_error = rank == 0;
+    engine->shutdown();
+    EXPECT_EQ(load_acquire(&gpus_[rank].kernels().page().entered), rank == 0 ? 0u : 1u);
+    gpus_[rank].in_error = false;  // its memory is kept otherwise
+  });
+}
+
 }  // namespace
 }  // namespace symm

@@ -14,6 +14,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -187,6 +189,58 @@ class FakeKernels final : public GroupKernels {
   std::vector<FakeLaunch> launches_;
 };
 
+// Signals that end at once, until a test has one give up.
+class FakeSignals final : public SignalKernels {
+ public:
+  FakeSignals(const SignalKernelsConfig& config, std::atomic<bool>& device_in_error)
+      : config_(config), device_in_error_(device_in_error) {}
+
+  void barrier(const SignalPads&, const SignalOptions&) override { check(); }
+  void put_signal(const SignalPads&, int, const SignalOptions&) override { check(); }
+  void wait_signal(const SignalPads&, int, const SignalOptions&) override { check(); }
+  void exchange_rows(const SignalPads&, const RowExchange&, const SignalOptions&) override {
+    check();
+  }
+  void sum_matrices(Dtype, const MatrixPart&, std::span<std::byte* const>, std::byte*,
+                    const SignalOptions&) override {
+    check();
+  }
+  std::size_t scratch_words(std::int32_t) const override { return 0; }
+  void abort(const Error& reason) noexcept override { lose(~std::uint64_t{0}, reason); }
+  void lose(std::uint64_t ranks, const Error& reason) noexcept override {
+    const std::lock_guard lock(mutex_);
+    lost_ |= ranks;
+    if (!failure_) failure_ = reason;
+  }
+  void check() const override {
+    if (const std::optional<Error> found = failure()) throw *found;
+  }
+
+  // A wait for `peer` has passed its time-out.
+  void time_out(int peer) {
+    const std::lock_guard lock(mutex_);
+    failure_ = Error(ErrorCode::kTimeout, "waited for ", config_.rank_name(peer));
+    if (config_.traps) device_in_error_ = true;
+  }
+
+  const SignalKernelsConfig& config() const { return config_; }
+  std::optional<Error> failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  std::uint64_t lost() const {
+    const std::lock_guard lock(mutex_);
+    return lost_;
+  }
+
+ private:
+  const SignalKernelsConfig config_;
+  std::atomic<bool>& device_in_error_;
+  mutable std::mutex mutex_;
+  std::optional<Error> failure_;
+  std::uint64_t lost_ = 0;
+};
+
 class FakeGpu final : public GpuRuntime {
  public:
   explicit FakeGpu(int index) : multicast_(index) {
@@ -208,13 +262,15 @@ class FakeGpu final : public GpuRuntime {
   std::atomic<bool> refuse_allocation{false};
   std::atomic<bool> has_descriptors{true};
   std::atomic<bool> has_fabric_handles{false};
+  std::atomic<bool> in_error{false};  // so is its context
   std::atomic<int> synchronizations{0};
   std::atomic<unsigned> unlinked{0};          // bit i: this GPU has no NVLink to GPU i
   std::array<std::atomic<int>, 2> exports{};  // by HandleKind
   std::array<std::atomic<int>, 2> imports{};
 
-  // Those of the group that was last made on this GPU, while it lives.
+  // Those of the group that last made some on this GPU, while they live.
   FakeKernels& kernels() const { return *kernels_; }
+  FakeSignals& signals() const { return *signals_; }
 
   FakeMulticast& fake_multicast() { return multicast_; }
 
@@ -267,19 +323,26 @@ class FakeGpu final : public GpuRuntime {
     return other == identity_.uuid || (unlinked >> (other[0] - 0xa0) & 1) == 0;
   }
   std::uint64_t capture_id(StreamHandle stream) override {
+    if (in_error) throw Error(ErrorCode::kSystem, "the fake GPU is in error");
     return stream == captured_stream() ? 1 : 0;
   }
   int relax_capture_mode() noexcept override { return 0; }
   void restore_capture_mode(int) noexcept override {}
-  void synchronize() override { ++synchronizations; }
+  void synchronize() override {
+    ++synchronizations;
+    if (in_error) throw Error(ErrorCode::kSystem, "the fake GPU is in error");
+  }
+  bool is_in_error() noexcept override { return in_error; }
   std::unique_ptr<GroupKernels> make_group_kernels(const GroupKernelsConfig& config) override {
     auto kernels =
         std::make_unique<FakeKernels>(config, queue_kernels, hold_kernels, refuse_launches);
     kernels_ = kernels.get();
     return kernels;
   }
-  std::unique_ptr<SignalKernels> make_signal_kernels(const SignalKernelsConfig&) override {
-    throw Error(ErrorCode::kUnsupported, "the fake GPU has no signal kernels");
+  std::unique_ptr<SignalKernels> make_signal_kernels(const SignalKernelsConfig& config) override {
+    auto signals = std::make_unique<FakeSignals>(config, in_error);
+    signals_ = signals.get();
+    return signals;
   }
 
  private:
@@ -287,6 +350,7 @@ class FakeGpu final : public GpuRuntime {
   FakeMulticast multicast_;
   std::vector<FileDescriptor> fabric_;  // that fabric handles name
   FakeKernels* kernels_ = nullptr;
+  FakeSignals* signals_ = nullptr;
 };
 
 // Takes the place of libsymm_cuda.so while it lives.

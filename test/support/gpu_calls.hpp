@@ -10,7 +10,6 @@ namespace symm::test {
 using gpuGraph_t = SYMM_GPU_NAME(Graph_t);
 using gpuGraphExec_t = SYMM_GPU_NAME(GraphExec_t);
 
-inline constexpr auto gpuErrorNotReady = SYMM_GPU_NAME(ErrorNotReady);
 inline constexpr gpuMemcpyKind gpuMemcpyDeviceToHost = SYMM_GPU_NAME(MemcpyDeviceToHost);
 inline constexpr gpuMemcpyKind gpuMemcpyDefault = SYMM_GPU_NAME(MemcpyDefault);
 inline constexpr auto gpuStreamCaptureModeThreadLocal = SYMM_GPU_NAME(StreamCaptureModeThreadLocal);
@@ -28,7 +27,6 @@ inline gpuError_t gpuMemset(void* memory, int value, std::size_t bytes) {
 inline gpuError_t gpuMemsetAsync(void* memory, int value, std::size_t bytes, gpuStream_t stream) {
   return SYMM_GPU_NAME(MemsetAsync)(memory, value, bytes, stream);
 }
-inline gpuError_t gpuStreamQuery(gpuStream_t stream) { return SYMM_GPU_NAME(StreamQuery)(stream); }
 inline gpuError_t gpuEventCreate(gpuEvent_t* event) { return SYMM_GPU_NAME(EventCreate)(event); }
 inline gpuError_t gpuEventElapsedTime(float* milliseconds, gpuEvent_t from, gpuEvent_t to) {
   return SYMM_GPU_NAME(EventElapsedTime)(milliseconds, from, to);

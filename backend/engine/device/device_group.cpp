@@ -77,6 +77,7 @@ void DeviceGroup::drain() {
     return load_acquire(&trace_.own_page().completed) >= trace_.launched() && messages_.all_ended();
   };
   while (!trace_.captured() && !context_.group.failed() && !ended()) {
+    if (runtime_.is_in_error()) return;
     std::this_thread::sleep_for(kLookPeriod);
   }
   if (!trace_.captured() || context_.group.failed()) return;

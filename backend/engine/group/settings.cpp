@@ -8,8 +8,10 @@
 #include "kernels/protocol/device_layout.hpp"
 #include "symm_mem/device/memory_handle.hpp"
 #include "symm_mem/device/multicast.hpp"
+#include "symm_mem/group/device_signals.hpp"
 #include "symm_mem/group/failure_exit.hpp"
 #include "symm_mem/process/byte_codec.hpp"
+#include "symm_mem/process/environment_flag.hpp"
 #include "symm_mem/process/regular_file.hpp"
 
 namespace symm {
@@ -25,15 +27,6 @@ constexpr SizeRange kWorkspaceSizes{
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-bool flag_in_environment(const char* name, const char* unset) {
-  const char* const value = std::getenv(name);
-  const std::string text = value == nullptr ? unset : value;
-  if (text != "0" && text != "1") {
-    refuse(std::string(name) + ": expected 0 or 1, got '" + text + "'");
-  }
-  return text == "1";
-}
-
 }  // namespace
 
 Algorithm algorithm_in_environment() {
@@ -41,13 +34,13 @@ Algorithm algorithm_in_environment() {
   return name == nullptr ? Algorithm::kAuto : parse_algorithm(name, "SYMM_ALGO");
 }
 
-bool deterministic_in_environment() { return flag_in_environment("SYMM_DETERMINISTIC", "1"); }
+bool deterministic_in_environment() { return flag_in_environment("SYMM_DETERMINISTIC", true); }
 
-bool nan_check_in_environment() { return flag_in_environment("SYMM_NAN_CHECK", "0"); }
+bool nan_check_in_environment() { return flag_in_environment("SYMM_NAN_CHECK", false); }
 
-bool poison_in_environment() { return flag_in_environment("SYMM_POISON", "1"); }
+bool poison_in_environment() { return flag_in_environment("SYMM_POISON", true); }
 
-bool return_work_in_environment() { return flag_in_environment("SYMM_RETURN_WORK", "0"); }
+bool return_work_in_environment() { return flag_in_environment("SYMM_RETURN_WORK", false); }
 
 const char* wire_choice_name(WireChoice choice) {
   constexpr const char* kNames[kWireChoiceCount] = {"ll", "line", "auto"};
@@ -122,6 +115,7 @@ Agreement Agreement::proposed_by(const CommunicatorConfig& config) {
   static_cast<void>(multicast_disabled());
   static_cast<void>(poison_in_environment());
   static_cast<void>(failure_grace_in_environment());
+  static_cast<void>(signal_trap_in_environment());
   const Algorithm forced = algorithm_in_environment();
   const bool deterministic = deterministic_in_environment();
   return {.algorithm = config.algorithm != Algorithm::kAuto ? config.algorithm : forced,

@@ -10,11 +10,21 @@
 //
 // NOTE [Signals that fail]
 // A kernel that waits for longer than its time-out, after abort(), or for a rank that lose() named,
-// ends, and so does a row exchange whose splits are wrong; it does not trap, so the device stays
-// usable. From then on the object is dead: its kernels do nothing, replays of graphs included, and
-// every operation and check() throw the reason. A barrier that ends so withdraws its signals, so
-// that no late rank passes it (NOTE [Withdrawn signals] in signal_pad.hpp). The pads of the
-// allocation that was used are then in no defined state.
+// ends, and so does a row exchange whose splits are wrong; unless asked for (NOTE [Traps]) it does
+// not trap, so the device stays usable. From then on the object is dead: its kernels do nothing,
+// replays of graphs included, and every operation and check() throw the reason. A barrier that ends
+// so withdraws its signals, so that no late rank passes it (NOTE [Withdrawn signals] in
+// signal_pad.hpp). The pads of the allocation that was used are then in no defined state.
+//
+// NOTE [Traps]
+// With `traps` the kernel of a barrier, put or wait whose signal did not come in time, or will not
+// come since a rank died, left or gave up, executes a trap once all of the above is done: the
+// report is in host memory and the signals are withdrawn. The device's context is then in error for
+// the whole process, so that whatever waits for the device raises, as it does after a time-out of
+// PyTorch's own provider, and what was behind the signal does not run. Operations and check()
+// throw the reason all the same, since it is read in host memory; destruction gives up what it
+// cannot free. What this rank's host ends of its own accord, by abort() or destruction, does not
+// trap, nor do row exchanges, nor kernels that find the object dead when they begin.
 #pragma once
 
 #include <chrono>
@@ -37,6 +47,7 @@ struct SignalKernelsConfig {
   int world_size = 1;
   // As in GroupKernelsConfig.
   std::uint32_t poll_period = 8192;
+  bool traps = false;  // NOTE [Traps]
   // What messages call a rank; empty: "rank 1". Called by check(), from any thread.
   std::function<std::string(int rank)> rank_name{};
 };
@@ -107,7 +118,8 @@ class SignalKernels {
   // The int64 of scratch memory that an exchange with so many experts needs. Local.
   virtual std::size_t scratch_words(std::int32_t experts) const = 0;
 
-  // Ends waiting kernels, and makes check() throw `reason`; the first reason is kept. Any thread.
+  // Ends waiting kernels, and makes check() throw `reason`; the first reason is kept. kPeerLost and
+  // kPeerLeft say that a rank is lost (NOTE [Traps]). Any thread.
   virtual void abort(const Error& reason) noexcept = 0;
 
   // The same for waits for `ranks` alone (bit r: rank r), whose signals that have come count:

@@ -16,10 +16,14 @@ namespace symm {
 // What the host knows a kernel by; row exchanges are barriers with work between them.
 enum class SignalOperation : std::uint32_t { kBarrier, kPutSignal, kWaitSignal, kExchangeRows };
 
-// In this rank's host memory, mapped by its GPU. The host writes `gone`, the GPU the rest.
+// In this rank's host memory, mapped by its GPU. The host writes `gone` and `lost`, the GPU the
+// rest.
 struct alignas(4096) SignalPage {
   // Bit r: what rank r has not signalled yet it never will, so that waits for it end.
   std::uint64_t gone;
+  // 1: a rank that died or left is why; 0: the host ends the waits of its own accord. Written
+  // before `gone`.
+  std::uint32_t lost;
 
   struct alignas(kCacheLine) Report {
     std::uint32_t fault;  // kAborted, kTimeout, kPeerGaveUp or kWrongSplits; written last
@@ -49,6 +53,7 @@ struct SignalParams {
   std::int32_t channel;
   // Failed polls between two tests of the ranks that are gone and the clock; a power of two.
   std::uint32_t poll_period;
+  std::uint32_t traps;       // 1: NOTE [Traps] in signal_kernels.hpp
   std::uint64_t timeout_ns;  // 0: no limit
   SignalPage* page;          // device address
   SignalState* state;

@@ -76,8 +76,11 @@ class GpuSignalKernels final : public SignalKernels {
   void lose(std::uint64_t ranks, const Error& reason) noexcept override {
     const std::lock_guard lock(mutex_);
     if (!lost_reason_) lost_reason_ = reason;
-    std::uint64_t& gone = resources_->page.gone;
-    store_release(&gone, load_relaxed(&gone) | ranks);
+    SignalPage& page = resources_->page;
+    const bool lost =
+        reason.code() == ErrorCode::kPeerLost || reason.code() == ErrorCode::kPeerLeft;
+    store_relaxed(&page.lost, std::uint32_t{lost});
+    store_release(&page.gone, load_relaxed(&page.gone) | ranks);
   }
   void check() const override;
 
@@ -109,6 +112,7 @@ class GpuSignalKernels final : public SignalKernels {
 };
 
 GpuSignalKernels::~GpuSignalKernels() {
+  store_relaxed(&resources_->page.lost, std::uint32_t{0});
   store_release(&resources_->page.gone, kAllRanks);
   try {
     const DeviceGuard guard(device_);
@@ -150,6 +154,7 @@ SignalParams GpuSignalKernels::params_of(SignalOperation operation,
   params.world_size = config_.world_size;
   params.channel = options.channel;
   params.poll_period = config_.poll_period;
+  params.traps = config_.traps ? 1 : 0;
   params.timeout_ns = static_cast<std::uint64_t>(options.timeout.count());
   params.page = static_cast<SignalPage*>(resources_->mapping.device_address());
   params.state = resources_->state.get();

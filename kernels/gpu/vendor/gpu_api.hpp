@@ -57,6 +57,7 @@ SYMM_GPU_CALL(DeviceSynchronize)
 SYMM_GPU_CALL(MemcpyAsync)
 SYMM_GPU_CALL(StreamDestroy)
 SYMM_GPU_CALL(StreamSynchronize)
+SYMM_GPU_CALL(StreamQuery)
 SYMM_GPU_CALL(StreamGetCaptureInfo)
 SYMM_GPU_CALL(ThreadExchangeStreamCaptureMode)
 SYMM_GPU_CALL(EventDestroy)
@@ -85,6 +86,7 @@ inline gpuError_t gpuHostGetDevicePointer(void** device, void* host) {
 inline constexpr auto gpuStreamCaptureStatusNone = SYMM_GPU_NAME(StreamCaptureStatusNone);
 inline constexpr auto gpuStreamCaptureStatusActive = SYMM_GPU_NAME(StreamCaptureStatusActive);
 inline constexpr auto gpuStreamCaptureModeRelaxed = SYMM_GPU_NAME(StreamCaptureModeRelaxed);
+inline constexpr auto gpuErrorNotReady = SYMM_GPU_NAME(ErrorNotReady);
 inline constexpr auto gpuErrorStreamCaptureImplicit = SYMM_GPU_NAME(ErrorStreamCaptureImplicit);
 
 inline constexpr gpuMemcpyKind gpuMemcpyHostToDevice = SYMM_GPU_NAME(MemcpyHostToDevice);
@@ -370,6 +372,15 @@ __device__ inline T known_value(T value) {
   return known != 0 ? static_cast<T>(known) : value;
 #else
   return value;
+#endif
+}
+
+// Ends the kernel with an error, and with it all that this process has on the device.
+__device__ inline void device_trap() {
+#if SYMM_GPU_AMD
+  __builtin_trap();
+#else
+  __trap();
 #endif
 }
 

@@ -176,9 +176,7 @@ def test_ranks_outside_the_group(call):
 # -- Time-outs: on a GPU they may cost the context, so these ranks end with them ------------------
 
 
-def wait_in_vain(handle, call):
-    """PyTorch raises when the device is waited for, at the latest, and loses its context by that;
-    SYMM on a GPU keeps the context and raises at the handle's next call."""
+def signal_in_vain(handle, call):
     if call == "put_signal":
         handle.put_signal(dst_rank=1)  # which nobody takes, so that the next has no room
         handle.put_signal(dst_rank=1, timeout_ms=500)
@@ -186,7 +184,17 @@ def wait_in_vain(handle, call):
         handle.wait_signal(src_rank=1, timeout_ms=500)
     else:
         handle.barrier(timeout_ms=500)
+
+
+def synchronize_in_vain(handle, call):
+    signal_in_vain(handle, call)
     synchronize()
+
+
+def wait_in_vain(handle, call):
+    """PyTorch raises when the device is waited for, at the latest, and loses its context by that;
+    SYMM on a GPU keeps the context and raises at the handle's next call."""
+    synchronize_in_vain(handle, call)
     handle.barrier(timeout_ms=500)
 
 
@@ -208,6 +216,29 @@ def in_vain(rank, folder, call):
 @pytest.mark.parametrize("call", ["barrier", "put_signal", "wait_signal"])
 def test_a_time_out_raises(call, tmp_path):
     conforms_and_exits(in_vain, 2, str(tmp_path), call)
+
+
+def in_vain_with_traps(rank, folder, call):
+    """in_vain(), where SYMM too is to raise when the device is waited for."""
+    os.environ["SYMM_SIGNAL_TRAP"] = "1"
+    Setup(os.path.join(folder, "store"), 2).join(rank)
+    use_provider()
+    handle = share(allocate(1))
+    synchronize()
+    told = dist.FileStore(os.path.join(folder, "told"), 2)
+    if rank == 1:
+        told.wait(["raised"], datetime.timedelta(seconds=30))
+        os._exit(DONE)
+    with pytest.raises(RuntimeError):
+        synchronize_in_vain(handle, call)
+    told.set("raised", "1")
+    os._exit(DONE)
+
+
+@pytest.mark.skipif(not ON_CUDA, reason="on cpu the signal itself raises")
+@pytest.mark.parametrize("call", ["barrier", "put_signal", "wait_signal"])
+def test_a_time_out_raises_at_the_synchronisation(call, tmp_path):
+    conforms_and_exits(in_vain_with_traps, 2, str(tmp_path), call)
 
 
 # -- Streams: the signals of one group are ordered, whatever streams they are on ------------------

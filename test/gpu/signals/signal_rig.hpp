@@ -52,13 +52,14 @@ class SignalRig {
   static constexpr int kSecondStream = 1;
   using Words = std::vector<std::int32_t>;
 
-  SignalRig(GpuRuntime& runtime, int world) : world_(world) {
+  // `traps`: as in SignalKernelsConfig.
+  SignalRig(GpuRuntime& runtime, int world, bool traps = false) : world_(world) {
     EXPECT_TRUE(kQueuesAreSeparate);
     const auto count = static_cast<std::size_t>(world);
     for (int rank = 0; rank < world; ++rank) {
       Rank& r = ranks_.emplace_back();
-      r.kernels =
-          runtime.make_signal_kernels({.rank = rank, .world_size = world, .poll_period = 64});
+      r.kernels = runtime.make_signal_kernels(
+          {.rank = rank, .world_size = world, .poll_period = 64, .traps = traps});
       for (gpuStream_t& stream : r.streams) {
         SYMM_GPU_CHECK(gpuStreamCreateNonBlocking(&stream));
       }

@@ -91,6 +91,7 @@ WRONG_ENVIRONMENT = {
     "SYMM_MEMORY_PROVIDER": ("foo", ["foo", "native, cuda, nccl, nvshmem"]),
     "SYMM_ON_FAILURE": ("exit", ["exit", "raise or abort"]),
     "SYMM_POISON": ("yes", ["yes", "0 or 1"]),
+    "SYMM_SIGNAL_TRAP": ("yes", ["yes", "0 or 1"]),
     "SYMM_SINGLE_COPY": ("yes", ["yes", "0, 1 or auto"]),
     "SYMM_TUNING_FILE": ("no/such/file.json", ["no/such/file.json"]),
     "TORCH_FR_BUFFER_SIZE": ("many", ["many", "from 0 to 1048576"]),

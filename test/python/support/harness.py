@@ -232,13 +232,14 @@ class _StayingGroup:
 PROCESSES = "processes"  # of run_ranks(fresh=...)
 
 
-# What torch_symm.triton reads as it is imported.
-_READ_ONCE = ("SYMM_CHECK", "SYMM_RACE_CHECK", "SYMM_TIMELINE")
+# What torch_symm.triton reads as it is imported; and a signal that has trapped has ended what its
+# process can do with its GPU.
+_NEEDS_NEW = ("SYMM_CHECK", "SYMM_RACE_CHECK", "SYMM_TIMELINE", "SYMM_SIGNAL_TRAP")
 
 
-def _is_read_by_groups(variable: str) -> bool:
-    """Others, of PyTorch's allocator for one, are read once a process."""
-    return variable.startswith("SYMM_") and variable not in _READ_ONCE
+def _may_be_set_late(variable: str) -> bool:
+    """Variables of others, of PyTorch's allocator for one, are read once a process."""
+    return variable.startswith("SYMM_") and variable not in _NEEDS_NEW
 
 
 def _packed(call) -> bytes | None:
@@ -279,7 +280,7 @@ def run_ranks(
             before_init=before_init,
         )
         call = (setup, function, args)
-        needs_new = fresh == PROCESSES or before_init or not all(map(_is_read_by_groups, env or ()))
+        needs_new = fresh == PROCESSES or before_init or not all(map(_may_be_set_late, env or ()))
         if USES_PROCESSES_AGAIN and not needs_new and (sent := _packed(call)):
             pool = RankPool.current(_prepare_process)
             _StayingGroup.leave(pool)

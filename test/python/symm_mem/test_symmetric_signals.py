@@ -1,6 +1,8 @@
 """barrier, put_signal and wait_signal of symmetric memory: order, channels, time-outs, failures."""
 
+import datetime
 import os
+import re
 import threading
 import time
 
@@ -14,6 +16,8 @@ from errors import ERRORS, message_of
 from graph_operations import captured
 from harness import (
     DEVICE,
+    IS_SYMM,
+    PROCESSES,
     Setup,
     check,
     crowded,
@@ -408,3 +412,72 @@ def time_out_on_a_gpu(rank):
 @pytest.mark.cuda
 def test_a_time_out_on_a_gpu():
     expect_no_mismatch(run_ranks(time_out_on_a_gpu, 2, fresh=True))
+
+
+TRAPS = {"SYMM_SIGNAL_TRAP": "1"}
+
+
+def never_comes(handle, call):
+    if call == "put_signal":
+        handle.put_signal(1, 4)
+        handle.put_signal(1, 4, 300)  # nobody takes the first
+    elif call == "wait_signal":
+        handle.wait_signal(1, 4, 300)
+    else:
+        handle.barrier(4, 300)
+
+
+def trapped(rank, folder, call):
+    """Rank 0 waits for rank 1, which lives and does nothing on its GPU. What rank 0 is told by the
+    synchronisation behind it, and by its handle after that; the group is then destroyed."""
+    use_symm()
+    _tensor, handle = shared(8)
+    synchronize()
+    told = dist.FileStore(os.path.join(folder, "told"), 2)
+    if rank == 1:
+        told.wait(["raised"], datetime.timedelta(seconds=40))
+        torch.ones(3, device=DEVICE).sum().item()  # another process' context is not harmed
+        return None
+    never_comes(handle, call)
+    by_torch = message_of((RuntimeError,), torch.cuda.synchronize)
+    by_handle = [message_of(ERRORS, handle.barrier) for _ in range(2)]
+    by_handle.append(message_of(ERRORS, handle.wait_signal, 1, 7))
+    told.set("raised", "1")
+    return by_torch, by_handle
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not IS_SYMM, reason="NCCL ends a process whose context is in error")
+@pytest.mark.parametrize("call", ["barrier", "put_signal", "wait_signal"])
+def test_a_time_out_that_traps_raises_at_the_synchronisation(call, tmp_path):
+    results = run_ranks(trapped, 2, str(tmp_path), call, env=TRAPS, fresh=PROCESSES)
+    by_torch, by_handle = results[0]
+    assert re.search("(CUDA|HIP) error", by_torch), by_torch
+    for text in by_handle:
+        assert "DistBackendError" in text, text
+        assert f"{call} on channel 4: Timed out after 300 ms" in text, text
+        assert "rank 1" in text, text
+
+
+def signals_in_time(rank):
+    """The variable changes nothing where every signal comes; nor does destroying the group."""
+    use_symm()
+    tensor, handle = shared(8)
+    peer = (rank + 1) % handle.world_size
+    for lap in range(10):
+        tensor.copy_(pattern(8, rank, lap))
+        handle.barrier(1, LONG_MS)
+        got = handle.get_buffer(peer, (8,), torch.float32)
+        problems = model.mismatch(f"lap {lap}", got, pattern(8, peer, lap))
+        handle.put_signal(peer, 2, LONG_MS)
+        handle.wait_signal(peer, 2, LONG_MS)
+        if problems:
+            return problems
+    synchronize()
+    dist.barrier()
+    return pads_not_zero(handle)
+
+
+@pytest.mark.cuda
+def test_signals_that_may_trap():
+    check(signals_in_time, 2, env=TRAPS, fresh=PROCESSES)
