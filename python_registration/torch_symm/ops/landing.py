@@ -35,8 +35,6 @@ _ALIGNMENT = 256
 # Pieces of a rank that a call may have under way. Each has a channel of signals: of 64 ranks, the
 # most that a group of symm has on GPUs, they are 4 KiB of the 9 that PyTorch's pads have.
 MOST_PIECES = 16
-# Of streams for work beside the caller's: as the caller's, and before it.
-PRIORITIES = (0, -1)
 
 
 def aligned(nbytes: int) -> int:
@@ -71,11 +69,9 @@ class _Memory:
 @dataclasses.dataclass
 class _Kept:
     """What a group has on this rank's GPU: memories from the smallest to the largest, a stream for
-    each peer, streams for work beside the caller's by their priority, what a signal is copied from,
-    the last call."""
+    each peer, what a signal is copied from, the last call."""
 
     streams: list[torch.cuda.Stream]
-    sides: dict[int, torch.cuda.Stream]
     signal: Tensor
     memories: list[_Memory] = dataclasses.field(default_factory=list)
     stream: torch.cuda.Stream | None = None
@@ -85,9 +81,7 @@ class _Kept:
     def of(cls, group: Any, device: torch.device) -> _Kept:
         if group not in _of_group:
             streams = [torch.cuda.Stream(device) for _ in range(group.size() - 1)]
-            sides = {p: torch.cuda.Stream(device, priority=p) for p in PRIORITIES}
-            signal = torch.ones(1, dtype=torch.int32, device=device)
-            _of_group[group] = cls(streams, sides, signal)
+            _of_group[group] = cls(streams, torch.ones(1, dtype=torch.int32, device=device))
         return _of_group[group]
 
 
@@ -119,8 +113,6 @@ class Exchange:
         self._memory = kept.memories[-1]
         self._signal = kept.signal
         self._streams = dict(zip(self.peers, kept.streams, strict=True))
-        self._sides = kept.sides
-        self._aside: set[torch.cuda.Stream] = set()
         self.places = Places(self._memory.ranks)
 
     def fork(self, peer: int) -> None:
@@ -139,21 +131,9 @@ class Exchange:
         """The current stream waits for piece `number` of `peer`."""
         self._memory.handle.wait_signal(peer, number)
 
-    @contextlib.contextmanager
-    def aside(self, priority: int) -> Iterator[None]:
-        """What the block makes, it makes on a stream beside the current one, behind what that has
-        made so far and what was made aside before. What it reads is to be kept, unchanged, until
-        `join`, and what it writes is there then."""
-        stream = self._sides[priority]
-        stream.wait_stream(torch.cuda.current_stream())
-        self._aside.add(stream)
-        with torch.cuda.stream(stream):
-            yield
-
     def join(self) -> None:
-        """The current stream waits until all that this rank has put is there, and all that was made
-        aside. A stream that nothing was made on stays out of a capture."""
-        for stream in (*self._streams.values(), *self._aside):
+        """The current stream waits until all that this rank has put is there."""
+        for stream in self._streams.values():
             torch.cuda.current_stream().wait_stream(stream)
 
 

@@ -102,17 +102,6 @@ def travelling(rows: int, pieces: int) -> list[slice]:
     return slices(rows, min(pieces - 1, MOST_PIECES))
 
 
-def own_ranges(bounds: Sequence[slice]) -> list[slice]:
-    """The rows of each range of what this rank keeps of a product whose other rows travel in the
-    ranges `bounds`: those of `beside.TAIL`, in multiples of GRAIN and the rest."""
-    sizes, rows = beside.TAIL.own, bounds[-1].stop
-    if sizes is None:
-        return list(bounds)
-    ends = [rows * part // sum(sizes) // GRAIN * GRAIN for part in itertools.accumulate(sizes)]
-    edges = [0, *ends[:-1], rows]
-    return [slice(*edge) for edge in itertools.pairwise(edges) if edge[0] < edge[1]]
-
-
 def gather_and_multiply(
     group: Any,
     shards: Sequence[Tensor],

@@ -174,8 +174,7 @@ class Scatter:
         if adds_up and pieces > 1:
             share = functools.partial(self._share, lefts, multiply)
             bounds = cut.travelling(count, pieces)
-            own = cut.own_ranges(bounds)
-            beside.multiply_and_scatter(group, output, share, bounds, own, self.call.name)
+            beside.multiply_and_scatter(group, output, share, bounds, self.call.name)
         else:
             cut.multiply_and_scatter(group, output, partial, self.op, pieces)
         return rows.tensor(output, shape[front])
@@ -294,8 +293,7 @@ def matmul_all_reduce(
     number = cut.count(pieces, kind, rows, product.nbytes // size, device, size)
     if adds_up and number > 1:
         bounds = cut.travelling(rows, number)
-        own = cut.own_ranges(bounds)
-        beside.multiply_and_reduce(call.group, product, lambda part: left[part] @ b, bounds, own)
+        beside.multiply_and_reduce(call.group, product, lambda part: left[part] @ b, bounds)
     else:
         cut.multiply_and_reduce(call.group, product, multiply, op, number)
     return output

@@ -2,24 +2,19 @@
 
     torchrun --nproc-per-node 2 test/machine/speed/fused_speed.py --json fused_speed.json
     torchrun --nproc-per-node 2 test/machine/speed/fused_speed.py --provider --json torch.json
-    torchrun --nproc-per-node 2 test/machine/speed/fused_speed.py --sums end,pieces,pieces:3:1
 
 A row is a form at one shape of the whole product [m, k] @ [k, n], in microseconds of the slowest
 rank, the median of rounds of graph replays: the rank's matmul alone; matmul and collective one
 after the other, over NCCL and over symm; the form in 2, 3 and 5 pieces and as it cuts itself
 (`rule`).
 `wrong` counts elements of all ranks that are not the exact ones. With --provider the form is
-PyTorch's own operator over PyTorch's provider, and nothing of symm is in the processes. With --sums
-the forms that add up shares are compared under ways to end them (`beside.TAILS`), a few large
-shapes each; `pieces:3:1` is the way `pieces` with the own share in ranges of 3/4 and 1/4 of it.
+PyTorch's own operator over PyTorch's provider, and nothing of symm is in the processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -29,7 +24,6 @@ _parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 _parser.add_argument("--provider", action="store_true", help="PyTorch's operators and provider")
 _parser.add_argument("--quick", action="store_true", help="small and few: a check of this script")
 _parser.add_argument("--form", help="this one alone, as matmul_all_reduce")
-_parser.add_argument("--sums", help="ways to end a scatter, as end,pieces,beside,beside:3:1,onward")
 _parser.add_argument("--json", type=Path)
 arguments = _parser.parse_args()
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
@@ -192,18 +186,6 @@ FORMS = {
 }
 
 
-# m, k, n of --sums.
-SUMMED = {
-    "matmul_reduce_scatter": [
-        (4096, 4096, 11008),
-        (8192, 8192, 8192),
-        (16384, 8192, 8192),
-        (4096, 8192, 28672),
-    ],
-    "matmul_all_reduce": [(4096, 4096, 4096), (4096, 8192, 8192)],
-}
-
-
 def measure(nccl) -> list[dict]:
     rows: list[dict] = []
     timing = Timing("cuda", rounds=5)
@@ -214,62 +196,18 @@ def measure(nccl) -> list[dict]:
             continue
         for k, n in LAYERS:
             for m in sizes:
+                row: dict = {"form": form, "m": m, "k": k, "n": n, "wrong": 0}
                 ways, expected = ways_of(m, k, n, nccl)
-                rows.append(row_of(rows, timing, form, (m, k, n), ways, expected))
+                calls = max(2, min(20, (1 << 36) // (m * k * n)))
+                for name, call in ways.items():
+                    with errors_in(rows, form=form, m=m, k=k, n=n, way=name):
+                        checked = name != "matmul"  # a part of the result
+                        row["wrong"] += checked and differing(call(), expected)
+                        row[name] = timing.captured(call, calls)
+                        row["wrong"] += checked and differing(call(), expected)
+                rows.append(row)
+                tell(row)
     return rows
-
-
-def measure_sums() -> list[dict]:
-    rows: list[dict] = []
-    timing = Timing("cuda", rounds=9)
-    for form, shapes in SUMMED.items():
-        if arguments.form not in (None, form):
-            continue
-        for shape in [(1024, 256, 256)] if arguments.quick else shapes:
-            ways, expected = FORMS[form][0](*shape, None)
-            rows.append(row_of(rows, timing, form, shape, under_each(ways), expected))
-    return rows
-
-
-def under_each(ways: Ways) -> Ways:
-    """Those in pieces under each way of --sums, in turn; beside the matmul, before and behind."""
-    from torch_symm.ops import beside
-
-    def under(tail: beside.Tail, call: Callable[[], torch.Tensor]) -> torch.Tensor:
-        beside.TAIL = tail
-        return call()
-
-    found = {"matmul": ways["matmul"]}
-    for name in (f"{count} pieces" for count in PIECES):
-        for text in arguments.sums.split(","):
-            way, *sizes = text.split(":")
-            tail = beside.TAILS[way]
-            if sizes:
-                tail = dataclasses.replace(tail, own=tuple(int(size) for size in sizes))
-            found[f"{name}, {text}"] = functools.partial(under, tail, ways[name])
-    return found | {"matmul again": ways["matmul"]}
-
-
-def row_of(
-    rows: list[dict],
-    timing: Timing,
-    form: str,
-    shape: tuple[int, int, int],
-    ways: Ways,
-    expected: torch.Tensor,
-) -> dict:
-    """Tells it as well. What fails goes to `rows` as a row of its own."""
-    m, k, n = shape
-    row: dict = {"form": form, "m": m, "k": k, "n": n, "wrong": 0}
-    calls = max(2, min(20, (1 << 36) // (m * k * n)))
-    for name, call in ways.items():
-        with errors_in(rows, form=form, m=m, k=k, n=n, way=name):
-            checked = not name.startswith("matmul")  # which is a part of the result
-            row["wrong"] += checked and differing(call(), expected)
-            row[name] = timing.captured(call, calls)
-            row["wrong"] += checked and differing(call(), expected)
-    tell(row)
-    return row
 
 
 def main() -> None:
@@ -278,9 +216,9 @@ def main() -> None:
     nccl = None
     if arguments.provider:
         symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
-    elif not arguments.sums and torch.cuda.device_count() >= dist.get_world_size():
+    elif torch.cuda.device_count() >= dist.get_world_size():
         nccl = dist.new_group(backend="nccl", timeout=TIMEOUT)
-    rows = measure_sums() if arguments.sums else measure(nccl)
+    rows = measure(nccl)
     if arguments.json and dist.get_rank() == 0:
         import json
 
@@ -294,8 +232,7 @@ def main() -> None:
             from torch_symm.tools.machine import describe_machine
             from torch_symm.tools.record_file import write_records
 
-            backends = ["symm"] if nccl is None else ["symm", "nccl"]
-            results["machine"] = describe_machine(backends, dist.get_world_size(), "cuda")
+            results["machine"] = describe_machine(["symm", "nccl"], dist.get_world_size(), "cuda")
             write_records(arguments.json, results)
     dist.destroy_process_group()
 

@@ -14,14 +14,6 @@ ROWS, K, N = 12, 6, 32
 
 def forms(ops, size, rank, a, b, dtype):
     """(the call, what a rank expects of all ranks' `a`)"""
-    from torch_symm.ops import beside
-
-    def under(tail, form, pieces):
-        before, beside.TAIL = beside.TAIL, tail
-        try:
-            return form(a, b, pieces=pieces)
-        finally:
-            beside.TAIL = before
 
     def share(total):
         return total.chunk(size)[rank]
@@ -32,15 +24,14 @@ def forms(ops, size, rank, a, b, dtype):
             lambda pieces=pieces: ops.all_gather_matmul(a, [b], 0, pieces=pieces)[0],
             lambda every: product(torch.cat(every), b.cpu()),
         )
-        for tail in beside.TAILS.values() if pieces > 1 else [beside.TAIL]:
-            yield (
-                lambda pieces=pieces, tail=tail: under(tail, ops.matmul_reduce_scatter, pieces),
-                lambda every: share(sum(product(one, b.cpu()) for one in every)),
-            )
-            yield (
-                lambda pieces=pieces, tail=tail: under(tail, ops.matmul_all_reduce, pieces),
-                lambda every: sum(product(one, b.cpu()) for one in every),
-            )
+        yield (
+            lambda pieces=pieces: ops.matmul_reduce_scatter(a, b, pieces=pieces),
+            lambda every: share(sum(product(one, b.cpu()) for one in every)),
+        )
+        yield (
+            lambda pieces=pieces: ops.matmul_all_reduce(a, b, pieces=pieces),
+            lambda every: sum(product(one, b.cpu()) for one in every),
+        )
         yield (
             lambda pieces=pieces: ops.all_reduce_rms_norm(
                 a @ b, weight, 0.0, residual=torch.zeros_like(a @ b), pieces=pieces

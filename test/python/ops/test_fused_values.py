@@ -160,7 +160,7 @@ def large(rank):
     """Values whose sums round: the bits are those of matmul and collective on the same pieces; and
     a gather that is cut without being asked."""
     from torch_symm import ops
-    from torch_symm.ops import beside, pieces
+    from torch_symm.ops import pieces
 
     size, problems, count = dist.get_world_size(), [], 3
     rows, k, n = 2048, 640, 96
@@ -169,32 +169,22 @@ def large(rank):
         for shape, seed in (((rows * size, k), rank), ((k, n), 77))
     )
 
-    def cuts(of: int, number: int, scattered: bool = False) -> list[slice]:
+    def cuts(of: int, number: int) -> list[slice]:
         """The rows of products of the share of rank `of`, in so many pieces on a GPU."""
-        travel = pieces.travelling(rows, number)
-        own = pieces.own_ranges(travel) if scattered else [slice(0, rows)]
-        return own if of == rank else travel
+        return [slice(0, rows)] if of == rank else pieces.travelling(rows, number)
 
-    def sums(what: str) -> list[str]:
-        partial = torch.empty(size, rows, n, device=DEVICE)
-        for of, (share, into) in enumerate(zip(a.view(size, rows, k), partial, strict=True)):
-            for part in cuts(of, count, True) if ON_CUDA else pieces.slices(rows, count):
-                into[part] = share[part] @ b
-        dist.all_reduce(partial)
-        got = ops.matmul_reduce_scatter(a, b, pieces=count)
-        found = same(f"reduce_scatter, {what}", got, partial[rank].cpu())
-        by_piece = partial.flatten(0, 1)
-        if not ON_CUDA:
-            by_piece = torch.cat([a[part] @ b for part in pieces.slices(rows * size, count)])
-            dist.all_reduce(by_piece)
-        got = ops.matmul_all_reduce(a, b, pieces=count)
-        return found + same(f"all_reduce, {what}", got, by_piece.cpu())
-
-    default = beside.TAIL
-    for way, tail in beside.TAILS.items() if ON_CUDA else [("default", default)]:
-        beside.TAIL = tail
-        problems += sums(way)
-    beside.TAIL = default
+    partial = torch.empty(size, rows, n, device=DEVICE)
+    for of, (share, into) in enumerate(zip(a.view(size, rows, k), partial, strict=True)):
+        for part in cuts(of, count) if ON_CUDA else pieces.slices(rows, count):
+            into[part] = share[part] @ b
+    dist.all_reduce(partial)
+    got = ops.matmul_reduce_scatter(a, b, pieces=count)
+    problems += same("reduce_scatter", got, partial[rank].cpu())
+    by_piece = partial.flatten(0, 1)
+    if not ON_CUDA:
+        by_piece = torch.cat([a[part] @ b for part in pieces.slices(rows * size, count)])
+        dist.all_reduce(by_piece)
+    problems += same("all_reduce", ops.matmul_all_reduce(a, b, pieces=count), by_piece.cpu())
     shard = a[:rows]
     cut = pieces.count(None, "gather", rows, shard.nbytes, shard.device.type, size)
     if cut < 2:
