@@ -38,7 +38,8 @@ from torch_symm.tools.bench.pattern import (
     poison,
 )
 from torch_symm.tools.bench.report import cells, errors, header
-from torch_symm.tools.bench.results import BackendResult, Floor, Row, Timing
+from torch_symm.tools.bench.results import BackendResult, Floor, Matmul, Row, Timing
+from torch_symm.tools.bench.timing import fitting
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -197,7 +198,8 @@ def test_sizes_are_read_and_validated() -> None:
         ({"ranks": 1}, "--ranks: sendrecv needs at least 2 ranks, got 1"),
         ({"device": "tpu"}, "--device: .*, got 'tpu'"),
         ({"modes": ("graph",)}, "--mode: the CPU has no graphs"),
-        ({"modes": ("lazy",)}, "--mode: expected one of eager, graph, got 'lazy'"),
+        ({"modes": ("overlapped",)}, "--mode: the CPU has no streams; overlapped needs --device"),
+        ({"modes": ("lazy",)}, "--mode: expected one of eager, graph, overlapped, got 'lazy'"),
         ({"against": ("nccl-ring-8",)}, "--against: nccl-ring-8 is measured on GPUs, got --device"),
         ({"backend": "nccl-tree-1"}, "--backend: nccl-tree-1 is a name for --against alone"),
         ({"case_s": 0}, "--case-seconds: expected more than 0, got 0"),
@@ -258,6 +260,28 @@ def test_gpu_rows_have_mode_and_launch_time() -> None:
         "# all_reduce graph bfloat16 sum: gloo gives no result: does not capture: not permitted"
     ]
     assert "mode" not in header(replace(config, device="cpu", modes=("eager",)))
+
+
+def test_overlapped_rows_say_what_the_matmul_takes_alone() -> None:
+    config = BenchConfig(against=("nccl", "gloo"), device="cuda", modes=("overlapped",))
+    row = replace(gpu_row("overlapped"), matmul=Matmul(side=1024, count=3, us=31.5))
+    titles = header(config)
+    lines = [dict(zip(titles, line, strict=True)) for line in cells(config, row)]
+    assert [line["matmul"] for line in lines] == ["31.50", "-", "-"]
+    assert lines[0]["mode"] == "overlapped"
+    assert row.to_json()["matmul"] == {"side": 1024, "count": 3, "us": 31.5}
+    assert "matmul" not in header(replace(config, modes=("eager", "graph")))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "side", "count"),
+    [(0.0, 256, 1), (5e-6, 512, 4), (33e-6, 1024, 3), (90e-6, 2048, 1), (1.0, 8192, 195)],
+)
+def test_products_are_of_the_largest_matrices_that_fit(
+    seconds: float, side: int, count: int
+) -> None:
+    """By a machine that takes 10 us for a side of 1024, and eight times as long for the double."""
+    assert fitting(seconds, lambda one: 10e-6 * (one / 1024) ** 3) == (side, count)
 
 
 def test_only_reductions_in_place_are_not_repeatable() -> None:
@@ -434,3 +458,24 @@ def test_two_ranks_on_gpus_measure_eagerly_and_from_graphs(tmp_path: Path) -> No
                 assert timing["launch_us"] > 0
         assert bool(row["floors"]) == (row["mode"] == "eager")
         assert all(floor["launch_us"] > 0 for floor in row["floors"].values())
+
+
+@pytest.mark.cuda
+@pytest.mark.gpus(2)
+def test_two_ranks_on_gpus_measure_beside_a_matmul(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = run_bench(
+        *("--device=cuda", "--ranks=2", "--mode=overlapped", "--against=nccl,torch-symm"),
+        *("-c", "all_reduce", "-c", "all_gather", "-b", "64K", "-e", "16M", "--factor=16"),
+        *("--budget-ms=10", "--blocks=2", f"--json={out}"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for row in json.loads(out.read_text())["rows"]:
+        assert row["matmul"]["us"] > 0
+        assert row["matmul"]["count"] >= 1
+        for result in row["results"]:
+            assert result["error"] is None
+            for timing in (result["out_of_place"], result["in_place"]):
+                if timing is not None:
+                    assert timing["wrong"] == 0
+                    assert timing["time_us"] > 0

@@ -19,6 +19,10 @@ pytestmark = pytest.mark.timeout(120)
         ({"ranks": 3}, "--ranks: decode needs a number that divides 4096, got 3"),
         ({"dtype": "int32"}, "--dtype: decode multiplies float16, .*, got int32"),
         ({"dtype": "float8_e5m2"}, "--dtype: decode multiplies float16, .*, got float8_e5m2"),
+        (
+            {"device": "cuda", "modes": ("overlapped",)},
+            "--mode: decode is measured eager or as graph, got overlapped",
+        ),
         ({"layers": 0}, "--layers: expected at least 1, got 0"),
         ({"against": ("mpi",)}, "--against: decode runs over backends of c10d, got mpi"),
     ],

@@ -13,7 +13,7 @@ import torch
 import torch.multiprocessing as mp
 
 from torch_symm.tools.ranks.graph import CaptureError, capture
-from torch_symm.tools.ranks.job import Gravity, Trouble, supervise
+from torch_symm.tools.ranks.job import Gravity, Job, Trouble, supervise
 from torch_symm.tools.ranks.launched import rank_count
 from torch_symm.tools.ranks.process import Messenger, RankContext
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 FOREVER_S = 3600.0
 
 
-class Steps:
+class Steps(Job):
     """A job that gives one assignment after the other and keeps what it is told."""
 
     def __init__(self, assignments: list[Any], told: mp.SimpleQueue) -> None:

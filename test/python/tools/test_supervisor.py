@@ -19,6 +19,10 @@ from torch_symm.tools.ranks.supervisor import Supervisor
 METHODS = ["fork", "forkserver"]
 
 
+# What torch reads while it is imported; without it the hook of symm's start is there.
+OFF = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
 def add_up(rank: int, messenger: Messenger, *numbers: int) -> Any:
     messenger.begin("adding", 1.0)
     return rank, sum(numbers), torch.full((3,), float(rank))
@@ -34,6 +38,16 @@ def test_values_come_back_by_rank(method: str) -> None:
         assert report.returned
         assert report.error is None
         assert not report.stacks
+
+
+def variable(rank: int, messenger: Messenger) -> tuple[str | None, bool]:
+    return os.environ.get(OFF), "torch_symm._import_hook" in sys.modules
+
+
+def test_new_programs_import_torch_in_their_environment() -> None:
+    reports = Supervisor(variable, range(2), method="spawn", environment={OFF: "0"}).finish(60.0)
+    assert [report.value for report in reports] == [("0", False)] * 2
+    assert os.environ.get(OFF) != "0"
 
 
 def test_a_fork_runs_a_closure() -> None:

@@ -87,7 +87,8 @@ def bench(
         list[str],
         typer.Option(
             help="Backends to measure side by side, such as gloo,mpi (mpi4py, no c10d); "
-            "nccl-deterministic: NCCL pinned to one order of addition, in four ways."
+            "nccl-deterministic: NCCL pinned to one order of addition, in four ways; torch-symm: "
+            "PyTorch's operators over symmetric memory; nccl-symm: NCCL over symmetric windows."
         ),
     ] = [],  # noqa: B006
     device: Annotated[
@@ -96,7 +97,8 @@ def bench(
     mode: Annotated[
         str | None,
         typer.Option(
-            help="eager, graph (replays of ten captured calls) or both (eager; cuda: both)."
+            help="eager, graph (replays of ten captured calls), both, or overlapped (beside a "
+            "matmul of about the same time) (eager; cuda: both)."
         ),
     ] = None,
     timeout_s: Annotated[float, typer.Option(help="Time-out of every group.")] = 60.0,
@@ -114,11 +116,11 @@ def bench(
     A time is the median over blocks; a block's time is the largest over the ranks of the mean of
     its calls. On a GPU, events take the time, and launch is what a call keeps the launching thread
     busy. Ratio is the time of a backend after --against over that of --backend: above 1, --backend
-    is faster. Under torchrun (``torchrun ... -m torch_symm.bench``) its ranks are
-    measured; use -b and -e for the sizes there, or torchrun takes --max for its own. Ranks beyond
-    the GPUs share them. A backend that fails is left out of the rest of that collective and mode,
-    and the reason is reported. Exit code 3 says that --backend gave wrong elements, refused a call
-    or failed.
+    is faster. What a backend has not is "not there". Under torchrun
+    (``torchrun ... -m torch_symm.bench``) its ranks are measured; use -b and -e for the sizes
+    there, or torchrun takes --max for its own. Ranks beyond the GPUs share them. A backend that
+    fails is left out of the rest of that collective and mode, and the reason is reported. Exit
+    code 3 says that --backend gave wrong elements, refused a call or failed.
     """
     default = DEFAULTS.get(device, DEFAULTS["cpu"])
     mode = mode or default["--mode"]

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from torch_symm.tools.bench.memory import PLAIN, Memory
 from torch_symm.tools.bench.pattern import OPS, Pattern, count_wrong, poison
 from torch_symm.tools.ranks.device import group_barrier
 
@@ -38,6 +39,7 @@ class CallContext:
     dtype: torch.dtype
     device: torch.device
     layers: int = 32  # of a program
+    memory: Memory = PLAIN
 
     @property
     def is_root(self) -> bool:
@@ -57,6 +59,8 @@ class Collective(ABC):
     # Whether the root alone has an input, and whether it alone gets an output.
     from_root = False
     to_root = False
+    # How many buffers it has at most.
+    buffers = 2
 
     def __init__(self, context: CallContext, count: int, in_place: bool) -> None:
         self.context = context
@@ -184,7 +188,7 @@ class Collective(ABC):
 
     def _empty(self, shares: int) -> torch.Tensor:
         context = self.context
-        return torch.empty(shares * self.count, dtype=context.dtype, device=context.device)
+        return context.memory.empty(shares * self.count, context.dtype, context.device)
 
     def _values(
         self, pattern: Pattern, period: np.ndarray, offset: int, count: int
@@ -201,6 +205,11 @@ class AllReduce(Collective):
     @classmethod
     def bus_factor(cls, world_size: int) -> float:
         return 2 * (world_size - 1) / world_size
+
+    def allocate(self) -> None:
+        super().allocate()
+        if self.context.memory.reduces_apart(self.input.nbytes):
+            self.output = self._empty(1)
 
     def call(self, group: dist.ProcessGroup) -> None:
         dist.all_reduce(self.output, op=OPS[self.context.op], group=group)

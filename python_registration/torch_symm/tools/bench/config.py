@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from torch_symm.tools.bench.collectives import CLASSES
-from torch_symm.tools.bench.contender import PINNED, Phase, c10d_name, phases
+from torch_symm.tools.bench.contender import CONTENDERS, Phase, phases
 from torch_symm.tools.bench.pattern import BITWISE_OPS, DTYPES, OPS
 from torch_symm.tools.bench.programs import HIDDEN, PROGRAMS
 
@@ -18,6 +18,7 @@ DEVICES = ("cpu", "cuda")
 # The one name among the backends that is none of c10d's: the MPI library behind mpi4py.
 MPI = "mpi"
 MODES = ("eager", "graph")
+OVERLAPPED = "overlapped"  # a mode too, which nothing else stands for
 
 # What is measured on a device where nothing else is asked for.
 DEFAULTS: dict[str, dict[str, str]] = {
@@ -94,9 +95,11 @@ class BenchConfig:
         one_of("--op", self.op, OPS)
         one_of("--device", self.device, DEVICES)
         for mode in self.modes:
-            one_of("--mode", mode, MODES)
+            one_of("--mode", mode, (*MODES, OVERLAPPED))
         if "graph" in self.modes and self.device == "cpu":
             raise ConfigError("--mode: the CPU has no graphs; graph needs --device cuda")
+        if OVERLAPPED in self.modes and self.device == "cpu":
+            raise ConfigError("--mode: the CPU has no streams; overlapped needs --device cuda")
         at_least("--ranks", self.ranks, 1)
         at_least("--min", self.min_bytes, 1)
         at_least("--max", self.max_bytes, self.min_bytes)
@@ -120,9 +123,9 @@ class BenchConfig:
                 f"--against: {MPI} is measured on the CPU, got --device {self.device}"
             )
         for name in self.against:
-            if name in PINNED and c10d_name(name) == "nccl" and self.device == "cpu":
-                raise ConfigError(f"--against: {name} is measured on GPUs, got --device cpu")
-        if self.backend in PINNED:
+            if name in CONTENDERS:
+                self._check_contender(name)
+        if self.backend in CONTENDERS:
             raise ConfigError(f"--backend: {self.backend} is a name for --against alone")
         if "sendrecv" in self.collectives and self.ranks < 2:
             raise ConfigError(f"--ranks: sendrecv needs at least 2 ranks, got {self.ranks}")
@@ -158,8 +161,22 @@ class BenchConfig:
                 f"--dtype: {name} multiplies float16, bfloat16, float32 or float64, "
                 f"got {self.dtype}"
             )
+        if OVERLAPPED in self.modes:
+            raise ConfigError(f"--mode: {name} is measured eager or as graph, got {OVERLAPPED}")
         if MPI in self.backends:
             raise ConfigError(f"--against: {name} runs over backends of c10d, got {MPI}")
+
+    def _check_contender(self, name: str) -> None:
+        one = CONTENDERS[name]
+        if one.c10d == "nccl" and self.device == "cpu":
+            raise ConfigError(f"--against: {name} is measured on GPUs, got --device cpu")
+        if one.dtypes is not None and self.dtype not in one.dtypes:
+            expected = " and ".join(one.dtypes)
+            raise ConfigError(f"--against: {name} takes {expected}, got --dtype {self.dtype}")
+        reduces = any(KINDS[collective].has_op for collective in self.collectives)
+        if one.ops is not None and reduces and self.op not in one.ops:
+            expected = " and ".join(one.ops)
+            raise ConfigError(f"--against: {name} reduces by {expected}, got --op {self.op}")
 
     def _sizes(self) -> Iterator[int]:
         size = self.min_bytes

@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable
 
 from torch_symm.tools.bench.config import BenchConfig
+from torch_symm.tools.bench.contender import offers
 from torch_symm.tools.bench.results import Row
 from torch_symm.tools.bench.session import BackendExcluded
 from torch_symm.tools.bench.worker import Start
-from torch_symm.tools.ranks.job import RunFailed, Trouble
+from torch_symm.tools.ranks.job import Job, RunFailed, Trouble
 
 
-class BenchJob:
+class BenchJob(Job):
     """Where the run stands, and what each set of ranks is to do. Used by the leader alone.
 
     A row is told when its last phase has been measured. ``done`` rows have been measured before;
     where backends have processes of their own, all of a case's or none.
+    A phase none of whose backends has the collective is left out.
     """
 
     def __init__(self, config: BenchConfig, on_row: Callable[[Row], None], done: int = 0) -> None:
@@ -47,7 +49,15 @@ class BenchJob:
         self._left = False
         if self._config.budget_s is not None:
             self._start.left_s = self._config.budget_s - (time.monotonic() - self._started)
+        if self._start.phase > 0:
+            self._start.matmuls = tuple(row.matmul for row in self._rows)
         return self._config, self._start
+
+    def environment(self, assignment: tuple[BenchConfig, Start]) -> dict[str, str]:
+        """Return what the ranks need before they import torch; see job.Job."""
+        config, start = assignment
+        phase = config.phases[start.phase]
+        return dict(phase.environment) if phase.early else {}
 
     def received(self, content: Row | BackendExcluded) -> None:
         """Keep a row, or that a backend is out; see job.Job."""
@@ -62,17 +72,27 @@ class BenchJob:
         else:
             members = phases[start.phase].members
             self._rows[start.row] = self._rows[start.row].with_results_of(content, members)
-        if start.phase == len(phases) - 1:
+        if self._later_phase() is None:
             self._on_row(self._rows[start.row])
         start.row += 1
         if start.row == len(self._config.counts(content.collective)):
             self._next_phase()
 
+    def _later_phase(self) -> int | None:
+        """Return which phase of the case comes next, None behind the last one."""
+        config, start = self._config, self._start
+        collective, _ = config.cases[start.case]
+        for number in range(start.phase + 1, len(config.phases)):
+            members = config.phases[number].members
+            if any(offers(config.backends[index], collective) for index in members):
+                return number
+        return None
+
     def _next_phase(self) -> None:
         """Go to the next phase of the case, or from its last one to the next case."""
         start, phases = self._start, self._config.phases
-        if start.phase + 1 < len(phases):
-            self._start = Start(start.case, start.phase + 1, without=start.without)
+        if (later := self._later_phase()) is not None:
+            self._start = Start(start.case, later, without=start.without)
         else:
             self._start = Start(start.case + 1, without=start.without)
             self._rows = []

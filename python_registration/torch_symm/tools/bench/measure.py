@@ -9,28 +9,36 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
-import torch.distributed as dist
-
 from torch_symm.tools.bench.barrier import times_left_early
 from torch_symm.tools.bench.collectives import CallContext, Collective
-from torch_symm.tools.bench.config import KINDS, format_size
+from torch_symm.tools.bench.config import KINDS, OVERLAPPED, format_size
+from torch_symm.tools.bench.contender import offers
 from torch_symm.tools.bench.floor import FloorBlocks
-from torch_symm.tools.bench.mpi import MpiGroup
 from torch_symm.tools.bench.pattern import DTYPES
 from torch_symm.tools.bench.programs import PROGRAMS
-from torch_symm.tools.bench.results import VARIANTS, BackendResult, Floor, Row, Timing
+from torch_symm.tools.bench.results import VARIANTS, BackendResult, Floor, Matmul, Row, Timing
 from torch_symm.tools.bench.session import Session
-from torch_symm.tools.bench.timing import Runner, Sample, runner_for
+from torch_symm.tools.bench.timing import (
+    Group,
+    Products,
+    Runner,
+    Sample,
+    fitting,
+    runner_for,
+)
 from torch_symm.tools.ranks.device import synchronize
 
 _MOST_ITERS = 2000
 _ESTIMATE_CALLS = 3
 
 
-def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
+def measure_row(
+    session: Session, name: str, mode: str, count: int, matmul: Matmul | None = None
+) -> Row:
     """Measure and check ``name`` with ``count`` on every usable backend. Collective.
 
-    Raises BackendExcluded, see Session.accepts.
+    Overlapped, it goes beside ``matmul``, or beside one that is chosen here. Raises
+    BackendExcluded, see Session.accepts.
     """
     config = session.config
     kind = KINDS[name]
@@ -44,6 +52,7 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
         dtype,
         session.device,
         config.layers,
+        session.memory,
     )
     session.begin_case()
     timings: dict[tuple[int, str], Timing] = {}
@@ -51,9 +60,19 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
     for variant in VARIANTS:
         if not getattr(kind, f"{variant}_exists"):
             continue
+        session.memory.begin()
         operation = kind(context, count, variant == "in_place")
         what = f"{name} {format_size(size)} {mode} {variant}"
-        runners = _runners(session, operation, mode, what, session.members(name, size))
+        members = [
+            (index, group)
+            for index, group in session.members(name, size)
+            if offers(config.backends[index], name, variant)
+        ]
+        products = None
+        if mode == OVERLAPPED and members:
+            matmul = matmul or _matmul(session, operation, what, members)
+            products = Products(matmul.side, matmul.count, session.device)
+        runners = _runners(session, operation, mode, what, members, products)
         has_floor = mode == "eager" and runners and name not in PROGRAMS
         floor = FloorBlocks(session, operation) if has_floor else None
         try:
@@ -69,12 +88,31 @@ def measure_row(session: Session, name: str, mode: str, count: int) -> Row:
             backend,
             *(timings.get((index, variant)) for variant in VARIANTS),
             session.excluded.get(index),
+            offers(backend, name),
         )
         for index, backend in enumerate(config.backends)
     )
     redop = config.op if kind.has_op else "none"
     root = config.root if kind.from_root or kind.to_root else -1
-    return Row(name, mode, size, count, config.dtype, redop, root, results, floors)
+    return Row(name, mode, size, count, config.dtype, redop, root, results, floors, matmul)
+
+
+def _matmul(
+    session: Session, operation: Collective, what: str, members: list[tuple[int, Group]]
+) -> Matmul:
+    """Return products that take about as long as the first member's call alone. Collective."""
+
+    def seconds_of(side: int, count: int = 1) -> float:
+        return session.largest([Products(side, count, session.device).seconds()])[0]
+
+    alone = _runners(session, operation, "eager", what, members[:1])
+    block_s = 0.0
+    for index, runner in alone.items():
+        session.begin(f"{what}, alone", index)
+        operation.clear()
+        block_s = session.largest([runner.block(_steps_per_block(session, runner)).time_s])[0]
+    side, count = fitting(block_s, seconds_of)
+    return Matmul(side, count, seconds_of(side, count) * 1e6)
 
 
 def _runners(
@@ -82,12 +120,13 @@ def _runners(
     operation: Collective,
     mode: str,
     what: str,
-    members: Iterable[tuple[int, dist.ProcessGroup | MpiGroup]],
+    members: Iterable[tuple[int, Group]],
+    products: Products | None = None,
 ) -> dict[int, Runner]:
     """Return a ready runner for each of ``members`` that accepts the operation. Collective."""
     runners: dict[int, Runner] = {}
     for index, group in members:
-        runner = runner_for(mode, operation, group)
+        runner = runner_for(mode, operation, group, products)
 
         def first_call(runner=runner) -> None:
             runner.call()

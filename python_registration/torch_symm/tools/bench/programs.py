@@ -1,10 +1,12 @@
 """Programs that the bench measures as it does collectives: what communication costs among matmuls.
 
 A program has the interface of a collective. On PyTorch's fake backend, which returns at once, it
-costs what it costs without communication: ``--program decode --against nccl,fake``.
+costs what it costs without communication: ``--program decode --against nccl,torch-symm,fake``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,7 @@ class DecodeStep(Collective):
     """
 
     in_place_exists = False
+    buffers = 5
 
     @classmethod
     def count_of(cls, size_bytes: int, itemsize: int, world_size: int) -> int:
@@ -48,18 +51,26 @@ class DecodeStep(Collective):
             self._pairs.append((first, second))
         rows = self.count // HIDDEN
         self._inner = torch.empty(rows, share, dtype=context.dtype, device=context.device)
-        self._other = torch.empty_like(self.output)
+        # By turns: what a rank adds, and where the sum is to be, which may be the same tensor.
+        totals = [self.output, self._empty(1)]
+        apart = context.memory.reduces_apart(self.output.nbytes)
+        partials = [self._empty(1) for _ in totals] if apart else totals
+        self._sums = list(zip(partials, totals, strict=True))
 
     def call(self, group: dist.ProcessGroup) -> None:
+        self.run(lambda partial, total: dist.all_reduce(total, group=group))
+
+    def run(self, add_up: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+        """Run the step with that all_reduce, which gets what a rank adds and where the sum is."""
         rows = self.input.view(-1, HIDDEN)
         halves = 2 * self.context.layers
         for half in range(halves):
             first, second = self._pairs[half % len(self._pairs)]
-            result = self.output if (halves - half) % 2 else self._other
+            partial, total = self._sums[(halves - half - 1) % 2]
             torch.mm(rows, first, out=self._inner)
-            torch.mm(self._inner, second, out=result.view(-1, HIDDEN))
-            dist.all_reduce(result, group=group)
-            rows = result.view(-1, HIDDEN)
+            torch.mm(self._inner, second, out=partial.view(-1, HIDDEN))
+            add_up(partial, total)
+            rows = total.view(-1, HIDDEN)
 
     def fill_input(self, pattern: Pattern) -> None:
         """Write the rows, which are the same on all ranks."""

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from torch_symm.tools.bench.config import BenchConfig
+from torch_symm.tools.bench.config import OVERLAPPED, BenchConfig
 from torch_symm.tools.bench.results import Row
 from torch_symm.tools.command import Report, progress_bar
 
@@ -28,7 +28,7 @@ _LEADING = (
     _Column("type", "", 14),
     _Column("redop", "", 5),
     _Column("root", "", 5),
-    _Column("mode", "", 6),
+    _Column("mode", "", 10),
     _Column("backend", "", 12),
 )
 _MEASURED = (
@@ -39,6 +39,7 @@ _MEASURED = (
     _Column("#wrong", "", 7),
 )
 _FLOOR = _Column("floor", "us", 8)  # of an eager call, whatever the backend
+_MATMUL = _Column("matmul", "us", 10)  # of an overlapped call: what goes beside it, alone
 _RATIOS = (_Column("ratio", "", 7), _Column("in:rat.", "", 7))
 # Of a device whose calls run on a thread of its own: only there issuing a call takes another time.
 _DEVICE_ONLY = ("mode", "launch", "in:launch")
@@ -49,7 +50,8 @@ def _columns(config: BenchConfig) -> list[_Column]:
     in_place = [replace(column, title=f"in:{column.title}") for column in _MEASURED]
     ratios = _RATIOS if config.against else ()
     floors = [replace(_FLOOR, title=f"{prefix}{_FLOOR.title}") for prefix in ("", "in:")]
-    columns = [*_LEADING, *_MEASURED, floors[0], *in_place, floors[1], *ratios]
+    matmul = [_MATMUL] if OVERLAPPED in config.modes else []
+    columns = [*_LEADING, *matmul, *_MEASURED, floors[0], *in_place, floors[1], *ratios]
     left_out = _DEVICE_ONLY if config.device == "cpu" else ()
     return [column for column in columns if column.title not in left_out]
 
@@ -62,6 +64,9 @@ def header(config: BenchConfig) -> list[str]:
 def _figures(row: Row, index: int) -> dict[str, Any]:
     """Return what there is to show of backend ``index``, by title; floors with the first one."""
     figures = vars(row) | {"type": row.dtype, "backend": row.results[index].backend}
+    figures["matmul"] = f"{row.matmul.us:.2f}" if row.matmul is not None and index == 0 else "-"
+    if not row.results[index].there:
+        figures["time"] = "not there"
     for variant, prefix, ratio in (("out_of_place", "", "ratio"), ("in_place", "in:", "in:rat.")):
         if (timing := row.results[index].variant(variant)) is not None:
             figures[f"{prefix}time"] = f"{timing.time_us:.2f}"

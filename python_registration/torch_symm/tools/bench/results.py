@@ -44,16 +44,28 @@ class Floor:
 
 
 @dataclass(frozen=True)
+class Matmul:
+    """What runs beside an overlapped call: ``count`` products of square matrices, which take
+    ``us`` alone."""
+
+    side: int
+    count: int
+    us: float
+
+
+@dataclass(frozen=True)
 class BackendResult:
     """Both variants on one backend; None where the operation has no such variant.
 
-    ``error`` says why a backend refused the operation; its variants are None then.
+    ``error`` says why a backend refused the operation; its variants are None then, and where the
+    operation is not ``there``: the backend has no such.
     """
 
     backend: str
     out_of_place: Timing | None
     in_place: Timing | None
     error: str | None = None
+    there: bool = True
 
     def variant(self, name: str) -> Timing | None:
         """Return the timing of ``out_of_place`` or ``in_place``."""
@@ -64,8 +76,9 @@ class BackendResult:
 class Row:
     """One collective at one size, on the backend under test and on those it is against.
 
-    ``mode`` is eager, or graph where the calls were replayed from a captured graph. ``floors`` has
-    the floor of each variant that was called eagerly, by its name.
+    ``mode`` is eager, or graph where the calls were replayed from a captured graph, or overlapped
+    where times are those of a call beside ``matmul``. ``floors`` has the floor of each variant that
+    was called eagerly, by its name.
     """
 
     collective: str
@@ -77,6 +90,7 @@ class Row:
     root: int
     results: tuple[BackendResult, ...]
     floors: dict[str, Floor]
+    matmul: Matmul | None = None
 
     @property
     def wrong(self) -> int:

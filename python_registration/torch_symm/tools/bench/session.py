@@ -10,9 +10,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torch_symm.tools.bench.config import MPI
+from torch_symm.tools.bench.config import KINDS, MPI
 from torch_symm.tools.bench.contender import Phase, c10d_name
+from torch_symm.tools.bench.memory import MEMORIES, PLAIN, Memory, OwnMemory, PeerMemory
 from torch_symm.tools.bench.mpi import MpiGroup
+from torch_symm.tools.bench.pattern import DTYPES
+from torch_symm.tools.bench.timing import Group
+from torch_symm.tools.bench.torch_symm_mem import TorchSymmGroup
 from torch_symm.tools.ranks.graph import CaptureError, first_line
 from torch_symm.tools.ranks.session import SET_UP_S, RankSession
 
@@ -36,11 +40,13 @@ class Session(RankSession):
     ``groups`` has the group of each usable backend by its place in the configuration's backends,
     ``fake`` is one of PyTorch's fake backend.
     ``excluded`` are the backends that failed in the case that is measured, with the reason.
+    ``memory`` is where the buffers of operations are.
     """
 
-    groups: dict[int, dist.ProcessGroup | MpiGroup] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)
     fake: dist.ProcessGroup | None = None
     excluded: dict[int, str] = field(default_factory=dict)
+    memory: Memory = PLAIN
 
     def make_groups(self, phase: Phase, without: dict[int, str]) -> None:
         """Make the groups of the phase's backends that are not in ``without``. Collective."""
@@ -52,15 +58,30 @@ class Session(RankSession):
                 backend = self.config.backends[index]
                 # A list, so that the place is known as the group's making and not as a case's part.
                 self.messenger.begin(f"making the group of {backend}", SET_UP_S, [index])
-                self.groups[index] = (
-                    MpiGroup(self.config.ranks)
-                    if backend == MPI
-                    else dist.new_group(backend=c10d_name(backend), timeout=timeout)
-                )
+                if backend == MPI:
+                    self.groups[index] = MpiGroup(self.config.ranks)
+                    continue
+                group = dist.new_group(backend=c10d_name(backend), timeout=timeout)
+                if phase.memory is not None:
+                    self.memory = MEMORIES[phase.memory](group, self.device)
+                peers = isinstance(self.memory, PeerMemory)
+                self.groups[index] = TorchSymmGroup(group, self.memory) if peers else group
 
-    def members(
-        self, collective: str, size: int
-    ) -> Iterator[tuple[int, dist.ProcessGroup | MpiGroup]]:
+    def open_memory(self, collective: str) -> None:
+        """Make the memory for all sizes of ``collective``, where it is a backend's own. Collective.
+
+        Raises BackendExcluded, see accepts.
+        """
+        if not isinstance(self.memory, OwnMemory):
+            return
+        kind, dtype = KINDS[collective], DTYPES[self.config.dtype]
+        most = max(self.config.counts(collective)) * kind.shares(self.config.ranks)
+        self.begin_case()
+        for index in set(self.groups) - set(self.excluded):
+            self.begin(f"{collective}, its memory", index)
+            self.accepts(index, lambda: self.memory.open(most, kind.buffers, dtype))
+
+    def members(self, collective: str, size: int) -> Iterator[tuple[int, Group]]:
         """Yield the place and the group of each backend that measures ``size`` bytes."""
         for index, group in self.groups.items():
             if index not in self.excluded:
@@ -68,6 +89,8 @@ class Session(RankSession):
 
     def leave(self, sound: bool) -> None:
         """End the work; leave the groups alone where they may be harmed."""
+        if sound and isinstance(self.memory, OwnMemory):
+            self.memory.close()
         super().leave(sound)
         for group in self.groups.values():
             if sound and isinstance(group, MpiGroup):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from torch_symm.tools.bench.config import BenchConfig
 from torch_symm.tools.bench.measure import measure_row
+from torch_symm.tools.bench.results import Matmul
 from torch_symm.tools.bench.session import BackendExcluded, Session
 from torch_symm.tools.ranks.process import Messenger, RankContext
 
@@ -22,7 +23,8 @@ class Start:
     ``case`` is a place in ``BenchConfig.cases``, ``phase`` one in ``BenchConfig.phases``: where
     there are several, a set measures one case and ends. ``excluded`` are the backends that failed
     in that case and ``without`` those that failed before any; keys are places in the
-    configuration's backends. ``left_s`` is what is left of the time for the run.
+    configuration's backends. ``left_s`` is what is left of the time for the run. ``matmuls`` are
+    those that earlier phases have chosen for the rows of that case.
     """
 
     case: int = 0
@@ -31,6 +33,7 @@ class Start:
     excluded: dict[int, str] = field(default_factory=dict)
     without: dict[int, str] = field(default_factory=dict)
     left_s: float = float("inf")
+    matmuls: tuple[Matmul | None, ...] = ()
 
 
 def bench_rank(
@@ -74,11 +77,13 @@ def _run_cases(session: Session, start: Start) -> None:
     cases = session.config.cases[start.case :]
     for name, mode in cases if len(session.config.phases) == 1 else cases[:1]:
         session.excluded = start.without | excluded
-        for count in session.config.counts(name)[first_row:]:
+        session.open_memory(name)
+        matmuls = dict(enumerate(start.matmuls))
+        for row, count in list(enumerate(session.config.counts(name)))[first_row:]:
             if session.largest([time.monotonic() - started])[0] > start.left_s:
                 if session.rank == 0:
                     text = "# --budget-seconds: spent before all rows were measured"
                     print(text, file=sys.stderr)
                 return
-            session.send(measure_row(session, name, mode, count))
+            session.send(measure_row(session, name, mode, count, matmuls.get(row)))
         first_row, excluded = 0, {}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch_symm.tools.probe.config import ProbeConfig
 from torch_symm.tools.probe.verdict import Result, Verdict
-from torch_symm.tools.ranks.job import Gravity, RunFailed, Trouble
+from torch_symm.tools.ranks.job import Gravity, Job, RunFailed, Trouble
 
 _VERDICTS = {
     Gravity.DIED: Verdict.DIED,
@@ -15,7 +15,7 @@ _VERDICTS = {
 }
 
 
-class ProbeJob:
+class ProbeJob(Job):
     """Which operation is next. Used by the leader alone; see job.Job."""
 
     def __init__(self, config: ProbeConfig, on_result: Callable[[Result], None]) -> None:

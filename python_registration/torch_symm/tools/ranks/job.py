@@ -11,7 +11,8 @@ started plainly, one where torchrun started it. The watcher of rank 0 leads. For
  4. When the ranks of all watchers have ended, so that their memory and their GPUs are free, the
     leader tells its job about the gravest trouble, if any, and the next set follows.
 
-A set starts in a fraction of a second, and each rank is a process in which no operation has run.
+A set starts in a fraction of a second, or where it must import torch anew in some seconds, and each
+rank is a process in which no operation has run.
 """
 
 from __future__ import annotations
@@ -80,6 +81,15 @@ class Job(Protocol):
 
     def assignment(self) -> Any | None:
         """Return what the next set of ranks does; None: nothing is left."""
+
+    def environment(self, assignment: Any) -> dict[str, str]:
+        """Return what the ranks must find in their environment before they import torch.
+
+        Every watcher asks, so that ``assignment`` alone may say. Empty: nothing of the kind, and
+        the ranks start sooner, as forks of a process that has imported torch.
+        """
+        del assignment
+        return {}
 
     def received(self, content: Any) -> None:
         """Take what rank 0 sent."""
@@ -210,7 +220,9 @@ class _JobRunner:
         place = (self.world_size, *self.address, self._key(number, "ranks"))
         work = (self.work, place, assignment)
         # Not forks of this process: the store has a thread here.
-        supervisor = Supervisor(_do_work, self.local_ranks, work, method="forkserver")
+        environment = self.job.environment(assignment)
+        method = "spawn" if environment else "forkserver"
+        supervisor = Supervisor(_do_work, self.local_ranks, work, method, environment)
         limit = time.monotonic() + _START_S
         ranks = {rank: _Watched(supervisor.report(rank), limit) for rank in self.local_ranks}
         broken = self._key(number, "broken")

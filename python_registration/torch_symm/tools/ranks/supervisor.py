@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -48,13 +49,29 @@ def _kill_all(processes: dict[int, BaseProcess]) -> None:
         process.join()
 
 
+@contextlib.contextmanager
+def _variables_set(environment: dict[str, str]) -> Iterator[None]:
+    """Have ``environment`` in that of this process, and of programs that it starts, for a while."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 class Supervisor:
     """A set of processes, one a rank, in each of which ``function(rank, messenger, *args)`` runs.
 
     With ``method`` "fork" they are forks of this process, which must have no threads; nothing is
     pickled, so ``function`` may be a closure. With "forkserver" they are forks of a server process
-    that has imported torch and nothing else. All are dead when kill() or finish() has returned, or
-    when the supervisor is gone. Not thread safe.
+    that has imported torch and nothing else. With "spawn" they are new programs, which have
+    ``environment`` besides this process's own. All are dead when kill() or finish() has returned,
+    or when the supervisor is gone. Not thread safe.
     """
 
     def __init__(
@@ -63,7 +80,9 @@ class Supervisor:
         ranks: Iterable[int],
         args: tuple[Any, ...] = (),
         method: str = "fork",
+        environment: dict[str, str] | None = None,
     ) -> None:
+        self._environment = environment or {}
         self._work = (function, args)
         self._method = method
         self._reports: dict[int, RankReport] = {}
@@ -88,7 +107,8 @@ class Supervisor:
         inherited = list(self._connections.values()) if self._method == "fork" else []
         settings = (function, rank, args, theirs, self._stack_file(rank), inherited)
         process = self._context.Process(target=run_rank, args=settings, name=f"rank {rank}")
-        process.start()
+        with _variables_set(self._environment):
+            process.start()
         self._processes[rank] = process
         theirs.close()
 
