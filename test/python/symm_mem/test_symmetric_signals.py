@@ -446,6 +446,7 @@ def trapped(rank, folder, call):
     return by_torch, by_handle
 
 
+@pytest.mark.alone  # a trap may hold up the other processes of its GPU
 @pytest.mark.cuda
 @pytest.mark.skipif(not IS_SYMM, reason="NCCL ends a process whose context is in error")
 @pytest.mark.parametrize("call", ["barrier", "put_signal", "wait_signal"])
