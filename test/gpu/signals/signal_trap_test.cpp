@@ -58,7 +58,7 @@ void require_usable() {
   SYMM_GPU_CHECK(gpuFree(memory));
 }
 
-class SignalTrapDeathTest : public ::testing::Test {
+class SignalTrapAloneDeathTest : public ::testing::Test {
  protected:
   // `body` plays all ranks in a child, whose status also says that all was destroyed in the end.
   static void run(const std::function<void(GpuRuntime&)>& body) {
@@ -79,7 +79,7 @@ class SignalTrapDeathTest : public ::testing::Test {
   }
 };
 
-TEST_F(SignalTrapDeathTest, AWaitThatTimesOutEndsTheContext) {
+TEST_F(SignalTrapAloneDeathTest, AWaitThatTimesOutEndsTheContext) {
   run([](GpuRuntime& runtime) {
     SignalRig rig(runtime, 2, true);
     rig.kernels(0).wait_signal(rig.pads(), 1, rig.options(0, 3, milliseconds(200)));
@@ -89,7 +89,7 @@ TEST_F(SignalTrapDeathTest, AWaitThatTimesOutEndsTheContext) {
   });
 }
 
-TEST_F(SignalTrapDeathTest, APutThatTimesOutEndsTheContext) {
+TEST_F(SignalTrapAloneDeathTest, APutThatTimesOutEndsTheContext) {
   run([](GpuRuntime& runtime) {
     SignalRig rig(runtime, 2, true);
     rig.kernels(0).put_signal(rig.pads(), 1, rig.options(0, 6));
@@ -99,7 +99,7 @@ TEST_F(SignalTrapDeathTest, APutThatTimesOutEndsTheContext) {
   });
 }
 
-TEST_F(SignalTrapDeathTest, ABarrierThatTimesOutEndsTheContext) {
+TEST_F(SignalTrapAloneDeathTest, ABarrierThatTimesOutEndsTheContext) {
   run([](GpuRuntime& runtime) {
     SignalRig rig(runtime, 3, true);
     for (const int rank : {0, 2}) {
@@ -109,7 +109,7 @@ TEST_F(SignalTrapDeathTest, ABarrierThatTimesOutEndsTheContext) {
   });
 }
 
-TEST_F(SignalTrapDeathTest, AReplayThatTimesOutEndsTheContext) {
+TEST_F(SignalTrapAloneDeathTest, AReplayThatTimesOutEndsTheContext) {
   run([](GpuRuntime& runtime) {
     SignalRig rig(runtime, 2, true);
     SignalGraph graph(rig.stream(0), [&] {
@@ -120,7 +120,7 @@ TEST_F(SignalTrapDeathTest, AReplayThatTimesOutEndsTheContext) {
   });
 }
 
-TEST_F(SignalTrapDeathTest, ALostRankEndsTheContext) {
+TEST_F(SignalTrapAloneDeathTest, ALostRankEndsTheContext) {
   run([](GpuRuntime& runtime) {
     SignalRig rig(runtime, 3, true);
     rig.kernels(0).barrier(rig.pads(), rig.options(0, 0, milliseconds(0)));
@@ -131,7 +131,7 @@ TEST_F(SignalTrapDeathTest, ALostRankEndsTheContext) {
 }
 
 // Pads in the host's memory can be read when the context is gone.
-TEST_F(SignalTrapDeathTest, ABarrierIsWithdrawnBeforeTheTrap) {
+TEST_F(SignalTrapAloneDeathTest, ABarrierIsWithdrawnBeforeTheTrap) {
   run([](GpuRuntime& runtime) {
     constexpr std::size_t kPadBytes = 4096;
     SignalRig rig(runtime, 2, true);
@@ -151,7 +151,7 @@ TEST_F(SignalTrapDeathTest, ABarrierIsWithdrawnBeforeTheTrap) {
   });
 }
 
-TEST_F(SignalTrapDeathTest, ASignalInTimeEndsNothing) {
+TEST_F(SignalTrapAloneDeathTest, ASignalInTimeEndsNothing) {
   run([](GpuRuntime& runtime) {
     SignalRig rig(runtime, 2, true);
     for (int round = 0; round < 20; ++round) {
@@ -167,7 +167,7 @@ TEST_F(SignalTrapDeathTest, ASignalInTimeEndsNothing) {
 }
 
 // What this rank's host ends of its own accord.
-TEST_F(SignalTrapDeathTest, AbortAndDestructionLeaveTheContextAlone) {
+TEST_F(SignalTrapAloneDeathTest, AbortAndDestructionLeaveTheContextAlone) {
   run([](GpuRuntime& runtime) {
     SignalRig rig(runtime, 2, true);
     rig.kernels(0).barrier(rig.pads(), rig.options(0, 0, milliseconds(0)));
@@ -180,7 +180,7 @@ TEST_F(SignalTrapDeathTest, AbortAndDestructionLeaveTheContextAlone) {
   });
 }
 
-TEST_F(SignalTrapDeathTest, ARowExchangeThatTimesOutLeavesTheContextAlone) {
+TEST_F(SignalTrapAloneDeathTest, ARowExchangeThatTimesOutLeavesTheContextAlone) {
   run([](GpuRuntime& runtime) {
     SignalRig rig(runtime, 2, true);
     void* memory = nullptr;
