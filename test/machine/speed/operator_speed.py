@@ -4,7 +4,8 @@ of symm and over that of PyTorch's own provider; values checked.
     torchrun --nproc-per-node 2 test/machine/speed/operator_speed.py --json symm.json
     torchrun --nproc-per-node 2 test/machine/speed/operator_speed.py --provider --json torch.json
 
-One program for both: with --provider nothing of symm is in the processes. A row is a call, eager
+One program for both: with --provider nothing of symm is in the processes. Without a GPU the memory
+is the CPU's, and every call eager. A row is a call, eager
 and in replays of a graph, in microseconds of the slowest rank, the median of rounds. `wrong` counts
 elements of all ranks that are not the exact ones. Signals go from rank to rank and back: two calls
 on a rank, of which a row has the mean.
@@ -34,6 +35,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
 from speed_timing import Timing, differing, errors_in, tell  # noqa: E402
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16
 BYTES = [1024, 8 * 1024, 64 * 1024, 512 * 1024]
 CALLS, ROUNDS = 100, 9
@@ -46,9 +48,9 @@ def reductions(nbytes: int, group: str) -> Iterator[Row]:
     operators = torch.ops.symm_mem
     rank, size = dist.get_rank(), dist.get_world_size()
     count = nbytes // DTYPE.itemsize
-    buffer = symm_mem.empty(count, dtype=DTYPE, device="cuda")
+    buffer = symm_mem.empty(count, dtype=DTYPE, device=DEVICE)
     symm_mem.rendezvous(buffer, group)
-    numbers = torch.arange(count, device="cuda") % 7
+    numbers = torch.arange(count, device=DEVICE) % 7
     total = (size * numbers + sum(range(size))).to(DTYPE)
     zeros = torch.zeros_like(buffer)
 
@@ -76,7 +78,7 @@ def reductions(nbytes: int, group: str) -> Iterator[Row]:
 
 
 def signals(group: str) -> Iterator[Row]:
-    handle = symm_mem.rendezvous(symm_mem.empty(64, dtype=DTYPE, device="cuda"), group)
+    handle = symm_mem.rendezvous(symm_mem.empty(64, dtype=DTYPE, device=DEVICE), group)
     rank, size = handle.rank, handle.world_size
     after, before = (rank + 1) % size, (rank - 1) % size
 
@@ -100,12 +102,14 @@ def measured(timing: Timing, row: Row) -> dict:
 
 
 def main() -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if DEVICE == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "nccl" if arguments.provider else "symm"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=30))
-    symm_mem.set_backend("CUDA" if arguments.provider else "SYMM")
+    if DEVICE == "cuda":
+        symm_mem.set_backend("CUDA" if arguments.provider else "SYMM")
     group = dist.group.WORLD.group_name
-    timing, rows = Timing("cuda", ROUNDS), []
+    timing, rows = Timing(DEVICE, ROUNDS), []
     for nbytes in BYTES:
         for row in reductions(nbytes, group):
             with errors_in(rows, call=row[0], bytes=nbytes):
