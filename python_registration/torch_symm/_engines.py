@@ -6,11 +6,11 @@ on GPUs. It is made here, beside c10d's own groups, and moves bytes only.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
-from collections.abc import Iterator
 from typing import Any
+
+from torch_symm import _environment
 
 # How ProcessGroupNCCL is made: a failure aborts its communicators and nothing else, so that the
 # group can raise; the process goes on, no call waits on the CPU, and nothing is written for a
@@ -101,22 +101,8 @@ def make_for_gpu(
         options._timeout = timeout
         options.global_ranks_in_group = list(range(size))
         options.group_name = "symm between hosts"
-        with _environment(_NCCL_ENVIRONMENT):
+        with _environment.variables_set(_NCCL_ENVIRONMENT):
             return c10d.ProcessGroupNCCL(store, rank, size, options)
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _make_plugin(name: str, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:

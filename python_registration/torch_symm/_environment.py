@@ -5,8 +5,10 @@ A wrong value raises ValueError where a process group is made, and never at ``im
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 
 
 def flag(name: str) -> bool:
@@ -25,6 +27,21 @@ def backend_name(name: str) -> str:
             f"{name} must be the name of another backend, for instance gloo, but is {value!r}"
         )
     return value
+
+
+@contextlib.contextmanager
+def variables_set(values: dict[str, str]) -> Iterator[None]:
+    """Has ``values`` in the environment of this process, and of what it starts, for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 CHECKS = {

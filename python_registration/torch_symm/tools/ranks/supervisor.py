@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -17,6 +16,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from torch_symm._environment import variables_set
 from torch_symm.tools.ranks.process import Raised, Returned, run_rank
 
 _POLL_S = 0.05
@@ -47,21 +47,6 @@ def _kill_all(processes: dict[int, BaseProcess]) -> None:
     for process in processes.values():
         process.kill()
         process.join()
-
-
-@contextlib.contextmanager
-def _variables_set(environment: dict[str, str]) -> Iterator[None]:
-    """Have ``environment`` in that of this process, and of programs that it starts, for a while."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 class Supervisor:
@@ -107,7 +92,7 @@ class Supervisor:
         inherited = list(self._connections.values()) if self._method == "fork" else []
         settings = (function, rank, args, theirs, self._stack_file(rank), inherited)
         process = self._context.Process(target=run_rank, args=settings, name=f"rank {rank}")
-        with _variables_set(self._environment):
+        with variables_set(self._environment):
             process.start()
         self._processes[rank] = process
         theirs.close()
