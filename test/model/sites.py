@@ -243,6 +243,7 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "sequence_(load_relaxed": "a rank's own counter",
         "params_.page)->": "progress that hosts read for messages only",
         "dead)": "a dead group's counters are left as they are",
+        "local_.block_values[": "words without an order: each names its call",
     },
     TRANSFER: {
         "device_fence()": "between the blocks of a launch",
