@@ -245,7 +245,7 @@ def _may_be_set_late(variable: str) -> bool:
 def _packed(call) -> bytes | None:
     try:
         return packed(call)
-    except (AttributeError, TypeError, pickle.PicklingError):
+    except (AttributeError, TypeError, ValueError, pickle.PicklingError):
         return None
 
 
