@@ -70,6 +70,7 @@ PARTS_ON_GPUS = {
     **{"test_cuda_hosts.py": 3, "test_rejoin.py": 2, "test_fused_values.py": 2},
 }
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
+COUNT_GPUS = ROOT / "test/python/support/gpus.py"
 GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
 NOTHING_COLLECTED = 5  # pytest's exit code
 
@@ -177,6 +178,18 @@ def expected_seconds(job: Job, arguments: argparse.Namespace) -> float:
     return 100.0 + len(LONG_FILES_ON_GPUS) - LONG_FILES_ON_GPUS.index(name)
 
 
+def spread_over_gpus(jobs: list[Job]) -> None:
+    """Counts the GPUs for all jobs; each begins with another, as most ranks are on the first."""
+    count = int(
+        subprocess.run([sys.executable, COUNT_GPUS], capture_output=True, check=True).stdout
+    )
+    os.environ["SYMM_TEST_GPUS"] = str(count)
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    for index, job in enumerate(jobs):
+        first = index % len(gpus)
+        job.env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
+
+
 def run_file(job: Job, reports: Path) -> int:
     """The life of a fork: pytest on one file, its output in the job's log."""
     log = os.open(job.path(reports, ".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -277,6 +290,8 @@ def main() -> int:
     (arguments.reports / "logs").mkdir(parents=True, exist_ok=True)
     together, alone = plan(arguments)
     jobs, started = together + alone, time.monotonic()
+    if arguments.device == "cuda":
+        spread_over_gpus(together)
     for module in IMPORTED_ONCE:
         importlib.import_module(module)
     for module in IMPORTED_WITH_TRITON:

@@ -8,7 +8,7 @@
 #include <array>
 #include <set>
 #include <symm/inter_host.hpp>
-#include <tuple>
+#include <utility>
 
 #include "symm_mem/process/blocking_section.hpp"
 
@@ -110,9 +110,7 @@ at::Tensor GpuLink::view_of(std::span<std::byte> bytes) const {
 
 GpuLink::Pair GpuLink::group_with(int peer) {
   const std::lock_guard lock(mutex_);
-  if (ended_) {
-    throw Error(ErrorCode::kAborted, name(), " was ended by an earlier failure of the group");
-  }
+  if (ended_) throw_ended();
   if (flat_) return {flat_, peer};
   Pair& pair = pairs_[peer];
   if (!pair.backend) {
@@ -176,39 +174,63 @@ std::unique_ptr<HostTransfer> GpuLink::start(std::span<const HostMessage> to,
   return std::make_unique<StreamTransfer>(config_.engine + " between hosts", std::move(works));
 }
 
-// A first message connects both directions, as each of two ranks may begin with a send.
+GpuLink::Way GpuLink::way_of(const Side& side) const {
+  const int own = config_.rank;
+  return {.low = std::min(own, side.peer),
+          .high = std::max(own, side.peer),
+          .tag_channel = side.tag_channel,
+          .downwards = (own > side.peer) == side.is_send};
+}
+
+GpuLink::Pair GpuLink::connected(const Way& way) {
+  const bool is_send = (config_.rank == way.high) == way.downwards;
+  const auto [from, to] =
+      way.downwards ? std::pair(way.high, way.low) : std::pair(way.low, way.high);
+  const Pair made{
+      make(text_of("messages/", from, "/", to, "/", way.tag_channel), is_send ? 0 : 1, 2),
+      is_send ? 1 : 0};
+  const std::pair<HostMessage, bool> one{{made.peer, {config_.scratch + (is_send ? 0 : 1), 1}},
+                                         is_send};
+  std::vector<WorkRef> works;
+  begin(made.backend, std::span(&one, 1), works);
+  StreamTransfer(config_.engine + " could not connect two hosts", std::move(works)).wait({});
+  return made;
+}
+
+// A first message connects both directions, as each of two ranks may begin with a send. While the
+// peers are waited for, abort() is not.
 void GpuLink::connect_sides(std::vector<Side> sides, bool captured) {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(sides, [this](const Side& side) { return sides_.contains(side); });
-  if (sides.empty()) return;
-  if (captured) {
+  const std::lock_guard connecting(connecting_);
+  std::set<Way> missing;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Side& side : sides) {
+      Way way = way_of(side);
+      if (ways_.contains(way)) continue;
+      for (const bool downwards : {false, true}) {
+        way.downwards = downwards;
+        if (!ways_.contains(way)) missing.insert(way);
+      }
+    }
+  }
+  if (captured && !missing.empty()) {
     throw Error(ErrorCode::kUnsupported,
                 "send and recv between hosts: these two ranks have exchanged no message with such "
                 "a tag yet; call once before capture");
   }
-  const int own = config_.rank;
-  const auto pair_of = [own](const Side& side) {
-    return std::tuple(std::min(own, side.peer), std::max(own, side.peer), side.tag_channel);
-  };
-  std::ranges::sort(sides, {}, pair_of);
-  for (const Side& side : sides) {
-    const auto [low, high, channel] = pair_of(side);
-    for (const bool upwards : {true, false}) {
-      const bool is_send = (own == low) == upwards;
-      Pair& known = sides_[{side.peer, channel, is_send}];
-      if (known.backend) continue;
-      const Pair made{
-          make(text_of("messages/", upwards ? low : high, "/", upwards ? high : low, "/", channel),
-               is_send ? 0 : 1, 2),
-          is_send ? 1 : 0};
-      const std::pair<HostMessage, bool> one{{made.peer, {config_.scratch + (is_send ? 0 : 1), 1}},
-                                             is_send};
-      std::vector<WorkRef> works;
-      begin(made.backend, std::span(&one, 1), works);
-      StreamTransfer(config_.engine + " could not connect two hosts", std::move(works)).wait({});
-      known = made;
+  for (const Way& way : missing) {
+    const Pair made = connected(way);
+    const std::lock_guard lock(mutex_);
+    if (ended_) {
+      try_to([&] { made.backend->abort(); });
+      throw_ended();
     }
+    ways_.emplace(way, made);
   }
+}
+
+void GpuLink::throw_ended() const {
+  throw Error(ErrorCode::kAborted, name(), " was ended by an earlier failure of the group");
 }
 
 void GpuLink::message(const Side& side, std::span<std::byte> bytes) {
@@ -216,10 +238,8 @@ void GpuLink::message(const Side& side, std::span<std::byte> bytes) {
   Pair pair;
   {
     const std::lock_guard lock(mutex_);
-    const auto known = sides_.find(side);
-    if (known == sides_.end()) {
-      throw Error(ErrorCode::kAborted, name(), " was ended by an earlier failure of the group");
-    }
+    const auto known = ways_.find(way_of(side));
+    if (known == ways_.end()) throw_ended();
     pair = known->second;
   }
   const std::pair<HostMessage, bool> one{{pair.peer, bytes}, side.is_send};
@@ -230,13 +250,14 @@ void GpuLink::message(const Side& side, std::span<std::byte> bytes) {
       .wait({});
 }
 
+// In the order in which every rank ends its own: see NOTE [Groups of the engine].
 std::vector<GpuLink::BackendPtr> GpuLink::take_groups() {
   std::vector<BackendPtr> groups;
   const std::lock_guard lock(mutex_);
   ended_ = true;
   if (flat_) groups.push_back(std::exchange(flat_, nullptr));
   for (auto& [peer, pair] : std::exchange(pairs_, {})) groups.push_back(std::move(pair.backend));
-  for (auto& [side, pair] : std::exchange(sides_, {})) groups.push_back(std::move(pair.backend));
+  for (auto& [way, pair] : std::exchange(ways_, {})) groups.push_back(std::move(pair.backend));
   std::erase(groups, nullptr);
   return groups;
 }
@@ -256,7 +277,7 @@ std::string GpuLink::error_of_engine() {
   if (!lock) return "";
   std::vector<c10d::Backend*> groups{flat_.get()};
   for (const auto& [peer, pair] : pairs_) groups.push_back(pair.backend.get());
-  for (const auto& [side, pair] : sides_) groups.push_back(pair.backend.get());
+  for (const auto& [way, pair] : ways_) groups.push_back(pair.backend.get());
   for (c10d::Backend* const backend : groups) {
     if (backend == nullptr) continue;
     c10d::ErrorType error = c10d::ErrorType::SUCCESS;

@@ -8,7 +8,8 @@
 // on every rank. send and recv have two groups for each two ranks and tag channel, one a direction,
 // so that a message never waits for one in the other direction. Both are made when the two ranks
 // first exchange a message; making them takes both ranks, so those of a batch are made in the order
-// of pairs first.
+// of pairs first. To end a group in good order takes both ranks as well, so that is the order of
+// their ends too.
 //
 // NOTE [Failure of the engine]
 // What an engine says of itself (c10d::Backend::getError) is asked by the group's watchdog, which
@@ -75,7 +76,6 @@ class GpuLink final : public StreamLink, private WatchdogTask {
     int peer;  // group rank
     int tag_channel;
     bool is_send;
-    auto operator<=>(const Side&) const = default;
   };
   // Makes what the messages of these sides need. Blocks until the peers do the same; nothing where
   // they have before. Throws Error; kUnsupported where that would be inside a capture.
@@ -95,6 +95,18 @@ class GpuLink final : public StreamLink, private WatchdogTask {
     int peer;  // in it
   };
 
+  // A side as both of its ranks name it. Their order is the order of pairs.
+  struct Way {
+    int low;  // the smaller of the two group ranks
+    int high;
+    int tag_channel;
+    bool downwards;  // from the higher rank to the lower
+    auto operator<=>(const Way&) const = default;
+  };
+  Way way_of(const Side& side) const;
+  // Makes the group of `way` and sends its first byte.
+  Pair connected(const Way& way);
+
   void look(bool at_connections) override;
   BackendPtr make(const std::string& name, int rank, int size);
   // The group for messages of collectives with `peer`, and the peer's rank there.
@@ -104,6 +116,7 @@ class GpuLink final : public StreamLink, private WatchdogTask {
   void begin(const BackendPtr& backend, std::span<const std::pair<HostMessage, bool>> messages,
              std::vector<WorkRef>& works);
   std::vector<BackendPtr> take_groups();
+  [[noreturn]] void throw_ended() const;
   // What one of the engine's groups says is wrong, or "".
   std::string error_of_engine();
 
@@ -111,10 +124,11 @@ class GpuLink final : public StreamLink, private WatchdogTask {
   const std::shared_ptr<LocalGroup> group_;
   const std::uint32_t fork_generation_ = fork_generation();
   std::atomic<bool> ended_{false};
-  std::mutex mutex_;  // guards what follows
+  std::mutex connecting_;  // of who makes groups for messages; taken before mutex_
+  std::mutex mutex_;       // guards what follows
   BackendPtr flat_;
   std::map<int, Pair> pairs_;  // by peer
-  std::map<Side, Pair> sides_;
+  std::map<Way, Pair> ways_;
   AsyncQueue ender_{AsyncQueue::Callbacks::kRunNext};
 };
 

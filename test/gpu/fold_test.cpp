@@ -41,6 +41,7 @@ class FoldTest : public testing::Test {
       on_host.push_back(value.data());
       on_gpu.push_back(memory.back()->at(shift));
     }
+    finish_default_stream();
     std::vector<std::byte> expected(bytes);
     reduce_kernels(dtype, op, Isa::kBaseline)
         .reduce(expected.data(), on_host.data(), sources, nullptr, 7, count);

@@ -223,6 +223,7 @@ TEST_P(GroupKernelsTest, ManyCallsInFlight) {
     const std::vector<std::int32_t> start(kCount, rank + 1);
     check(gpuMemcpy(data.back()->at(0), start.data(), kCount * 4, gpuMemcpyHostToDevice), "Memcpy");
   }
+  finish_default_stream();
   for (int rank = 0; rank < world(); ++rank) {
     for (int i = 0; i < kCalls; ++i) {
       CollectiveArgs args;

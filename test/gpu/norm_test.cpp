@@ -115,6 +115,7 @@ class NormTest : public testing::TestWithParam<WireKind> {
       own.total = std::make_unique<DeviceBytes>(bytes);
       own.normed = std::make_unique<DeviceBytes>(bytes);
     }
+    finish_default_stream();
     Plan plan;
     plan.algorithm = algorithm;
     plan.channels = 8;
@@ -233,6 +234,7 @@ TEST_P(NormTest, ACallThatGivesUpLeavesNoNumbers) {
     const DeviceBytes memory(5 * count * 4);
     const auto at = [&](std::size_t number) { return memory.at(number * count * 4); };
     check(gpuMemset(memory.at(0), 0, memory.bytes()), "Memset");
+    finish_default_stream();
     CollectiveArgs args;
     args.kind = CollectiveKind::kAllReduce;
     args.dtype = Dtype::kFloat32;

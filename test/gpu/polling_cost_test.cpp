@@ -6,7 +6,10 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "kernels/plan/plan.hpp"
 #include "test/gpu/device_rig.hpp"
@@ -14,8 +17,9 @@
 namespace symm::test {
 namespace {
 
-constexpr int kCalls = 100;   // in a graph
-constexpr int kReplays = 41;  // of which the median counts
+constexpr int kCalls = 100;         // in a graph
+constexpr std::size_t kGraphs = 3;  // of the same calls
+constexpr int kReplays = 41;        // of which the median counts
 
 // The same calls on the same memory and streams, whatever the period: two groups' memories alone
 // make a call of few bytes 400 ns faster or slower.
@@ -84,6 +88,14 @@ double median(std::vector<double> values) {
   return values[kReplays / 2];
 }
 
+// The best median of graphs of one kind: where a graph's launches lie makes a call of few bytes
+// 200 ns faster or slower too.
+double best_median(const std::vector<std::vector<double>>& times) {
+  double best = std::numeric_limits<double>::infinity();
+  for (const std::vector<double>& of_graph : times) best = std::min(best, median(of_graph));
+  return best;
+}
+
 // At most 1% or 50 ns, whichever is more. SYMM_POLLING_JSON names a file for the figures.
 TEST(PollingCostAloneTest, IsLost) {
   if (!gpu_visible()) GTEST_SKIP() << "no GPU is visible";
@@ -99,22 +111,34 @@ TEST(PollingCostAloneTest, IsLost) {
     const std::array<DeviceBytes, 2> data{DeviceBytes(c.count * 4), DeviceBytes(c.count * 4)};
     for (const DeviceBytes& each : data) check(gpuMemset(each.at(0), 0, c.count * 4), "Memset");
     check(gpuDeviceSynchronize(), "DeviceSynchronize");
-    GraphedCalls looking(rig, data, GroupKernelsConfig{}.poll_period, c.algorithm, c.count);
-    GraphedCalls blind(rig, data, 1u << 31, c.algorithm, c.count);
-    std::vector<double> with;
-    std::vector<double> without;
-    for (int i = 0; i < kReplays; ++i) {
-      with.push_back(looking.replay());
-      without.push_back(blind.replay());
+    struct Kind {
+      std::uint32_t poll_period;
+      std::vector<std::unique_ptr<GraphedCalls>> graphs{};
+      std::vector<std::vector<double>> times = std::vector<std::vector<double>>(kGraphs);
+    };
+    Kind looking{GroupKernelsConfig{}.poll_period};
+    Kind blind{1u << 31};
+    for (std::size_t graph = 0; graph < kGraphs; ++graph) {
+      for (Kind* kind : {&looking, &blind}) {
+        kind->graphs.push_back(
+            std::make_unique<GraphedCalls>(rig, data, kind->poll_period, c.algorithm, c.count));
+      }
     }
-    const double cost = median(with) - median(without);
-    EXPECT_LE(cost, std::max(50.0, 0.01 * median(without))) << c.name << " of " << c.count * 4;
+    for (int i = 0; i < kReplays; ++i) {
+      for (std::size_t graph = 0; graph < kGraphs; ++graph) {
+        for (Kind* kind : {&looking, &blind}) {
+          kind->times[graph].push_back(kind->graphs[graph]->replay());
+        }
+      }
+    }
+    const double with = best_median(looking.times);
+    const double without = best_median(blind.times);
+    EXPECT_LE(with - without, std::max(50.0, 0.01 * without)) << c.name << " of " << c.count * 4;
     char line[256];
     std::snprintf(line, sizeof(line),
                   "%s{\"algorithm\": \"%s\", \"bytes\": %zu, \"ns_with_polling\": %.0f, "
                   "\"ns_without\": %.0f}",
-                  json.size() > 1 ? ",\n " : "", c.name, c.count * 4, median(with),
-                  median(without));
+                  json.size() > 1 ? ",\n " : "", c.name, c.count * 4, with, without);
     json += line;
   }
   json += "]\n";

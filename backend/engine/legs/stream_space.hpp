@@ -1,4 +1,10 @@
 // Legs on a stream of a GPU: each is put there, and none is waited for.
+//
+// NOTE [Memory of captured messages]
+// NCCL registers the memory of captured messages with the peer by itself (NCCL_GRAPH_REGISTER), and
+// a large message takes another way where that went well. Each side decides by its own memory: with
+// one that can be registered at one end only, both kernels wait for ever. So both ends of a
+// captured message are in memory that symm has allocated, and all of it in one way.
 #pragma once
 
 #include <bitset>
@@ -23,7 +29,8 @@ class StreamSpace final : public LegSpace {
   void begin(const DeviceLaunch& to) { to_ = to; }
 
   std::span<std::byte> allocate(std::size_t bytes) override;
-  bool takes_any_memory() const override { return link_.takes_any_memory(); }
+  // NOTE [Memory of captured messages]
+  bool takes_any_memory() const override { return link_.takes_any_memory() && !to_.captured; }
   std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
                                       std::span<const HostMessage> from) override {
     return link_.start(to, from);

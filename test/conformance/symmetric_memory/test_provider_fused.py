@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
-from harness import DEVICE, ON_CUDA, WORLD_SIZE, synchronize
+from harness import DEVICE, ON_CUDA, PROCESSES, WORLD_SIZE, synchronize
 from provider import conforms, need, need_cuda, need_multicast, ops, share, world_name
 from symmetric import TORCH, allocate
 
@@ -218,7 +218,8 @@ def test_the_layouts_that_need_no_copy(dim):
 
 
 def compiled(function, *inputs):
-    """(result, generated code)"""
+    """(result, generated code). Two programs of a process can get one id for memory of different
+    sizes (test_ids_do_not_depend_on_a_seed), so each test has processes of its own."""
     need_cuda("Inductor plans symmetric memory for CUDA")
     from torch._inductor.utils import fresh_inductor_cache, run_and_get_triton_code
 
@@ -257,7 +258,7 @@ def lowered(rank, which):
 
 @pytest.mark.parametrize("which", LOWERED)
 def test_all_reduces_are_lowered(which):
-    conforms(lowered, 2, which, fresh=True)
+    conforms(lowered, 2, which, fresh=PROCESSES)
 
 
 # The program, given an all_reduce; how many symmetric buffers its code allocates, and what the code
@@ -283,7 +284,7 @@ def planned(rank, which):
 
 @pytest.mark.parametrize("which", PLANNED)
 def test_symmetric_buffers_are_planned(which):
-    conforms(planned, 2, which, fresh=True)
+    conforms(planned, 2, which, fresh=PROCESSES)
 
 
 def planned_copy(rank):
@@ -300,7 +301,7 @@ def planned_copy(rank):
 
 
 def test_the_copying_operator_gets_a_planned_output():
-    conforms(planned_copy, 2, fresh=True)
+    conforms(planned_copy, 2, fresh=PROCESSES)
 
 
 def ids_of_two_programs(rank):
@@ -317,7 +318,7 @@ def ids_of_two_programs(rank):
 
 
 def test_ids_do_not_depend_on_a_seed():
-    conforms(ids_of_two_programs, 2, fresh=True)
+    conforms(ids_of_two_programs, 2, fresh=PROCESSES)
 
 
 def arguments_of_a_library(rank):
@@ -343,7 +344,7 @@ def arguments_of_a_library(rank):
 
 
 def test_arguments_that_a_library_declares_symmetric():
-    conforms(arguments_of_a_library, 2, fresh=True)
+    conforms(arguments_of_a_library, 2, fresh=PROCESSES)
 
 
 def planned_gather(rank):
@@ -357,4 +358,4 @@ def planned_gather(rank):
 
 
 def test_the_gather_by_copy_engines_gets_a_planned_output():
-    conforms(planned_gather, 2, fresh=True)
+    conforms(planned_gather, 2, fresh=PROCESSES)

@@ -106,8 +106,8 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "nccl" if arguments.provider else "symm"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=30))
-    if DEVICE == "cuda":
-        symm_mem.set_backend("CUDA" if arguments.provider else "SYMM")
+    if DEVICE == "cuda" and not arguments.provider:  # whose own is the choice of who makes none
+        symm_mem.set_backend("SYMM")
     group = dist.group.WORLD.group_name
     timing, rows = Timing(DEVICE, ROUNDS), []
     for nbytes in BYTES:

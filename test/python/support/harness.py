@@ -26,8 +26,6 @@ import gc
 import inspect
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 import warnings
 
@@ -35,6 +33,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
+from gpus import count_gpus
 from rank_pool import RankPool, packed
 from rank_processes import RankFailure, describe, start_ranks
 
@@ -45,23 +44,7 @@ BACKEND = os.environ.get("SYMM_TEST_BACKEND", "symm")
 IS_SYMM = BACKEND.split(":")[-1] == "symm"
 DEVICE = os.environ.get("SYMM_TEST_DEVICE", "cpu")
 ON_CUDA = DEVICE == "cuda"
-
-# In a process of its own: the driver must not be initialised in one that forks.
-_COUNT_GPUS = """
-import ctypes
-cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
-print(count.value)
-"""
-
-
-def _count_gpus() -> int:
-    command = [sys.executable, "-c", _COUNT_GPUS]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    return int(result.stdout) if result.returncode == 0 else 0
-
-
-GPUS = _count_gpus() if ON_CUDA else 0
+GPUS = count_gpus() if ON_CUDA else 0
 # On the CPU a variable asks for it, to see which tests need PROCESSES without a GPU.
 USES_PROCESSES_AGAIN = ON_CUDA or os.environ.get("SYMM_TEST_USE_AGAIN") == "1"
 TIMEOUT = 30.0  # seconds; of the default group
