@@ -9,8 +9,9 @@ This process imports torch and never uses it: each file is run by pytest in a fo
 neither a file nor a rank spends time on imports, no library's threads exist where ranks are
 forked, and no test starts in a process in which another has initialised CUDA. Tests marked
 ``alone`` (they measure time, or count what a machine or a GPU has) run afterwards, one file at a
-time. On GPUs the longest files are divided. The C++ tests on a GPU begin, in a few processes,
-behind the longest files; those with Alone in their name run afterwards too.
+time. On GPUs the longest files are divided, and what is marked ``uncrowded`` (kernels of NCCL wait
+for each other on all GPUs, which processes of many tests seldom let them have at once) runs behind
+the rest, a few jobs at once, with the C++ tests on a GPU; those with Alone in their name run alone.
 
 Writes the output of every file to REPORTS/logs and the results to REPORTS/pytest.xml (JUnit). The
 exit code is 1 if a test failed, if a file could not be collected, or if nothing ran.
@@ -55,11 +56,11 @@ LONG_FILES = {
 # The same where ranks share a GPU, on which each wait of one for another takes milliseconds: the
 # longest first.
 LONG_FILES_ON_GPUS = (
-    *("test_memory_providers.py", "test_models.py", "test_ccl.py", "test_cuda_hosts.py"),
+    *("test_models.py", "test_ccl.py", "test_cuda_hosts.py", "test_exit.py"),
     *("test_rejoin.py", "test_fused_values.py", "test_all_to_all_vdev.py", "test_determinism.py"),
     *("test_groups.py", "test_sparse.py", "test_symm_mem_fused_ops.py", "test_symm_mem_ops.py"),
     *("test_collectives.py", "test_cuda_failure.py", "test_contiguous_view.py"),
-    *("test_tile_reduce.py", "test_exit.py", "test_programs.py", "test_placement.py"),
+    *("test_tile_reduce.py", "test_programs.py", "test_placement.py"),
     *("test_symmetric_groups.py", "test_bad_input.py", "test_symmetric_memory.py"),
     *("test_same_bits.py", "test_cuda_determinism.py", "test_symmetric_signals.py"),
     *("test_flight_record.py", "test_kernel_failures.py", "test_bench.py"),
@@ -72,6 +73,7 @@ PARTS_ON_GPUS = {
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
 COUNT_GPUS = ROOT / "test/python/support/gpus.py"
 GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
+UNCROWDED_JOBS = 3  # at once
 NOTHING_COLLECTED = 5  # pytest's exit code
 
 
@@ -130,9 +132,9 @@ def gpu_job(arguments: argparse.Namespace, name: str, tests: str, **env: str) ->
     return job
 
 
-def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job]]:
-    """What may run beside others, longest first; what runs alone."""
-    together, alone = [], []
+def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]]:
+    """What may run beside many others, longest first; beside few, in this order; alone."""
+    together, uncrowded, alone = [], [], []
     for file in test_files(arguments.paths):
         text = (ROOT / file).read_text()
         if arguments.marker == "long" and "mark.long" not in text:
@@ -140,23 +142,29 @@ def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job]]:
         if "mark.alone" in text:
             marker = both("alone", arguments.marker)
             alone.append(Job(f"{file} alone", marker, str(file)))
-        together += parts_of(file, arguments)
+        if arguments.device != "cuda" or "mark.uncrowded" not in text:
+            together += parts_of(file, arguments, "")
+            continue
+        together += parts_of(file, arguments, "not uncrowded")
+        uncrowded += parts_of(file, arguments, "uncrowded")
     if arguments.gpu_tests:
         for shard in range(GPU_SHARDS):
             name = f"{GPU_TESTS} {shard + 1} of {GPU_SHARDS}"
             share = {"GTEST_SHARD_INDEX": str(shard), "GTEST_TOTAL_SHARDS": str(GPU_SHARDS)}
-            together.append(gpu_job(arguments, name, "-*Alone*", **share))
+            uncrowded.append(gpu_job(arguments, name, "-*Alone*", **share))
         alone.append(gpu_job(arguments, f"{GPU_TESTS} alone", "*Alone*"))
-    return sorted(together, key=lambda job: -expected_seconds(job, arguments)), alone
+    by_length = sorted(together, key=lambda job: -expected_seconds(job, arguments))
+    return by_length, uncrowded, alone
 
 
-def parts_of(file: Path, arguments: argparse.Namespace) -> list[Job]:
-    marker = both("not alone", arguments.marker)
+def parts_of(file: Path, arguments: argparse.Namespace, crowd: str) -> list[Job]:
+    marker = both("not alone", arguments.marker, crowd)
+    name = f"{file} uncrowded" if crowd == "uncrowded" else str(file)
     parts = PARTS_ON_GPUS.get(file.name, 1) if arguments.device == "cuda" else 1
     if parts == 1:
-        return [Job(str(file), marker, str(file))]
+        return [Job(name, marker, str(file))]
     return [
-        Job(f"{file} {n + 1} of {parts}", marker, str(file), env={"SYMM_TEST_PART": f"{n}/{parts}"})
+        Job(f"{name} {n + 1} of {parts}", marker, str(file), env={"SYMM_TEST_PART": f"{n}/{parts}"})
         for n in range(parts)
     ]
 
@@ -288,10 +296,10 @@ def main() -> int:
     if os.environ.get("SYMM_TEST_DEVICE", "cpu") == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # torch._dynamo imports triton
     (arguments.reports / "logs").mkdir(parents=True, exist_ok=True)
-    together, alone = plan(arguments)
-    jobs, started = together + alone, time.monotonic()
+    together, uncrowded, alone = plan(arguments)
+    jobs, started = together + uncrowded + alone, time.monotonic()
     if arguments.device == "cuda":
-        spread_over_gpus(together)
+        spread_over_gpus(together + uncrowded)
     for module in IMPORTED_ONCE:
         importlib.import_module(module)
     for module in IMPORTED_WITH_TRITON:
@@ -301,7 +309,9 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     run_all(together, arguments.jobs, 0, len(jobs), arguments.reports)
-    run_all(alone, 1, len(together), len(jobs), arguments.reports)
+    done = len(together)
+    run_all(uncrowded, UNCROWDED_JOBS, done, len(jobs), arguments.reports)
+    run_all(alone, 1, done + len(uncrowded), len(jobs), arguments.reports)
 
     write_report(jobs, arguments.reports / "pytest.xml")
     for reason, number in reasons_of_skips(jobs).most_common():

@@ -1,10 +1,11 @@
 // Legs on a stream of a GPU: each is put there, and none is waited for.
 //
 // NOTE [Memory of captured messages]
-// NCCL registers the memory of captured messages with the peer by itself (NCCL_GRAPH_REGISTER), and
-// a large message takes another way where that went well. Each side decides by its own memory: with
-// one that can be registered at one end only, both kernels wait for ever. So both ends of a
-// captured message are in memory that symm has allocated, and all of it in one way.
+// Replays of messages of megabytes stood still over NCCL 2.28.9 where one end was a tensor of the
+// program and the other memory of symm; with memory of symm at both ends they do not. NCCL
+// registers the memory of captured messages with the peer (NCCL_GRAPH_REGISTER), each end by
+// itself; that this is why has not been shown. So both ends are in memory that symm has allocated,
+// all of it in one way.
 #pragma once
 
 #include <bitset>

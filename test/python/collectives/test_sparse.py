@@ -172,6 +172,7 @@ def on_hosts(rank, hosts, function, *args):
 SAME_NOTES = pytest.mark.skipif(ON_CUDA, reason="NCCL compares no calls between hosts")
 
 
+@pytest.mark.uncrowded  # of GPUs: NCCL between them
 class TestOverHosts:
     @pytest.mark.parametrize("hosts", ["aabb", "aab", "abab", "ab"])
     def test_it_has_the_bits_of_the_dense_one_there(self, hosts):

@@ -52,9 +52,8 @@ NCCL_LAYOUTS = ["ab", "abab"]
 
 
 def needs_two_gpus(test):
-    """Where processes of other tests are on the GPUs, the two seldom serve one group at a time, and
-    NCCL's kernels wait for each other several times a call: fewer calls have more time."""
-    test = pytest.mark.timeout(300)(test)
+    """Beside many others each call waits until the two GPUs serve one group at the same time."""
+    test = pytest.mark.uncrowded(pytest.mark.timeout(300)(test))
     return pytest.mark.skipif(GPUS < 2, reason="NCCL needs two GPUs")(test)
 
 

@@ -11,7 +11,7 @@ from errors import ERRORS, message_of, unsaid
 from harness import DEVICE, GPUS, ON_CUDA, PROCESSES, crowded, expect_no_mismatch, run_ranks
 from symmetric import meet, pattern
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.uncrowded]
 
 NAMES = ["native", "cuda", "nccl", "nvshmem"]
 TORCH_NAMES = {"native": "SYMM", "cuda": "CUDA", "nccl": "NCCL", "nvshmem": "NVSHMEM"}

@@ -436,6 +436,7 @@ def test_mpi_has_no_gpus() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.uncrowded
 def test_two_ranks_on_gpus_measure_eagerly_and_from_graphs(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     done = run_bench(
@@ -461,6 +462,7 @@ def test_two_ranks_on_gpus_measure_eagerly_and_from_graphs(tmp_path: Path) -> No
 
 
 @pytest.mark.cuda
+@pytest.mark.uncrowded
 @pytest.mark.gpus(2)
 def test_two_ranks_on_gpus_measure_beside_a_matmul(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"

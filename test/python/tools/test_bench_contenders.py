@@ -260,6 +260,7 @@ def test_a_decoders_step_over_symmetric_memory() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.uncrowded
 @pytest.mark.gpus(2)
 def test_symmetric_memory_on_gpus_is_measured_beside(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
@@ -285,6 +286,7 @@ def test_symmetric_memory_on_gpus_is_measured_beside(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.uncrowded
 @pytest.mark.gpus(2)
 def test_a_decoders_step_on_gpus_over_symmetric_memory(tmp_path: Path) -> None:
     out = tmp_path / "decode.json"
