@@ -71,7 +71,7 @@ PARTS_ON_GPUS = {
     **{"test_cuda_hosts.py": 3, "test_rejoin.py": 2, "test_fused_values.py": 2},
 }
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
-COUNT_GPUS = ROOT / "test/python/support/gpus.py"
+COUNT_GPUS = ROOT / "test/python/support/machine.py"
 GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
 UNCROWDED_JOBS = 3  # at once
 NOTHING_COLLECTED = 5  # pytest's exit code

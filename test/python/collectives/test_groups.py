@@ -29,7 +29,7 @@ from harness import (
     synchronize,
     use_device,
 )
-from pace import Pace
+from machine import Pace
 from rank_processes import describe, run_processes
 
 CHOICES_OF_RANKS = [

@@ -12,7 +12,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from errors import ERRORS
 from harness import TIMEOUT, check
-from pace import Pace
+from machine import Pace
 from symmetric import use_symm
 
 pytestmark = [

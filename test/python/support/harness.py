@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
-from gpus import count_gpus
+from machine import count_gpus
 from rank_pool import RankPool, packed
 from rank_processes import RankFailure, describe, start_ranks
 
