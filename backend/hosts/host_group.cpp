@@ -8,11 +8,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <string_view>
 #include <symm/inter_host.hpp>
 #include <thread>
 #include <utility>
 
+#include "kernels/core/decimal.hpp"
+#include "kernels/cpu/wait.hpp"
 #include "symm_mem/bootstrap/host_identity.hpp"
 #include "symm_mem/c10d/c10d_store.hpp"
 #include "symm_mem/c10d/errors.hpp"
@@ -96,15 +99,18 @@ bool releases_memory(const std::string& engine) {
          engines->releases_memory(engine);
 }
 
+constexpr int kThreadsOfRank = 2;  // that are busy: its own and its engine's
+
 // What the ranks have agreed on before their hosts are connected.
 struct Agreed {
   EngineWish engines;
   bool releases_memory = true;
   int ranks_on_machine = 0;  // of the group, whatever they say their host is
+  bool few_cores = false;    // of cpu_limits()
 };
 
 // Every rank says which engine it wants, on which machine it runs, whether the engine releases
-// memory there, and what is wrong with it.
+// memory there, how many cores it may use, and what is wrong with the engine.
 Agreed agree_on_engine(const c10::intrusive_ptr<c10d::Store>& store,
                        const CommunicatorConfig& config, const std::string& wanted,
                        const SpansHosts& found) {
@@ -116,7 +122,8 @@ Agreed agree_on_engine(const c10::intrusive_ptr<c10d::Store>& store,
   const std::string machine = host_boot_id();
   const std::string problem_here = problem_of(wish);
   const char* const memory = problem_here.empty() && releases_memory(wish.cpu) ? "any" : "own";
-  const std::string own = text_of(engine, "\n", machine, "\n", memory, "\n", problem_here);
+  const std::string own =
+      text_of(engine, "\n", machine, "\n", memory, "\n", usable_cores(), "\n", problem_here);
   const auto key = [](int rank) { return "symm/inter_host/" + std::to_string(rank); };
   board.set(key(config.rank), {own.begin(), own.end()});
   const RankNames names(config.global_ranks);
@@ -124,6 +131,11 @@ Agreed agree_on_engine(const c10::intrusive_ptr<c10d::Store>& store,
   const HostLayout layout(found.hosts());
   Agreed agreed;
   agreed.engines = wish;
+  struct Machine {
+    int ranks = 0;
+    int cores = 0;
+  };
+  std::map<std::string, Machine> machines;
   std::string first;
   for (int rank = 0; rank < config.world_size; ++rank) {
     const std::string host = found.hosts()[static_cast<std::size_t>(rank)];
@@ -133,8 +145,10 @@ Agreed agree_on_engine(const c10::intrusive_ptr<c10d::Store>& store,
     const std::string theirs = take_line(rest);
     const std::string where = take_line(rest);
     if (take_line(rest) != "any") agreed.releases_memory = false;
+    Machine& of_rank = machines[where];
+    ++of_rank.ranks;
+    of_rank.cores = std::max(of_rank.cores, parse_decimal<int>(take_line(rest)).value_or(0));
     const std::string problem(rest);
-    if (where == machine) ++agreed.ranks_on_machine;
     if (rank == 0) first = theirs;
     if (theirs != first) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -149,6 +163,10 @@ Agreed agree_on_engine(const c10::intrusive_ptr<c10d::Store>& store,
                   ")");
     }
   }
+  agreed.ranks_on_machine = machines[machine].ranks;
+  agreed.few_cores = std::ranges::any_of(machines, [](const auto& each) {
+    return each.second.cores < kThreadsOfRank * each.second.ranks;
+  });
   return agreed;
 }
 
@@ -228,7 +246,7 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
   const auto host = layout_.host_of[index(rank_)];
   C10dStore local(c10::make_intrusive<c10d::PrefixStore>(text_of("symm/host/", host), store));
   CommunicatorConfig here = config_of_host(config, layout_);
-  here.busy_threads = 2 * agreed.ranks_on_machine;  // a rank's own and its engine's
+  here.busy_threads = kThreadsOfRank * agreed.ranks_on_machine;
   engine_ = GroupEngine::create(local, here);
   const std::string what = engine + " could not connect the hosts (" + layout_.text() + ")";
   auto backend = through_engine(what, [&] {
@@ -247,8 +265,9 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
     if (gpu) gpu->abort();
   });
   space_ = std::make_unique<CpuSpace>(engine_->communicator(), *link_);
-  collectives_ = std::make_unique<HostCollectives>(config.group_name, layout_, rank_, names_,
-                                                   engine_->communicator(), *space_);
+  collectives_ = std::make_unique<HostCollectives>(
+      config.group_name, layout_, rank_, names_, engine_->communicator(), *space_,
+      cpu_limits(layout_.host_count(), agreed.few_cores));
 }
 
 GpuHosts& HostGroup::gpu(DeviceGroup& local, const std::shared_ptr<DeviceStreams>& streams) {

@@ -132,8 +132,11 @@ class Hosts {
 };
 
 // Small enough for several chunks, and for every way through the code, at a few thousand elements.
-constexpr HostLimits kSmallLimits{
-    .leader_bytes = 10'000, .share_bytes = 4'096, .whole_shares = 600, .message_bytes = 50'000};
+constexpr HostLimits kSmallLimits{.leader_bytes = 10'000,
+                                  .leader_broadcast_bytes = 10'000,
+                                  .share_bytes = 4'096,
+                                  .whole_shares = 600,
+                                  .message_bytes = 50'000};
 
 void run_every_collective(Hosts& hosts) {
   hosts.run([&](int rank, HostCollectives& collectives) {
@@ -167,7 +170,7 @@ TEST_P(HostCollectivesTest, RunsEveryCollectiveAsOnStreams) {
   for (const Space space : {Space::kStream, Space::kStaged, Space::kOwnMemory}) {
     for (const std::size_t leader_bytes : {std::size_t{0}, kSmallLimits.leader_bytes}) {
       HostLimits limits = kSmallLimits;
-      limits.leader_bytes = leader_bytes;
+      limits.leader_bytes = limits.leader_broadcast_bytes = leader_bytes;
       Hosts hosts(GetParam(), limits, space);
       run_every_collective(hosts);
     }
@@ -216,13 +219,14 @@ TEST(HostCollectives, SendsTheBytesOfTheFormulas) {
   }
 }
 
-// What a rank keeps for messages of calls on GPUs, by the number of hosts.
-TEST(HostCollectives, TakesAtMost64MiBOfAGpu) {
+// What a rank keeps for messages, by the number of hosts.
+TEST(HostCollectives, TakesAtMost64MiB) {
   for (const int hosts : {2, 3, 4, 5, 7, 8, 16, 64}) {
-    const HostLimits limits = gpu_limits(hosts);
-    const auto count = static_cast<std::size_t>(hosts);
-    const std::size_t share = limits.share_bytes * 8 / std::max<std::size_t>(count, 8);
-    EXPECT_LE(2 * (2 * count - 1) * share, std::size_t{64} << 20) << hosts;
+    for (const HostLimits& limits : {gpu_limits(hosts), cpu_limits(hosts, false)}) {
+      const auto count = static_cast<std::size_t>(hosts);
+      const std::size_t share = limits.share_bytes * 8 / std::max<std::size_t>(count, 8);
+      EXPECT_LE(2 * (2 * count - 1) * share, std::size_t{64} << 20) << hosts;
+    }
   }
 }
 

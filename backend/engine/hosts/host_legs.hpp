@@ -31,10 +31,12 @@ struct HostLimits {
   // The most that one leader tells another. Below it fewer threads of the engine at work are worth
   // more than all rails: 2 hosts of 2 ranks on 2 cores, 64 KiB, two to three times.
   std::size_t leader_bytes = std::size_t{1} << 20;
+  // The same of a broadcast, which has messages in one direction alone.
+  std::size_t leader_broadcast_bytes = std::size_t{1} << 20;
   // One rank's share of a chunk, and a chunk of all pairs of a rank. As long as the engine's
-  // threads cost more than the caches: there, an all_reduce of 16 MiB took 112, 70, 48, 42, 42 ms
-  // with 128 KiB to 2 MiB.
-  std::size_t share_bytes = std::size_t{2} << 20;
+  // threads cost more than the caches: there, Gloo's messages of a broadcast of 64 MiB take 23, 17,
+  // 13 and 12 ms with 2 to 16 MiB and two of them under way.
+  std::size_t share_bytes = std::size_t{4} << 20;
   // Whole shares go to every host as long as a rank sends no more than that, which saves an
   // exchange.
   std::size_t whole_shares = std::size_t{64} << 10;
@@ -43,8 +45,11 @@ struct HostLimits {
 };
 
 // Those of calls on GPUs, where an exchange takes many times what a kernel of small data takes: all
-// go over rails, but for what carries no data. Messages of a rank take 60 MiB at most.
+// go over rails, but for what carries no data. Messages of a rank take 60 MiB at most, here and
+// below.
 HostLimits gpu_limits(int hosts);
+// `few_cores`: somewhere the ranks and the engine's threads have not got a core each.
+HostLimits cpu_limits(int hosts, bool few_cores);
 
 // Element range `index` of `count` nearly equal ones of `total`.
 struct Share {

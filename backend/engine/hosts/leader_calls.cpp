@@ -320,7 +320,10 @@ void barrier(HostLegs& legs, LeaderExchange& exchange) {
 
 bool goes_by_leaders(const HostLegs& legs, const CollectiveArgs& args) {
   if (args.kind == CollectiveKind::kAllToAll) return false;
-  const std::size_t most = std::max(head_room(legs), legs.of_each_host(legs.limits().leader_bytes));
+  const HostLimits& limits = legs.limits();
+  const std::size_t told =
+      args.kind == CollectiveKind::kBroadcast ? limits.leader_broadcast_bytes : limits.leader_bytes;
+  const std::size_t most = std::max(head_room(legs), legs.of_each_host(told));
   return most_elements(legs, args) <= most / dtype_bytes(args.dtype);
 }
 

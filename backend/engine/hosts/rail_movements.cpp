@@ -6,6 +6,11 @@
 namespace symm {
 namespace {
 
+// NOTE [Messages in the user's memory]
+// Where the link takes any memory. What is sent may lie there: a stream keeps the order of whatever
+// uses it, also after a failure, and on the CPU nothing is under way any more when the call ends.
+// What is received may only on the CPU: nobody can take back what waits on a stream.
+
 // Chunk c goes to the other hosts in step c and is gathered in step c + 1.
 class RailAllGather {
  public:
@@ -23,8 +28,8 @@ class RailAllGather {
       }
     }
     for (Chunk& chunk : in_flight_) {
-      if (!sends_input()) chunk.outgoing = legs.take(chunk_ * element_);
-      for (std::size_t run = 0; run < runs_.size(); ++run) {
+      if (!legs.takes_any_memory()) chunk.outgoing = legs.take(chunk_ * element_);
+      for (std::size_t run = 0; run < runs_.size() && !receives_in_output(); ++run) {
         chunk.incoming.push_back(legs.take(chunk_ * element_));
       }
     }
@@ -55,8 +60,8 @@ class RailAllGather {
     std::unique_ptr<HostTransfer> transfer;
   };
 
-  // A stream keeps the order of whatever uses the user's memory, also after a failure.
-  bool sends_input() const { return !legs_.is_on_cpu() && legs_.takes_any_memory(); }
+  // NOTE [Messages in the user's memory]
+  bool receives_in_output() const { return legs_.is_on_cpu() && legs_.takes_any_memory(); }
   Chunk& in_flight(std::size_t index) { return in_flight_[index % in_flight_.size()]; }
 
   Part in_chunk(std::size_t index, int rank) const {
@@ -72,6 +77,12 @@ class RailAllGather {
     const std::vector<int>& ranks = legs_.members(run.host);
     const std::size_t place = run.first + static_cast<std::size_t>(legs_.place());
     return place < ranks.size() ? ranks[place] : -1;
+  }
+
+  // Where the message of `run` arrives that this rank brings.
+  std::byte* received(std::size_t index, std::size_t run) {
+    if (!receives_in_output()) return in_flight(index).incoming[run];
+    return static_cast<std::byte*>(in_chunk(index, brought(runs_[run])).data);
   }
 
   void gather(std::size_t index, const std::vector<int>& ranks, std::size_t first,
@@ -96,8 +107,8 @@ class RailAllGather {
     Chunk& chunk = in_flight(index);
     const std::size_t bytes = in_chunk(index, legs_.rank()).count * element_;
     std::byte* const input = at_byte(args_.input, index * chunk_ * element_);
-    std::byte* const outgoing = sends_input() ? input : chunk.outgoing;
-    legs_.copy(outgoing, input, bytes);
+    std::byte* const outgoing = legs_.takes_any_memory() ? input : chunk.outgoing;
+    if (outgoing != input) legs_.copy(outgoing, input, bytes);
     Messages to;
     Messages from;
     for (int host = 0; host < legs_.layout().host_count(); ++host) {
@@ -106,7 +117,7 @@ class RailAllGather {
     for (std::size_t run = 0; run < runs_.size(); ++run) {
       const int rank = brought(runs_[run]);
       if (rank < 0) continue;
-      from.push_back({rank, {chunk.incoming[run], in_chunk(index, rank).count * element_}});
+      from.push_back({rank, {received(index, run), in_chunk(index, rank).count * element_}});
     }
     chunk.transfer = legs_.start(std::move(to), std::move(from));
   }
@@ -116,8 +127,8 @@ class RailAllGather {
     legs_.finish(chunk.transfer);
     for (std::size_t run = 0; run < runs_.size(); ++run) {
       const int rank = brought(runs_[run]);
-      gather(index, legs_.members(runs_[run].host), runs_[run].first, chunk.incoming[run],
-             rank < 0 ? 0 : in_chunk(index, rank).count);
+      gather(index, legs_.members(runs_[run].host), runs_[run].first,
+             rank < 0 ? nullptr : received(index, run), rank < 0 ? 0 : in_chunk(index, rank).count);
     }
   }
 
@@ -142,7 +153,7 @@ class RailBroadcast {
     const auto rails = static_cast<std::size_t>(legs.layout().rails);
     chunk_ = std::min(args.count, rails * (legs.limits().share_bytes / element_));
     chunks_ = (args.count + chunk_ - 1) / chunk_;
-    if (sends_output()) return;
+    if (in_output()) return;
     for (Chunk& chunk : in_flight_) chunk.share = legs.take((chunk_ / rails + 1) * element_);
   }
 
@@ -173,13 +184,21 @@ class RailBroadcast {
     std::unique_ptr<HostTransfer> transfer;
   };
 
-  bool sends_output() const { return from_here_ && !legs_.is_on_cpu() && legs_.takes_any_memory(); }
+  // NOTE [Messages in the user's memory]
+  bool in_output() const { return legs_.takes_any_memory() && (from_here_ || legs_.is_on_cpu()); }
   Chunk& in_flight(std::size_t index) { return in_flight_[index % in_flight_.size()]; }
   std::size_t begin_of(std::size_t index) const { return index * chunk_; }
   std::size_t count_of(std::size_t index) const {
     return std::min(chunk_, args_.count - begin_of(index));
   }
   Share own_share(std::size_t index) const { return legs_.own_share(count_of(index)); }
+
+  std::byte* place_of(const Share& share, std::size_t index) const {
+    return at_byte(args_.output, (begin_of(index) + share.begin) * element_);
+  }
+  std::byte* share_of(std::size_t index) {
+    return in_output() ? place_of(own_share(index), index) : in_flight(index).share;
+  }
 
   void broadcast_here(std::size_t index) {
     const std::size_t offset = begin_of(index) * element_;
@@ -196,9 +215,8 @@ class RailBroadcast {
     Chunk& chunk = in_flight(index);
     legs_.finish(chunk.transfer);
     const Share own = own_share(index);
-    std::byte* const output = at_byte(args_.output, (begin_of(index) + own.begin) * element_);
-    std::byte* const share = sends_output() ? output : chunk.share;
-    legs_.copy(share, output, own.count * element_);
+    std::byte* const share = share_of(index);
+    if (!in_output()) legs_.copy(share, place_of(own, index), own.count * element_);
     Messages to;
     for (int host = 0; host < legs_.layout().host_count(); ++host) {
       if (host == legs_.host()) continue;
@@ -211,7 +229,8 @@ class RailBroadcast {
     if (!legs_.on_rail()) return;
     Chunk& chunk = in_flight(index);
     const int from = legs_.stand_in(legs_.host_of(args_.root));
-    chunk.transfer = legs_.start({}, {{from, {chunk.share, own_share(index).count * element_}}});
+    chunk.transfer =
+        legs_.start({}, {{from, {share_of(index), own_share(index).count * element_}}});
   }
 
   void gather(std::size_t index) {
@@ -220,7 +239,7 @@ class RailBroadcast {
     CollectiveArgs local = args_;
     local.kind = CollectiveKind::kAllGather;
     local.root = 0;
-    local.input = in_flight(index).share;
+    local.input = share_of(index);
     local.output = nullptr;
     local.count = own_share(index).count;
     local.output_parts = outputs;

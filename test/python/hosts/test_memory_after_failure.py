@@ -33,12 +33,20 @@ def all_to_all(inputs, outputs):
     dist.all_to_all_single(outputs.view(-1), inputs.view(-1))
 
 
+def all_gather(inputs, outputs):
+    dist.all_gather(list(outputs), inputs[0])
+
+
 def gather(inputs, outputs):
     dist.gather(inputs[0], list(outputs) if dist.get_rank() == 0 else None, 0)
 
 
 def scatter(inputs, outputs):
     dist.scatter(outputs[0], list(inputs) if dist.get_rank() == 0 else None, 0)
+
+
+def broadcast(inputs, outputs):
+    dist.broadcast(inputs[0] if dist.get_rank() == 0 else outputs[0], 0)
 
 
 def stop_in_the_middle(arriving, pid, path):
@@ -88,7 +96,7 @@ def raises_in_the_middle(rank, hosts, call, aborted, path):
     return problems
 
 
-@pytest.mark.parametrize("call", [all_to_all, gather, scatter])
+@pytest.mark.parametrize("call", [all_to_all, all_gather, broadcast, gather, scatter])
 @pytest.mark.parametrize("aborted", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_engine_leaves_the_tensors_alone(call, aborted, tmp_path):
     check_on(HOSTS, raises_in_the_middle, call, aborted, str(tmp_path / "stopped"), timeout=TIMEOUT)
