@@ -50,9 +50,7 @@ class DeviceBytes {
 
 // What copies and fills of ordinary memory have begun is done: the streams of a rig do not wait for
 // them, and a copy from memory that is not pinned may return before it has ended.
-inline void finish_default_stream() {
-  check(gpuStreamSynchronize(nullptr), "StreamSynchronize");
-}
+inline void finish_default_stream() { check(gpuStreamSynchronize(nullptr), "StreamSynchronize"); }
 
 struct FreePage {
   void operator()(DevicePage* page) const { std::free(page); }

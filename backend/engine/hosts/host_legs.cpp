@@ -31,8 +31,8 @@ HostLimits gpu_limits(int hosts) {
           .message_bytes = 256 * kMiB};
 }
 
-// Broadcasts of 2 and 4 MiB, 2 hosts of 2 ranks on 2 cores, medians of three: by leaders 1.4
-// and 2.5 ms, by all rails 2.8 and 4.3.
+// Broadcasts of 2 and 4 MiB, 2 hosts of 2 ranks on 2 cores, medians of four runs: by leaders 1.5
+// and 2.7 ms, by all rails 2.2 and 4.4.
 HostLimits cpu_limits(int hosts, bool few_cores) {
   HostLimits limits;
   limits.share_bytes = share_of_chunk(hosts);
