@@ -71,7 +71,7 @@ PARTS_ON_GPUS = {
     **{"test_cuda_hosts.py": 3, "test_rejoin.py": 2, "test_fused_values.py": 2},
 }
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
-COUNT_GPUS = ROOT / "test/python/support/machine.py"
+SUPPORT = ROOT / "test/python/support"
 GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
 UNCROWDED_JOBS = 3  # at once
 NOTHING_COLLECTED = 5  # pytest's exit code
@@ -188,10 +188,10 @@ def expected_seconds(job: Job, arguments: argparse.Namespace) -> float:
 
 def spread_over_gpus(jobs: list[Job]) -> None:
     """Counts the GPUs for all jobs; each begins with another, as most ranks are on the first."""
-    count = int(
-        subprocess.run([sys.executable, COUNT_GPUS], capture_output=True, check=True).stdout
-    )
-    os.environ["SYMM_TEST_GPUS"] = str(count)
+    sys.path.insert(0, str(SUPPORT))
+    machine = importlib.import_module("machine")
+    count = machine.count_gpus()
+    os.environ[machine.COUNTED] = str(count)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
     for index, job in enumerate(jobs):
         first = index % len(gpus)

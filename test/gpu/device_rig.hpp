@@ -48,8 +48,8 @@ class DeviceBytes {
   std::size_t bytes_;
 };
 
-// What copies and fills of ordinary memory have begun is done: the streams of a rig do not wait for
-// them, and a copy from memory that is not pinned may return before it has ended.
+// Waits for copies and fills without a stream: those of a rig do not wait for them, and a copy from
+// memory that is not pinned may return before it has ended.
 inline void finish_default_stream() { check(gpuStreamSynchronize(nullptr), "StreamSynchronize"); }
 
 struct FreePage {
