@@ -56,11 +56,11 @@ LONG_FILES = {
 # The same where ranks share a GPU, on which each wait of one for another takes milliseconds: the
 # longest first.
 LONG_FILES_ON_GPUS = (
-    *("test_models.py", "test_ccl.py", "test_cuda_hosts.py", "test_exit.py"),
+    *("test_exit.py", "test_ccl.py", "test_bench_contenders.py", "test_cuda_hosts.py"),
+    *("test_models.py", "test_symm_mem_ops.py", "test_tile_reduce.py", "test_cuda_failure.py"),
     *("test_rejoin.py", "test_fused_values.py", "test_all_to_all_vdev.py", "test_determinism.py"),
-    *("test_groups.py", "test_sparse.py", "test_symm_mem_fused_ops.py", "test_symm_mem_ops.py"),
-    *("test_collectives.py", "test_cuda_failure.py", "test_contiguous_view.py"),
-    *("test_tile_reduce.py", "test_programs.py", "test_placement.py"),
+    *("test_groups.py", "test_sparse.py", "test_symm_mem_fused_ops.py", "test_collectives.py"),
+    *("test_contiguous_view.py", "test_programs.py", "test_placement.py"),
     *("test_symmetric_groups.py", "test_bad_input.py", "test_symmetric_memory.py"),
     *("test_same_bits.py", "test_cuda_determinism.py", "test_symmetric_signals.py"),
     *("test_flight_record.py", "test_kernel_failures.py", "test_bench.py"),
@@ -69,11 +69,12 @@ LONG_FILES_ON_GPUS = (
 PARTS_ON_GPUS = {
     **{"test_memory_providers.py": 3, "test_models.py": 2, "test_ccl.py": 3},
     **{"test_cuda_hosts.py": 3, "test_rejoin.py": 2, "test_fused_values.py": 2},
+    **{"test_bench_contenders.py": 3, "test_exit.py": 2, "test_all_to_all_vdev.py": 2},
 }
 GPU_TESTS = "test/gpu"  # the names of its jobs begin so
 SUPPORT = ROOT / "test/python/support"
 GPU_SHARDS = 3  # processes of the C++ tests: making groups is most of their time
-UNCROWDED_JOBS = 3  # at once
+UNCROWDED_JOBS = 5  # at once
 NOTHING_COLLECTED = 5  # pytest's exit code
 
 
@@ -133,7 +134,7 @@ def gpu_job(arguments: argparse.Namespace, name: str, tests: str, **env: str) ->
 
 
 def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]]:
-    """What may run beside many others, longest first; beside few, in this order; alone."""
+    """What may run beside many others, beside few, both longest first; and alone, in order."""
     together, uncrowded, alone = [], [], []
     for file in test_files(arguments.paths):
         text = (ROOT / file).read_text()
@@ -153,8 +154,9 @@ def plan(arguments: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]
             share = {"GTEST_SHARD_INDEX": str(shard), "GTEST_TOTAL_SHARDS": str(GPU_SHARDS)}
             uncrowded.append(gpu_job(arguments, name, "-*Alone*", **share))
         alone.append(gpu_job(arguments, f"{GPU_TESTS} alone", "*Alone*"))
-    by_length = sorted(together, key=lambda job: -expected_seconds(job, arguments))
-    return by_length, uncrowded, alone
+    for jobs in (together, uncrowded):
+        jobs.sort(key=lambda job: -expected_seconds(job, arguments))
+    return together, uncrowded, alone
 
 
 def parts_of(file: Path, arguments: argparse.Namespace, crowd: str) -> list[Job]:

@@ -54,6 +54,7 @@ struct Rank {
 // What a child runs: rank r on GPU r, or on the only one.
 int run_rank(const std::string& directory, int rank, const std::function<int(const Rank&)>& body) {
   try {
+    test::set_queues(test::kQueuesOfAChild);
     if (test::no_gpu_reason()) return kNoGpu;
     int count = 0;
     SYMM_GPU_CHECK(SYMM_GPU_NAME(GetDeviceCount)(&count));

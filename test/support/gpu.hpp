@@ -18,9 +18,16 @@
 
 namespace symm::test {
 
-// Ranks of one process need hardware queues of their own: a kernel that waits for a peer must not
-// stand before the peer's in a queue. Read by the driver when it starts.
-inline const bool kQueuesAreSeparate = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) == 0;
+// How many hardware queues the streams of this process have; read by the driver when it starts.
+inline bool set_queues(const char* number) {
+  return ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", number, 1) == 0;
+}
+// Ranks of one process need queues of their own: a kernel that waits for a peer must not stand
+// before the peer's in a queue. With 32 of them a context takes the driver more than a second, one
+// after the other for all processes of the machine, with 8 less than a fifth of one: a forked child
+// with few streams asks for those.
+inline const bool kQueuesAreSeparate = set_queues("32");
+inline constexpr auto kQueuesOfAChild = "8";
 
 inline const DeviceLibrary& gpu_library() {
   return open_device_library(SYMM_TEST_CUDA_DIRECTORY, DeviceKind::kCuda);

@@ -64,6 +64,7 @@ class SignalTrapAloneDeathTest : public ::testing::Test {
   static void run(const std::function<void(GpuRuntime&)>& body) {
     ForkedChild child([&] {
       try {
+        set_queues(kQueuesOfAChild);
         if (no_gpu_reason()) return kNoGpu;
         SYMM_GPU_CHECK(gpuSetDevice(0));
         body(gpu_library().runtime(0));

@@ -262,13 +262,14 @@ def test_a_decoders_step_over_symmetric_memory() -> None:
 @pytest.mark.cuda
 @pytest.mark.uncrowded
 @pytest.mark.gpus(2)
-def test_symmetric_memory_on_gpus_is_measured_beside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["all_reduce all_gather", "reduce_scatter broadcast"])
+def test_symmetric_memory_on_gpus_is_measured_beside(tmp_path: Path, names: str) -> None:
     out = tmp_path / "bench.json"
     done = run_module(
         "torch_symm.bench",
         *("--device=cuda", "--ranks=2", "--against=nccl,torch-symm,nccl-symm"),
-        *("-c", "all_reduce", "-c", "all_gather", "-c", "reduce_scatter", "-c", "broadcast"),
-        *("-b", "64K", "-e", "1M", "--factor=16", "--budget-ms=5", "--blocks=2", f"--json={out}"),
+        *(option for name in names.split() for option in ("-c", name)),
+        *("-b", "64K", "-e", "1M", "--factor=16", "--iters=4", "--blocks=2", f"--json={out}"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for row in json.loads(out.read_text())["rows"]:
@@ -292,7 +293,7 @@ def test_a_decoders_step_on_gpus_over_symmetric_memory(tmp_path: Path) -> None:
     out = tmp_path / "decode.json"
     done = run_module(
         "torch_symm.bench",
-        *("--device=cuda", "--ranks=2", "--program=decode", "--layers=2", "--budget-ms=5"),
+        *("--device=cuda", "--ranks=2", "--program=decode", "--layers=2", "--iters=4"),
         *("--against=nccl,torch-symm,nccl-symm,fake", "-b", "8K", "-e", "512K", "--factor=64"),
         *("--blocks=2", f"--json={out}"),
     )
