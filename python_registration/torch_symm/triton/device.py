@@ -46,6 +46,7 @@ TENSORS = layout.TENSORS
 WORLD_SIZE = layout.WORLD_SIZE
 PUT = layout.PUT
 GET = layout.GET
+RELEASE = layout.RELEASE
 SET = layout.SET
 SIGNAL = layout.SIGNAL
 SYSTEM = layout.SYSTEM
@@ -160,27 +161,41 @@ def _check_signal(signal):
 
 
 @triton.jit
-def signal_set(signal, value, peer, ctx, SCOPE: tl.constexpr = SYSTEM):
-    """Makes `peer`'s word at `signal` `value`: a release of all that this program did before it."""
+def _before_signal(SEM: tl.constexpr):
+    tl.static_assert(
+        SEM == "release" or SEM == "relaxed", "signal: SEM: expected release or relaxed"
+    )
+    if SEM == "release":
+        before_release()
+
+
+@triton.jit
+def signal_set(signal, value, peer, ctx, SCOPE: tl.constexpr = SYSTEM, SEM: tl.constexpr = RELEASE):
+    """Makes `peer`'s word at `signal` `value`: a release of all that this program did before it.
+
+    SEM "relaxed": the word alone, which orders nothing: for a signal whose value is the message. A
+    release between two GPUs waits for all that the program's multiprocessor has written.
+    """
     _check_signal(signal)
     start = begin(ctx)
     there = remote(signal, peer, ctx)
-    before_release()
-    tl.atomic_xchg(there, value, sem="release", scope=SCOPE)
+    _before_signal(SEM)
+    tl.atomic_xchg(there, value, sem=SEM, scope=SCOPE)
     end(ctx, start, SIGNAL, peer, signal)
 
 
 @triton.jit
-def signal_add(signal, value, peer, ctx, SCOPE: tl.constexpr = SYSTEM):
-    """Adds `value` to `peer`'s word at `signal`: a release of all that this program did before it.
+def signal_add(signal, value, peer, ctx, SCOPE: tl.constexpr = SYSTEM, SEM: tl.constexpr = RELEASE):
+    """Adds `value` to `peer`'s word at `signal`: a release of all that this program did before it,
+    or, as `signal_set`, relaxed.
 
     Several ranks or programs may add to one word; a wait that has seen the sum has all of theirs.
     """
     _check_signal(signal)
     start = begin(ctx)
     there = remote(signal, peer, ctx)
-    before_release()
-    tl.atomic_add(there, value, sem="release", scope=SCOPE)
+    _before_signal(SEM)
+    tl.atomic_add(there, value, sem=SEM, scope=SCOPE)
     end(ctx, start, SIGNAL, peer, signal)
 
 

@@ -41,7 +41,7 @@ def copy_kernel(
 @triton.jit
 def ping_pong_kernel(flag, turns, rounds, ctx, WAY: tl.constexpr):
     """Rank 0 and rank 1 signal each other in turn. "signal": signal_set and wait_until; "remote":
-    the same, the address asked for once; "relaxed": an exchange that publishes nothing."""
+    the same, the address asked for once; "relaxed": signal_set that publishes nothing."""
     rank = symm.my_rank(ctx)
     there = symm.remote(flag, 1 - rank, ctx)
     before = tl.load(turns)
@@ -49,12 +49,11 @@ def ping_pong_kernel(flag, turns, rounds, ctx, WAY: tl.constexpr):
         if one % 2 == rank:
             if WAY == "signal":
                 symm.signal_set(flag, before + one + 1, 1 - rank, ctx)
+            elif WAY == "relaxed":
+                symm.signal_set(flag, before + one + 1, 1 - rank, ctx, SEM="relaxed")
             else:
                 tl.debug_barrier()
-                if WAY == "remote":
-                    tl.atomic_xchg(there, before + one + 1, sem="release", scope="sys")
-                else:
-                    tl.atomic_xchg(there, before + one + 1, sem="relaxed", scope="sys")
+                tl.atomic_xchg(there, before + one + 1, sem="release", scope="sys")
         else:
             symm.wait_until(flag, "ge", before + one + 1, ctx, source=1 - rank)
     tl.store(turns, before + 2 * rounds)

@@ -42,6 +42,12 @@ def remote_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def relaxed_signals_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
+    symm.signal_set(flag, 1, 1, ctx, SEM="relaxed")
+    symm.signal_add(flag, 1, 1, ctx, SEM="relaxed")
+
+
+@triton.jit
 def wait_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
     index = tl.arange(0, BLOCK)
     symm.wait_until(flag, "ge", 1, ctx, source=1)
@@ -73,7 +79,10 @@ def atomics_kernel(box, flag, source, ctx, BLOCK: tl.constexpr):
     tl.store(box, symm.load(box, symm.my_rank(ctx) % symm.world_size(ctx), ctx))
 
 
-KERNELS = [put_kernel, remote_kernel, wait_kernel, fence_kernel, barrier_kernel, atomics_kernel]
+KERNELS = [
+    *(put_kernel, remote_kernel, relaxed_signals_kernel, wait_kernel, fence_kernel),
+    *(barrier_kernel, atomics_kernel),
+]
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "examples" / "kernels"
 EXAMPLES = {
     "all_reduce_one_shot": "all_reduce_kernel",

@@ -183,9 +183,10 @@ def message_kernel(data, flag, wrong, rounds, ctx, ORDER: tl.constexpr, BLOCK: t
             else:
                 if ORDER == "fence":
                     symm.fence()
+                    symm.atomic_exch(flag, turn, 1, ctx, SEM="relaxed")
                 else:
                     symm.quiet()
-                symm.atomic_exch(flag, turn, 1, ctx, SEM="relaxed")
+                    symm.signal_set(flag, turn, 1, ctx, SEM="relaxed")
             symm.wait_until(flag, "eq", turn, ctx, source=1)
         else:
             symm.wait_until(flag, "eq", turn, ctx, source=0)

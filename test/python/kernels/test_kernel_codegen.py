@@ -66,6 +66,10 @@ NVIDIA = {
     # Blocks keep their vectors on the way to a peer; all threads meet before one releases.
     "put_kernel": [STORE, STORE, MEET, r"(atom|red)\.global\.sys\.release\.exch\.b32"],
     "remote_kernel": [STORE, STORE, MEET, r"(atom|red)\.global\.sys\.release\.add"],
+    "relaxed_signals_kernel": [
+        r"(atom|red)\.global\.(sys\.relaxed|relaxed\.sys)\.exch\.b32",
+        r"(atom|red)\.global\.(sys\.relaxed|relaxed\.sys)\.add",
+    ],
     # One thread acquires and tells the others, whose loads come behind.
     "wait_kernel": [r"ld\.global\.sys\.acquire\.b32", MEET, LOAD, LOAD],
     "fence_kernel": [
@@ -93,6 +97,11 @@ def test_ptx(compiled, name):
     text = compiled("cuda", "90")[name]
     assert first_not_found(text, NVIDIA[name]) == ""
     assert "ld.global.nc" not in text  # which may return what a peer has overwritten
+
+
+def test_a_relaxed_signal_waits_for_nothing(compiled):
+    text = compiled("cuda", "90")["relaxed_signals_kernel"]
+    assert not re.search(r"bar\.sync|release|acq_rel|fence", text)
 
 
 def test_what_ends_a_wait_is_the_same_for_all_threads(compiled):

@@ -72,6 +72,7 @@ WAIT_MATMUL = (
 )
 WAIT_MOE = 'symm.wait_until(counts + source, "ge", turn * 65536, ctx, source=source) % 65536'
 WAIT_DECODE = 'symm.wait_until(arrived + head * ranks + peer, "ge", turn, ctx, source=peer)'
+HALO_DOWN = "symm.signal_set(ready, turn, rank + 1, ctx)"
 # (example, what is removed, a line of the kernel that the report names)
 REMOVED = {
     "all_reduce before": (
@@ -122,10 +123,15 @@ REMOVED = {
         nothing("symm.barrier(ctx, head)  # the partial results are read"),
         "symm.store(row + column, own, peer, ctx)",
     ),
+    "halo, a relaxed signal": (
+        "halo_exchange",
+        ((HALO_DOWN, HALO_DOWN.replace("ctx", 'ctx, SEM="relaxed"')),),
+        "symm.store(old + column, bottom, rank + 1, ctx)",
+    ),
     "halo from above": (
         "halo_exchange",
         nothing(
-            "symm.signal_set(ready, turn, rank + 1, ctx)",
+            HALO_DOWN,
             'symm.wait_until(ready, "ge", turn, ctx, source=rank - 1)',
         ),
         "symm.store(old + column, bottom, rank + 1, ctx)",
