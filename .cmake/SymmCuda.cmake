@@ -4,8 +4,8 @@
 #   SYMM_BUILD_CUDA           AUTO: built when nvcc is found, there is code to make for it (a GPU,
 #                             or architectures that are named) and nothing is sanitized; ON; OFF
 #   CMAKE_CUDA_ARCHITECTURES  as CMake takes them, e.g. "90"; where unset, machine code for the GPUs
-#                             of this machine; with ON and no GPU, "80-real;90-real;100": machine
-#                             code for three and PTX of the last for newer ones
+#                             of this machine; with ON and no GPU, machine code for 8.0, 9.0 and
+#                             10.0 and PTX of 9.0 for others from there on
 #   SYMM_CUDA_LIBRARY         a libsymm_cuda.so of another build, taken as it is; no toolkit needed
 #
 # Defines the target symm_cuda where it is built, and SYMM_CUDA_DIRECTORY, the folder of the build
@@ -85,8 +85,12 @@ endif()
 if(NOT CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES ${_cuda_present})
 endif()
+# No kernel has a path for more than compute capability 9.0, so its PTX serves 10.0 as well: a pass
+# of the compiler less.
+set(_cuda_from_90 "")
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real)
+  set(_cuda_from_90 "--generate-code=arch=compute_90,code=[compute_90,sm_90,sm_100]")
 endif()
 if(SYMM_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
   set(CMAKE_CUDA_COMPILER_LAUNCHER "${SYMM_CCACHE}")
@@ -101,6 +105,9 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit REQUIRED)
 list(LENGTH CMAKE_CUDA_ARCHITECTURES _cuda_threads)
+if(_cuda_from_90)
+  set(_cuda_threads 3)
+endif()
 # A sixth of the size, for milliseconds when a kernel is first loaded.
 set(_cuda_compress "")
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
@@ -117,7 +124,7 @@ foreach(target IN ITEMS symm_cuda_kernels symm_cuda)
   target_compile_options(
     ${target}
     PRIVATE
-      "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;--expt-relaxed-constexpr;--threads=${_cuda_threads};${_cuda_compress}>"
+      "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;--expt-relaxed-constexpr;--threads=${_cuda_threads};${_cuda_compress};${_cuda_from_90}>"
       "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings -Xcompiler=-Wall,-Wextra,-Werror>")
   target_link_libraries(${target} PRIVATE CUDA::cudart_static Threads::Threads ${CMAKE_DL_LIBS})
   set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden
@@ -126,4 +133,4 @@ foreach(target IN ITEMS symm_cuda_kernels symm_cuda)
 endforeach()
 symm_link_device_library(symm_cuda)
 set(SYMM_CUDA_DIRECTORY "${_cuda_directory}")
-message(STATUS "libsymm_cuda: CUDA ${CUDAToolkit_VERSION}, ${CMAKE_CUDA_ARCHITECTURES}")
+message(STATUS "libsymm_cuda: CUDA ${CUDAToolkit_VERSION}, ${CMAKE_CUDA_ARCHITECTURES} ${_cuda_from_90}")
