@@ -4,7 +4,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests test test-long test-all test-gpu conformance asan tsan hip \
+.PHONY: help setup build build-tests test test-long test-all test-gpu behaviours conformance asan tsan hip \
   hip-quick huge demo bench lint wheel docs clean
 
 PY = "$$(cat .cache/python)"
@@ -44,7 +44,10 @@ test-gpu: build-tests  ## test/python, test/gpu and the faults on the GPUs at ha
 	$(PY) test/run_tests.py --jobs $(GPU_JOBS) --device cuda -m "not long" \
 	  --gpu-tests build/Release/test/symm_gpu_tests --reports $(REPORTS)/gpu
 
-conformance: build-tests  ## PyTorch's own distributed tests, and programs over other packages
+behaviours: build-tests  ## what a backend can change in PyTorch's tests, over symm on the CPU
+	$(PY) test/run_tests.py --jobs $(FILES) --reports $(REPORTS)/backend test/conformance/backend
+
+conformance: build-tests behaviours  ## PyTorch's own distributed tests, and programs over other packages
 	@.ci/setup.sh conformance
 	@mkdir -p $(REPORTS)
 	$(PY) test/run_tests.py --jobs $(JOBS) --reports $(REPORTS)/symmetric_memory \
