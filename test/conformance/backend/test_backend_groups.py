@@ -155,7 +155,10 @@ def test_ranks_of_groups_and_of_the_world():
 
 
 def groups_that_are_wrong(rank):
-    for ranks in ([0, WORLD_SIZE], [0, 0], list(range(WORLD_SIZE + 1))):
+    wrong = [[0, WORLD_SIZE], list(range(WORLD_SIZE + 1))]
+    if torch.__version__ >= (2, 13):
+        wrong.append([0, 0])  # torch 2.11 takes it, and waits for a second rank 0
+    for ranks in wrong:
         with pytest.raises((ValueError, RuntimeError)):
             dist.new_group(ranks)
     still_works(rank)
