@@ -1,6 +1,7 @@
 """DistributedDataParallel and FSDP2: what a step gives is what one process with all data gets."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -79,6 +80,18 @@ def same_parameters(model, reference, tolerance=1e-5) -> None:
     close(model.named_parameters(), expected, "parameter", tolerance)
 
 
+def learn_alike(rank, model, reference, make_optimizer) -> None:
+    """Steps of `model` over its ranks' data, and of `reference` over all data in this process."""
+    theirs, ours = make_optimizer(reference.parameters()), make_optimizer(model.parameters())
+    for step in range(3):
+        ours.zero_grad(), theirs.zero_grad()
+        loss_of(model, here(batch(rank, step))).backward()
+        gradients_of(reference, step=step)
+        same_gradients(model, reference)
+        ours.step(), theirs.step()
+    same_parameters(model, reference)
+
+
 # -- DistributedDataParallel ----------------------------------------------------------------------
 
 
@@ -98,15 +111,8 @@ DDP_SETTINGS = {
 def trains_ddp(rank, settings):
     reference = make_model()
     model = ddp_of(reference, **settings)
-    theirs = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    ours = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(3):
-        ours.zero_grad(), theirs.zero_grad()
-        loss_of(model, here(batch(rank, step))).backward()
-        gradients_of(reference, step=step)
-        same_gradients(model, reference)
-        ours.step(), theirs.step()
-    same_parameters(model, reference)
+    make = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    learn_alike(rank, model, reference, make)
 
 
 @pytest.mark.parametrize("name", DDP_SETTINGS)
@@ -241,15 +247,7 @@ FSDP_SETTINGS = {
 def trains_fsdp(rank, settings, shape=(WORLD_SIZE,), names=None):
     reference = make_model()
     model = fsdp_of(reference, mesh_of(*shape, names=names), **settings)
-    theirs = torch.optim.Adam(reference.parameters(), lr=0.01)
-    ours = torch.optim.Adam(model.parameters(), lr=0.01)
-    for step in range(3):
-        ours.zero_grad(), theirs.zero_grad()
-        loss_of(model, here(batch(rank, step))).backward()
-        gradients_of(reference, step=step)
-        same_gradients(model, reference)
-        ours.step(), theirs.step()
-    same_parameters(model, reference)
+    learn_alike(rank, model, reference, functools.partial(torch.optim.Adam, lr=0.01))
 
 
 @pytest.mark.parametrize("name", FSDP_SETTINGS)
