@@ -1,7 +1,6 @@
 """What an asynchronous call gives: a work, its future, its time-out; many of them at once."""
 
 import datetime
-import time
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from backend import (
     of_all,
     reduced,
     same,
-    within,
 )
 from harness import DEVICE, synchronize
 
@@ -175,21 +173,25 @@ def test_an_error_in_a_callback_reaches_its_future():
     conforms(callback_fails)
 
 
-def is_not_done_early(rank):
-    dist.barrier()
+def is_not_done_early(rank, path):
+    """Rank 0 comes when the calls of all others have returned."""
+    store = dist.FileStore(path, WORLD_SIZE)
+    tensor = mine(rank, COUNT)
     if rank == 0:
-        time.sleep(0.5)
-        dist.all_reduce(mine(rank, COUNT))
+        others = [f"rank {peer} goes on" for peer in range(1, WORLD_SIZE)]
+        store.wait(others, datetime.timedelta(seconds=20))
+        dist.all_reduce(tensor)
     else:
-        with within(0.4):
-            work = dist.all_reduce(mine(rank, COUNT), async_op=True)
-            assert not work.is_completed(), "rank 0 has not come"
+        work = dist.all_reduce(tensor, async_op=True)
+        early = work.is_completed()
+        store.set(f"rank {rank} goes on", "")
         work.wait()
-    synchronize()
+        assert not early, "rank 0 had not come"
+    same(tensor, reduced("SUM", of_all(COUNT)))
 
 
-def test_an_asynchronous_call_does_not_wait_for_other_ranks():
-    conforms(is_not_done_early)
+def test_an_asynchronous_call_does_not_wait_for_other_ranks(tmp_path):
+    conforms(is_not_done_early, str(tmp_path / "store"))
 
 
 def many_at_once(rank, kind):
