@@ -38,10 +38,8 @@ test-long: build-tests
 
 test-all: test test-long conformance  ## test, the tests that take long, and PyTorch's own
 
-# Of Python tests at once on GPUs: their ranks take turns there, and most of the time is waiting.
-GPU_JOBS ?= $(shell expr \( $(JOBS) \* 5 + 7 \) / 8)
 test-gpu: build-tests  ## test/python, test/gpu and the faults on the GPUs at hand
-	$(PY) test/run_tests.py --jobs $(GPU_JOBS) --device cuda -m "not long" \
+	$(PY) test/run_tests.py --device cuda -m "not long" \
 	  --gpu-tests build/Release/test/symm_gpu_tests --reports $(REPORTS)/gpu
 
 behaviours: build-tests  ## what a backend can change in PyTorch's tests, over symm on the CPU

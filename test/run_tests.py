@@ -3,7 +3,7 @@
 
     python test/run_tests.py                          # all of them on the CPU
     python test/run_tests.py -m "not long"            # what `make test` runs
-    python test/run_tests.py --device cuda --jobs 6 --gpu-tests build/.../symm_gpu_tests
+    python test/run_tests.py --device cuda --gpu-tests build/.../symm_gpu_tests
 
 This process imports torch and never uses it: each file is run by pytest in a fork of it, so that
 neither a file nor a rank spends time on imports, no library's threads exist where ranks are
@@ -107,11 +107,17 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="*", default=FOLDERS, help="files and folders of tests")
     parser.add_argument("-m", "--marker", default="", help="pytest's marker expression")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files at once")
+    parser.add_argument(
+        "--jobs", type=int, help="files at once; else as many as cores, on GPUs 5 for 8 of them"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="sets SYMM_TEST_DEVICE")
     parser.add_argument("--gpu-tests", type=Path, help="the C++ tests on a GPU, which run too")
     parser.add_argument("--reports", type=Path, default=ROOT / "build/reports")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    cores = os.cpu_count()
+    # On GPUs ranks take turns, and most of the time is waiting.
+    arguments.jobs = arguments.jobs or (-(-cores * 5 // 8) if arguments.device == "cuda" else cores)
+    return arguments
 
 
 def test_files(paths: list[str]) -> list[Path]:

@@ -3,7 +3,7 @@
 # Python tests, the faults and the C++ tests on the GPUs at hand.
 #   WORK=<folder>, WHEELS=<folder>   see build_all.sh
 #   OUT=<folder>                     gets gpu_suite.log, gpu_suite.xml and build.json
-#   JOBS=<number>                    files of tests at once; 5 for 8 cores
+#   JOBS=<number>                    files of tests at once, else what run_tests.py takes
 #   further arguments                for test/run_tests.py
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -13,7 +13,7 @@ export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVL
 test/machine/build_all.sh || exit 1
 size=$(stat -c %s "$WORK/cuda/backend/libsymm_cuda.so")
 printf '{"build_s": %d, "libsymm_cuda_bytes": %d}\n' "$SECONDS" "$size" | tee "$OUT/build.json"
-PYTHONPATH=$WORK/site python3 test/run_tests.py --device cuda --jobs "${JOBS:-$((($(nproc) * 5 + 7) / 8))}" \
+PYTHONPATH=$WORK/site python3 test/run_tests.py --device cuda ${JOBS:+--jobs "$JOBS"} \
   --gpu-tests "$WORK/cuda/test/symm_gpu_tests" --reports "$WORK/reports" "$@" | tee "$OUT/gpu_suite.log"
 status=${PIPESTATUS[0]}
 cp "$WORK/reports/pytest.xml" "$OUT/gpu_suite.xml"
