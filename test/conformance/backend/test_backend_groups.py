@@ -1,9 +1,7 @@
 """Groups: joined in every way, made of some ranks, split, ended and made again; what they say."""
 
-import contextlib
 import datetime
 import os
-import socket
 
 import pytest
 import torch
@@ -27,6 +25,7 @@ from backend import (
     subgroup,
 )
 from harness import DEVICE
+from programs import free_port
 
 NO_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -300,12 +299,6 @@ def test_destroy_and_init_again():
     conforms_alone(joins_again, 2)
 
 
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def joins_by(rank, path, way, port):
     if way == "env":
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -339,7 +332,7 @@ def test_init_of_one_rank_by_a_store_of_its_own():
     conforms_alone(joins_alone, 1)
 
 
-def ends_with_calls_under_way(rank, path):
+def ends_all_groups(rank, path):
     join(rank, 2, dist.FileStore(path, 2))
     group = dist.new_group([0, 1])
     tensors = [mine(rank, 1000, salt=number) for number in range(8)]
@@ -347,12 +340,15 @@ def ends_with_calls_under_way(rank, path):
     for work in works:
         work.wait()
     dist.destroy_process_group()
+    assert not dist.is_initialized()
+    with pytest.raises((ValueError, RuntimeError)):
+        dist.get_rank(group)
     for number, tensor in enumerate(tensors):
         same(tensor, reduced("SUM", of_all(1000, ranks=range(2), salt=number)))
 
 
 def test_destroy_ends_all_groups():
-    conforms_alone(ends_with_calls_under_way, 2)
+    conforms_alone(ends_all_groups, 2)
 
 
 def two_backends(rank):

@@ -213,13 +213,23 @@ def test_sync_batch_norm():
 
 
 def has_uneven_data(rank):
-    model = ddp_of(make_model())
-    steps = 0
+    """Rank r has r + 1 batches: a step is the mean over all ranks, of which some give nothing, and
+    in the end all have what the last one has learned."""
+    reference = make_model()
+    model = ddp_of(reference)
+    ours = torch.optim.SGD(model.parameters(), lr=0.1)
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
     with model.join():
         for step in range(1 + rank):
+            ours.zero_grad()
             loss_of(model, here(batch(rank, step))).backward()
-            steps += 1
-    assert steps == 1 + rank
+            ours.step()
+    for step in range(WORLD_SIZE):
+        theirs.zero_grad()
+        losses = [loss_of(reference, batch(peer, step)) for peer in range(step, WORLD_SIZE)]
+        (sum(losses) / WORLD_SIZE).backward()
+        theirs.step()
+    same_parameters(model, reference)
 
 
 def test_ddp_join_of_uneven_inputs():
