@@ -11,7 +11,6 @@
 
 #include "backend/recv_search.hpp"
 #include "symm_mem/c10d/errors.hpp"
-#include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
@@ -57,29 +56,40 @@ void DeviceWork::end_search(const std::optional<Error>& error) noexcept {
   settled_.store(true, std::memory_order_release);
 }
 
-void DeviceWork::await_sender(std::chrono::milliseconds limit) {
-  if (is_settled()) return;
-  check_process();
-  // Asks often at first, since most messages are there soon, then seldom.
+// Asks often at first, since most of what is awaited is there soon, then seldom.
+template <typename Done, typename TimedOut>
+void DeviceWork::await(const Deadline* deadline, const Done& done, const TimedOut& timed_out) {
   constexpr int kYields = 64;
   constexpr std::chrono::microseconds kSleep{50};
-  const Deadline deadline(within_longest(limit));
-  with_torch_errors([&] {
-    for (int turn = 0;; ++turn) {
-      search_->look();
-      if (is_settled()) return;
-      check_interrupts();
-      if (limit.count() > 0 && deadline.passed()) {
-        throw Error(ErrorCode::kTimeout, "a recv from any rank has no sender after ", limit.count(),
-                    " ms");
-      }
-      if (turn < kYields) {
-        std::this_thread::yield();
-      } else {
-        std::this_thread::sleep_for(kSleep);
-      }
+  for (int turn = 0; !done(); ++turn) {
+    with_torch_errors(check_interrupts);
+    if (deadline != nullptr && deadline->passed()) throw_torch_error(timed_out());
+    if (turn < kYields) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kSleep);
     }
+  }
+}
+
+void DeviceWork::await_sender(const Deadline* deadline) {
+  if (is_settled()) return;
+  check_process();
+  const auto has_come = [this] {
+    with_torch_errors([this] { search_->look(); });
+    return is_settled();
+  };
+  await(deadline, has_come, [&] {
+    return Error(ErrorCode::kTimeout, "a recv from any rank has no sender after ",
+                 deadline->timeout().count(), " ms");
   });
+}
+
+void DeviceWork::await_end(const Deadline& deadline) {
+  if (launch_->capture != 0 || streams_->capture_of(streams_->current()) != 0) return;
+  await(
+      &deadline, [this] { return isCompleted(); },
+      [&] { return not_done_after(deadline.timeout()); });
 }
 
 const DeviceWork::Launch& DeviceWork::launch() const {
@@ -187,13 +197,16 @@ void DeviceWork::follow_failed() noexcept {
 void DeviceWork::synchronize() { wait(kNoTimeout); }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
-  await_sender(timeout);
+  const std::optional<Deadline> deadline =
+      timeout.count() > 0 ? std::optional<Deadline>(timeout) : std::nullopt;
+  await_sender(deadline ? &*deadline : nullptr);
   if (was_refused()) {
     unregister();
     rethrow_failure();
   }
   const Launch& mine = launch();
   if (!finished()) check_process();
+  if (deadline) await_end(*deadline);
   unregister();
   if (std::exception_ptr failure = exception()) {
     follow_failed();
@@ -208,7 +221,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 void DeviceWork::abort_group() { streams_->abort("abort() of an operation was called"); }
 
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
-  await_sender(kNoTimeout);
+  await_sender(nullptr);
   if (was_refused()) return WorkSymm::getFuture();
   const Launch& mine = launch();
   if (!finished()) check_process();

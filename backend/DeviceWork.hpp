@@ -2,10 +2,11 @@
 //
 // NOTE [Life of a Work on a device]
 // The operation is on its stream when the call returns; what follows is the device's business. The
-// Work stays unfinished until somebody sees the end: isCompleted(), or the thread behind
-// getFutureResult(). wait() and synchronize() only make the current stream wait, as every GPU
-// backend of PyTorch does, so a failure shows at the next call of the group, at wait() of a Work
-// whose end was not seen before the group failed, or at isCompleted(); never by itself.
+// Work stays unfinished until somebody sees the end: isCompleted(), wait() with a limit, or the
+// thread behind getFutureResult(). wait() without one and synchronize() only make the current stream
+// wait, as every GPU backend of PyTorch does, so a failure shows at the next call of the group, at
+// wait() of a Work whose end was not seen before the group failed, or at isCompleted(); never by
+// itself.
 //
 // Tensors of an asynchronous operation are kept until wait(), and released on its caller's thread.
 // Where the current stream is then another one than at the call, or where the Work is dropped
@@ -32,6 +33,7 @@
 
 #include "backend/WorkSymm.hpp"
 #include "backend/streams/device_streams.hpp"
+#include "symm_mem/process/deadline.hpp"
 
 namespace symm {
 
@@ -69,10 +71,11 @@ class DeviceWork final : public WorkSymm {
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   void synchronize() override;
-  // Does not block the host, but for the sender of a recv from any rank, where a positive `timeout`
-  // that passes first throws DistBackendError. Else it is ignored: the operation's own bounds it.
-  // Throws DistBackendError where the group has failed, the current stream then behind the
-  // operation all the same, ValueError inside the coalescing block,
+  // Without a `timeout` does not block the host, but for the sender of a recv from any rank. With a
+  // positive one the host waits for the operation's end too, as over NCCL, and DistBackendError is
+  // thrown where it passes first, the operation then in flight as before; not inside a capture, in
+  // which nothing runs. Throws DistBackendError where the group has failed, the current stream then
+  // behind the operation all the same, ValueError inside the coalescing block,
   // NotImplementedError inside a capture that began before the operation was complete.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void blockCurrentStream() override { synchronize(); }
@@ -88,8 +91,11 @@ class DeviceWork final : public WorkSymm {
   // Whether the operation is on its stream, or never will be.
   bool is_settled() const { return !search_ || settled_.load(std::memory_order_acquire); }
   bool was_refused() const { return is_settled() && finished() && !launch_; }
-  // Blocks until it is settled; throws where a positive `limit` passes first.
-  void await_sender(std::chrono::milliseconds limit);
+  // Blocks until done(); throws timed_out() where the deadline, if there is one, passes first.
+  template <typename Done, typename TimedOut>
+  static void await(const Deadline* deadline, const Done& done, const TimedOut& timed_out);
+  void await_sender(const Deadline* deadline);
+  void await_end(const Deadline& deadline);
   void make_wait(const c10::Stream& current);
   void follow_failed() noexcept;
   const c10::Event* end_event();

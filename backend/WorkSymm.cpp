@@ -143,6 +143,11 @@ void WorkSymm::throw_block_has_not_ended() {
                           "the operation belongs to a coalescing block that has not ended"));
 }
 
+Error WorkSymm::not_done_after(std::chrono::milliseconds limit) const {
+  return Error(ErrorCode::kTimeout, "wait() of operation ", sequence_, " on ", rank_name(),
+               ": not done after ", limit.count(), " ms; it stays in flight");
+}
+
 void WorkSymm::check_process() const {
   if (in_forked_child()) throw_torch_error(made_by_parent());
 }
@@ -168,9 +173,7 @@ bool WorkSymm::wait(std::chrono::milliseconds timeout) {
       lock.lock();
       if (timeout.count() <= 0 || Clock::now() < end || completed_) continue;
       lock.unlock();
-      throw_torch_error(Error(ErrorCode::kTimeout, "wait() of operation ", sequence_, " on ",
-                              rank_name(), ": not done after ", timeout.count(),
-                              " ms; it stays in flight"));
+      throw_torch_error(not_done_after(timeout));
     }
   }
   release_inputs();

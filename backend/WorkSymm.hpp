@@ -96,6 +96,8 @@ class WorkSymm : public c10d::Work {
   void unregister();
   // For what has to wait for the end of the coalescing block that the operation belongs to.
   [[noreturn]] static void throw_block_has_not_ended();
+  // What wait() throws where its limit has passed.
+  Error not_done_after(std::chrono::milliseconds limit) const;
 
   // Ends the range of a profile that `title` began; finish() does it too.
   void end_profiled_range();

@@ -5,7 +5,8 @@
 // wait for, and c10d takes no Work for an answer, as it does from ProcessGroupNCCL. A failure shows
 // at the group's next call. With SYMM_RETURN_WORK=1 such a call returns its Work, for programs that
 // call wait() on whatever a group gives them; a call that a profile watches has one too, which is
-// its range, and so has one whose end a completion hook is told of.
+// its range, and so has one whose end a completion hook is told of. In a coalescing block, whose
+// Work cannot be waited for before its end, such a call has none.
 #include <ATen/Context.h>
 #include <c10/util/Logging.h>
 
@@ -53,7 +54,7 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(const Operation& operation, cons
       DeviceLauncher::Block& block = device_block(sequence);
       device.collectives(block, calls, timeout, async_op);
       note_on_device(ticket, device.last_collective());
-      return block.work;
+      return async_op ? block.work : nullptr;
     }
     if (!async_op && !returns_work_ && operation.title == nullptr && !pending_->has_hook()) {
       device.collectives(calls, timeout);

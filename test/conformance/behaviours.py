@@ -84,10 +84,10 @@ ROWS = [
     ),
     (
         "movement",
-        "broadcast from each root, of views, of nothing",
+        "broadcast from each root, of views, transposed, of nothing",
         "`O.broadcast_ops`, `G.broadcast_basics`, `G.empty_tensors`",
         "broadcast_from_each_root broadcast_of_views_and_of_nothing "
-        "roots_by_global_rank_and_by_rank_of_the_group",
+        "broadcast_of_transposed_tensors roots_by_global_rank_and_by_rank_of_the_group",
     ),
     (
         "movement",

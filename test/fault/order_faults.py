@@ -40,6 +40,9 @@ def _check(started, label):
     work, tensor, expected = started
     if work is not None:
         work.wait()
+    if ON_CUDA:
+        # While a copy to pageable memory waits for its stream, those of other threads stand still.
+        torch.cuda.current_stream().synchronize()
     return model.mismatch(label, tensor, expected, exact=IS_SYMM)
 
 

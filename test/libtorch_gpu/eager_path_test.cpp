@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/process_group_impl.hpp"
+#include "test/libtorch/expect_raises.hpp"
 #include "test/support/fake_gpu.hpp"
 #include "test/support/instruction_count.hpp"
 #include "test/support/torch_on_fake_gpus.hpp"
@@ -112,6 +113,39 @@ TEST_F(EagerPathTest, ASynchronousCallReturnsNothing) {
   const WorkPtr work = group_->allreduce(tensors, options);
   ASSERT_NE(work.get(), nullptr);
   EXPECT_TRUE(work->wait());
+}
+
+TEST_F(EagerPathTest, InABlockASynchronousCallReturnsNothing) {
+  std::vector<at::Tensor> tensors{tensor_};
+  group_->startCoalescing();
+  EXPECT_EQ(group_->allreduce(tensors, reduce_options()).get(), nullptr);
+  c10d::AllreduceOptions options = reduce_options();
+  options.asyncOp = true;
+  const WorkPtr inside = group_->allreduce(tensors, options);
+  ASSERT_NE(inside.get(), nullptr);
+  EXPECT_THROW(inside->wait(), c10::ValueError);
+  const WorkPtr all = group_->endCoalescing();
+  ASSERT_NE(all.get(), nullptr);
+  EXPECT_TRUE(all->wait());
+}
+
+TEST_F(EagerPathTest, AWaitWithALimitWaitsForTheEnd) {
+  std::vector<at::Tensor> tensors{tensor_};
+  c10d::AllreduceOptions options = reduce_options();
+  options.asyncOp = true;
+  FakeGuard::events_have_passed = false;
+  const WorkPtr work = group_->allreduce(tensors, options);
+  EXPECT_TRUE(work->wait());
+  EXPECT_FALSE(work->isCompleted());
+  expect_raises<c10::DistBackendError>([&] { work->wait(std::chrono::milliseconds(20)); },
+                                       {"on rank 0: not done after 20 ms; it stays in flight"});
+  std::thread device([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    FakeGuard::events_have_passed = true;
+  });
+  EXPECT_TRUE(work->wait(std::chrono::seconds(20)));
+  EXPECT_TRUE(work->isCompleted());
+  device.join();
 }
 
 TEST_F(EagerPathTest, ACompletionHookIsToldOfEveryOperation) {

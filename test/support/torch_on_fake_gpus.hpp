@@ -4,6 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -11,7 +12,7 @@
 
 namespace symm::test {
 
-// torch's side of the fake GPUs: streams that are numbers, events that have passed.
+// torch's side of the fake GPUs: streams that are numbers, events that all have passed or none.
 class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return c10::kCUDA; }
@@ -33,8 +34,10 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void record(void**, const c10::Stream&, const c10::DeviceIndex,
               const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
+  bool queryEvent(void*) const override { return events_have_passed; }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+
+  static inline std::atomic<bool> events_have_passed{true};
 
  private:
   static c10::Stream stream(c10::Device device, c10::StreamId id) {

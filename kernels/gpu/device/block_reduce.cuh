@@ -105,6 +105,7 @@ requires(kGpuSharesReduceKernels && sizeof(Storage) == 1) struct UnitElements<St
 template <Dtype dtype, ReduceOp op>
 struct ElementRule {
   static constexpr bool kIsShared = false;
+  static constexpr bool kScales = op == ReduceOp::kSum;  // AVG and PREMUL_SUM do
   using Facts = ReduceFacts;
   using Storage = typename DtypeTraits<dtype>::Storage;
   using Accumulate = Accumulator<dtype, op == ReduceOp::kSum ? ReduceOp::kAvg : op>;
@@ -164,7 +165,7 @@ struct PlainSum : Rule {
 // Whether a rule has kernels of its own: sums and maxima that are common.
 constexpr bool has_own_kernels(Dtype dtype, ReduceOp op) {
   if (!kGpuSharesReduceKernels) return true;
-  const bool has_common_max = dtype <= Dtype::kFloat32;
+  const bool has_common_max = dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat32;
   const bool has_common_sum =
       dtype <= Dtype::kFloat64 || dtype == Dtype::kInt32 || dtype == Dtype::kInt64;
   return (op == ReduceOp::kMax && has_common_max) || (op == ReduceOp::kSum && has_common_sum);

@@ -132,10 +132,14 @@ static __device__ SYMM_OUTLINED_METHOD void combine_chunk(const std::byte* const
       combine_units<N, decltype(rule)>(from, to, world, at, whole, facts);
     }
   };
-  if (facts.premultiplies || facts.divisor != 0) {
-    combine_whole(Rule{});
+  if constexpr (Rule::kScales) {
+    if (facts.premultiplies || facts.divisor != 0) {
+      combine_whole(Rule{});
+    } else {
+      combine_whole(PlainSum<Rule>{});
+    }
   } else {
-    combine_whole(PlainSum<Rule>{});
+    combine_whole(Rule{});
   }
   for (std::uint32_t at = whole + warp_thread(); at * kUnitBytes < bytes; at += kWarpThreads) {
     const std::uint32_t left = bytes - at * static_cast<std::uint32_t>(kUnitBytes);

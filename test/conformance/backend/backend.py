@@ -21,6 +21,8 @@ from rank_processes import describe, run_processes
 
 NAME = BACKEND.split(":")[-1]
 
+_NO_LISTS = "gloo of torch 2.11 refuses by name: Backend gloo does not support alltoall"
+_IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 _NO_BITS = "ReduceOp's documentation: bitwise operations are not available over NCCL"
 _NO_MONITOR = "monitored_barrier's documentation: with the gloo backend alone"
 _TIMEOUT_ENDS = "a time-out of NCCL's watchdog ends the process, and raises nothing in it"
@@ -38,12 +40,15 @@ LACKING: dict[str, dict[str, str]] = {
         "uneven all_gather": "gloo's all_gather takes tensors of one size, as gloo's tests check",
         "coalescing by device": "gloo has no startCoalescing",
         "reduce keeps inputs": "reduce's documentation promises the tensor of dst alone",
+        **({"all_to_all of lists": _NO_LISTS} if _IS_OLD else {}),
     },
     "nccl": {
         "BAND": _NO_BITS,
         "BOR": _NO_BITS,
         "BXOR": _NO_BITS,
         "int16": "NCCL's dtypes have no int16",
+        "transposed tensors": "ProcessGroupNCCL refuses by name: Tensors must be contiguous",
+        "all_gather_coalesced": "ProcessGroupNCCL refuses by name: it does not support it",
         "sparse": "NCCL does not reduce sparse tensors",
         "recv from any rank": "recv's documentation: src is needed over NCCL",
         "tags": "send's documentation: tags are not supported over NCCL",
@@ -211,7 +216,7 @@ def carries_or_refuses(call) -> bool:
     try:
         call()
     except (RuntimeError, ValueError) as error:
-        if "contiguous" not in str(error):
+        if not any(word in str(error) for word in ("contiguous", "dense")):
             raise
         return False
     return True
