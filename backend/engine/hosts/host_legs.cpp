@@ -36,7 +36,7 @@ HostLimits gpu_limits(int hosts) {
 HostLimits cpu_limits(int hosts, bool few_cores) {
   HostLimits limits;
   limits.share_bytes = share_of_chunk(hosts);
-  if (few_cores) limits.leader_broadcast_bytes *= 4;
+  if (few_cores) limits.leader_broadcast_bytes *= 16;
   return limits;
 }
 

@@ -70,9 +70,16 @@ class LeaderExchange {
         element_(dtype_bytes(args.dtype)),
         in_heads_(legs.has_heads() && most_elements(legs, args) <= head_room(legs) / element_) {
     if (in_heads_) return;
+    // NOTE [Messages in the user's memory] in rail_movements.cpp.
+    const bool in_place = args.kind == CollectiveKind::kBroadcast && legs.is_on_cpu() &&
+                          legs.takes_any_memory();
+    const auto memory = [&](std::size_t bytes) {
+      if (in_place && bytes > 0) return std::span(static_cast<std::byte*>(args.output), bytes);
+      return room(bytes);
+    };
     for (const int peer : heads.peers()) {
-      to_.push_back({peer, room(bytes_to(legs.host_of(peer)))});
-      from_.push_back({peer, room(bytes_from(legs.host_of(peer)))});
+      to_.push_back({peer, memory(bytes_to(legs.host_of(peer)))});
+      from_.push_back({peer, memory(bytes_from(legs.host_of(peer)))});
     }
     heads.start();
   }
