@@ -25,6 +25,7 @@ namespace {
 // take (NOTE [Waiting]).
 constexpr WaitPolicy kCoreEach{.pauses = 1000, .yields = 0, .moves_apart = true};
 constexpr WaitPolicy kSharedCores{.pauses = 4, .yields = 50, .moves_apart = false};
+constexpr WaitPolicy kBesideThreads{.pauses = 100, .yields = 0, .moves_apart = false};
 
 // Rounds until a waiter looks whether it shares a core with whom it waits for, some microseconds.
 constexpr int kPausesAlone = 300;
@@ -84,8 +85,10 @@ int usable_cores() {
   return quota > 0 ? std::min(cores, quota) : cores;
 }
 
-WaitPolicy wait_policy(int ranks_on_host) {
-  return ranks_on_host > usable_cores() ? kSharedCores : kCoreEach;
+WaitPolicy wait_policy(int ranks_on_host, int busy_threads) {
+  const int cores = usable_cores();
+  if (busy_threads > std::max(ranks_on_host, cores)) return kBesideThreads;
+  return ranks_on_host > cores ? kSharedCores : kCoreEach;
 }
 
 // The exchange is a full fence: the load of `waiters` cannot pass it. Together with the sleeper's

@@ -11,7 +11,8 @@
 // To Linux sched_yield() means that the thread has had its turn: another program's thread on this
 // core gets a slice of milliseconds, and that in each of the many waits of a call, where a sleeper
 // runs as soon as it is woken. So nobody yields with a core of its own (docs/benchmarks.md, "Other
-// programs beside").
+// programs beside"), nor where threads that are no ranks, an engine's between hosts, want the cores
+// as well (docs/many_hosts.md, "Figures").
 //
 // NOTE [Two ranks on one core]
 // The scheduler may leave two ranks on one core although another one is free: each gives the core
@@ -35,8 +36,9 @@ struct WaitPolicy {
   bool moves_apart;  // there is a core for each rank
 };
 
-// The policy for `ranks_on_host` ranks and the cores that this process may use. Local.
-WaitPolicy wait_policy(int ranks_on_host);
+// The policy for `ranks_on_host` ranks and the cores that this process may use; `busy_threads`: of
+// these ranks and of what works for them beside, where something does. Local.
+WaitPolicy wait_policy(int ranks_on_host, int busy_threads = 0);
 
 // Cores that this process may use: its affinity, lowered by the cgroup's quota; at least 1.
 int usable_cores();

@@ -83,7 +83,7 @@ LocalGroup::LocalGroup(const LocalGroupConfig& config)
     : group_name_(config.group_name),
       rank_(config.rank),
       world_size_(config.world_size),
-      policy_(wait_policy(std::max(ranks_on_host(config.world_size), config.busy_threads))),
+      policy_(wait_policy(ranks_on_host(config.world_size), config.busy_threads)),
       fork_generation_(fork_generation()) {}
 
 std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,

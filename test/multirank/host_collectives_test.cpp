@@ -133,6 +133,7 @@ class Hosts {
 
 // Small enough for several chunks, and for every way through the code, at a few thousand elements.
 constexpr HostLimits kSmallLimits{.leader_bytes = 10'000,
+                                  .leader_pair_bytes = 5'000,
                                   .leader_broadcast_bytes = 10'000,
                                   .share_bytes = 4'096,
                                   .whole_shares = 600,
@@ -274,6 +275,55 @@ TEST(HostCollectives, DifferentKindsAndRootsAreAnErrorOnEveryRank) {
         for (const auto& error : errors) {
           ASSERT_TRUE(error);
           EXPECT_NE(error->code(), ErrorCode::kTimeout) << error->what();
+        }
+      }
+    }
+  }
+}
+
+// Leaders alone compare these, and messages are on their way before.
+TEST(HostCollectives, DifferentGathersAndScattersAreAnErrorOnEveryRank) {
+  struct Call {
+    CollectiveKind kind;
+    int root;
+    std::size_t count;
+  };
+  constexpr std::size_t kMost = 30'000;
+  constexpr auto kScatter = CollectiveKind::kScatter;
+  constexpr auto kGather = CollectiveKind::kGather;
+  const auto run = [](const Call& call, int rank, HostCollectives& collectives) {
+    std::vector<float> own(call.count);
+    std::vector<float> all(4 * call.count);
+    std::vector<Part> parts;
+    for (std::size_t r = 0; r < 4; ++r) parts.push_back({&all[r * call.count], call.count});
+    CollectiveArgs args;
+    args.kind = call.kind;
+    args.dtype = Dtype::kFloat32;
+    args.root = call.root;
+    args.count = call.count;
+    if (call.kind == kScatter) args.output = own.data();
+    if (call.kind == kGather) args.input = own.data();
+    if (rank == call.root) {
+      (call.kind == kScatter ? args.input_parts : args.output_parts) = parts;
+    }
+    collectives.run(args, kTimeout);
+  };
+  for (const CollectiveKind kind : {kScatter, kGather}) {
+    const CollectiveKind other = kind == kScatter ? kGather : kScatter;
+    const Call usual{kind, 1, kMost};
+    for (const Call& wrong : {Call{kind, 0, kMost}, Call{kind, 2, kMost}, Call{kind, 1, kMost - 1},
+                              Call{kind, 1, 40}, Call{other, 1, kMost}}) {
+      for (const Space space : {Space::kCpu, Space::kAnyMemory}) {
+        for (const int odd : {0, 1, 2, 3}) {
+          Hosts hosts("aabb", kSmallLimits, space);
+          const auto errors = hosts.errors([&](int rank, HostCollectives& collectives) {
+            run(rank == odd ? wrong : usual, rank, collectives);
+            collectives.run(CollectiveArgs(), kTimeout);
+          });
+          for (const auto& error : errors) {
+            ASSERT_TRUE(error);
+            EXPECT_NE(error->code(), ErrorCode::kTimeout) << error->what();
+          }
         }
       }
     }

@@ -51,7 +51,7 @@ MailboxEngine::MailboxEngine(const CommunicatorConfig& config, GroupMemory* memo
       group_(group),
       comparison_(comparison),
       peer_memory_(peer_memory),
-      policy_(wait_policy(config.world_size)) {
+      policy_(group.policy()) {
   policy_.pauses /= 10;  // a round here looks at every peer, which takes as long as ten pauses
   if (memory == nullptr) return;
   doorbell_ = &memory->control(config.rank).doorbell;

@@ -8,12 +8,16 @@
 
 namespace symm {
 
+bool leaders_compare(const HostLegs& legs, const CollectiveArgs& args) {
+  return moves_to_or_from_root(args.kind) && legs.is_on_cpu();
+}
+
 std::vector<int> head_peers(const HostLegs& legs, const CollectiveArgs& args) {
   if (goes_by_leaders(legs, args)) return legs.leaders();
-  if (args.kind != CollectiveKind::kGather && args.kind != CollectiveKind::kScatter &&
-      args.kind != CollectiveKind::kAllToAll) {
+  if (!moves_to_or_from_root(args.kind) && args.kind != CollectiveKind::kAllToAll) {
     return legs.rail_peers();
   }
+  if (leaders_compare(legs, args)) return legs.leaders();
   std::vector<int> peers;
   for (int rank = 0; rank < legs.layout().world_size(); ++rank) {
     if (legs.is_here(rank)) continue;
@@ -47,8 +51,21 @@ void CallHeads::start() {
   transfer_ = legs_.start_heads(to, from);
 }
 
+HostExchange CallHeads::exchange(Messages to, Messages from) {
+  HostExchange exchange;
+  if (to_ == nullptr || !legs_.is_on_cpu()) {
+    finish();
+    exchange.received = legs_.start(std::move(to), std::move(from));
+    return exchange;
+  }
+  exchange.sent = legs_.start(std::move(to), {});
+  finish();
+  exchange.received = legs_.start({}, std::move(from));
+  return exchange;
+}
+
 void CallHeads::finish() {
-  if (to_ == nullptr) return;
+  if (to_ == nullptr || std::exchange(finished_, true)) return;
   legs_.finish(transfer_);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     CallNote got;

@@ -36,6 +36,15 @@ namespace symm {
 // share, as everything that chooses here.
 bool goes_by_leaders(const HostLegs& legs, const CollectiveArgs& args);
 
+// gather and scatter.
+inline bool moves_to_or_from_root(CollectiveKind kind) {
+  return kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
+}
+
+// True where leaders alone compare the heads of a call that they do not carry out by themselves:
+// every rank has the same counts there, so a barrier of the host tells the others of it.
+bool leaders_compare(const HostLegs& legs, const CollectiveArgs& args);
+
 // With whom this rank exchanges heads in a call.
 std::vector<int> head_peers(const HostLegs& legs, const CollectiveArgs& args);
 

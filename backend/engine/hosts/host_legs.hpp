@@ -26,11 +26,19 @@ namespace symm {
 
 using Messages = std::vector<HostMessage>;
 
+// Messages under way in both directions; all of them may be in one of the two.
+struct HostExchange {
+  std::unique_ptr<HostTransfer> sent;
+  std::unique_ptr<HostTransfer> received;
+};
+
 // Sizes in bytes by which calls are carried out. The same on every rank.
 struct HostLimits {
   // The most that one leader tells another. Below it fewer threads of the engine at work are worth
   // more than all rails: 2 hosts of 2 ranks on 2 cores, 64 KiB, two to three times.
   std::size_t leader_bytes = std::size_t{1} << 20;
+  // The same of a gather or scatter, where leaders move what is not for their host's other ranks.
+  std::size_t leader_pair_bytes = std::size_t{1} << 19;
   // The same of a broadcast, which has messages in one direction alone.
   std::size_t leader_broadcast_bytes = std::size_t{1} << 20;
   // One rank's share of a chunk, and a chunk of all pairs of a rank. As long as the engine's
@@ -128,6 +136,10 @@ class HostLegs {
   std::unique_ptr<HostTransfer> start(Messages to, Messages from);
   // Waits for a transfer, or for none, and ends it.
   void finish(std::unique_ptr<HostTransfer>& transfer);
+  void finish(HostExchange& exchange) {
+    finish(exchange.received);
+    finish(exchange.sent);
+  }
 
   // Heads of calls are exchanged, and each has room for so many bytes of data.
   bool has_heads() const { return space_.heads() != nullptr; }

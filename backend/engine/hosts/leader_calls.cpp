@@ -99,12 +99,11 @@ class LeaderExchange {
   // What to() names has been filled.
   void start() {
     if (in_heads_) return heads_.start();
-    heads_.finish();
-    transfer_ = legs_.start(to_, from_);
+    exchange_ = heads_.exchange(to_, from_);
   }
   void finish() {
     if (in_heads_) return heads_.finish();
-    legs_.finish(transfer_);
+    legs_.finish(exchange_);
   }
 
  private:
@@ -142,7 +141,7 @@ class LeaderExchange {
   const bool in_heads_;
   Messages to_;
   Messages from_;
-  std::unique_ptr<HostTransfer> transfer_;
+  HostExchange exchange_;
 };
 
 void reduction(HostLegs& legs, LeaderExchange& exchange, const CollectiveArgs& args) {
@@ -328,8 +327,9 @@ void barrier(HostLegs& legs, LeaderExchange& exchange) {
 bool goes_by_leaders(const HostLegs& legs, const CollectiveArgs& args) {
   if (args.kind == CollectiveKind::kAllToAll) return false;
   const HostLimits& limits = legs.limits();
-  const std::size_t told =
-      args.kind == CollectiveKind::kBroadcast ? limits.leader_broadcast_bytes : limits.leader_bytes;
+  std::size_t told = limits.leader_bytes;
+  if (args.kind == CollectiveKind::kBroadcast) told = limits.leader_broadcast_bytes;
+  if (moves_to_or_from_root(args.kind)) told = std::min(told, limits.leader_pair_bytes);
   const std::size_t most = std::max(head_room(legs), legs.of_each_host(told));
   return most_elements(legs, args) <= most / dtype_bytes(args.dtype);
 }

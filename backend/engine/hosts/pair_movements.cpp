@@ -15,7 +15,11 @@ constexpr std::size_t kLeastChunk = std::size_t{16} << 10;
 class PairMovement {
  public:
   PairMovement(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args)
-      : legs_(legs), heads_(heads), element_(dtype_bytes(args.dtype)) {
+      : legs_(legs),
+        heads_(heads),
+        element_(dtype_bytes(args.dtype)),
+        leaders_compare_(leaders_compare(legs, args)),
+        receives_here_(legs.is_here(args.root) == (args.kind == CollectiveKind::kGather)) {
     const auto world = static_cast<std::size_t>(legs.layout().world_size());
     to_.resize(world);
     from_.resize(world);
@@ -42,15 +46,10 @@ class PairMovement {
       }
     }
     heads_.start();
-    std::unique_ptr<HostTransfer> transfer;
-    const bool in_their_place = legs_.takes_any_memory();
-    // Without heads there is nothing to wait for before the engine begins.
-    if (in_their_place && !legs_.has_heads()) transfer = start_in_place();
+    if (legs_.takes_any_memory()) return move_in_place();
     move_in_host();
     finish_heads();
-    if (!in_their_place) return move_chunks();
-    if (legs_.has_heads()) transfer = start_in_place();
-    legs_.finish(transfer);
+    move_chunks();
   }
 
  private:
@@ -67,10 +66,13 @@ class PairMovement {
   static const Part& of(const std::vector<Part>& parts, int rank) {
     return parts[static_cast<std::size_t>(rank)];
   }
-  bool fits_head(const Part& part) const { return part.count <= head_room(legs_); }
+  bool fits_head(const Part& part) const {
+    return part.count == 0 || (!leaders_compare_ && part.count <= head_room(legs_));
+  }
 
   void finish_heads() {
     heads_.finish();
+    if (leaders_compare_ && receives_here_) legs_.run_local({});  // the leader has compared
     for (std::size_t i = 0; i < heads_.peers().size(); ++i) {
       const Part& part = of(from_, heads_.peers()[i]);
       if (fits_head(part) && part.count > 0) {
@@ -107,8 +109,18 @@ class PairMovement {
     return made;
   }
 
-  std::unique_ptr<HostTransfer> start_in_place() {
-    return legs_.start(in_place(to_), in_place(from_));
+  // Without heads there is nothing to wait for before the engine begins.
+  void move_in_place() {
+    HostExchange exchange;
+    if (legs_.has_heads()) {
+      exchange.sent = legs_.start(in_place(to_), {});
+    } else {
+      exchange.received = legs_.start(in_place(to_), in_place(from_));
+    }
+    move_in_host();
+    finish_heads();
+    if (legs_.has_heads()) exchange.received = legs_.start({}, in_place(from_));
+    legs_.finish(exchange);
   }
 
   std::vector<Pair> pairs_of(const std::vector<Part>& parts) {
@@ -166,6 +178,8 @@ class PairMovement {
   HostLegs& legs_;
   CallHeads& heads_;
   const std::size_t element_;
+  const bool leaders_compare_;
+  const bool receives_here_;  // where leaders compare: a rank of this host, from another one
   std::vector<Part> to_;    // by rank, in bytes
   std::vector<Part> from_;  // by rank, in bytes
   std::size_t chunk_ = 0;   // bytes of a whole chunk of a pair

@@ -40,9 +40,10 @@ class RailAllGather {
       if (step < chunks_) {
         // Without heads there is nothing to wait for before the engine begins.
         if (!legs_.has_heads()) exchange(step);
+        if (legs_.has_heads()) send(step);
         gather_own_host(step);
-        if (step == 0) heads.finish();
-        if (legs_.has_heads()) exchange(step);
+        heads.finish();
+        if (legs_.has_heads()) receive(step);
       }
       if (step >= 1) gather_others(step - 1);
     }
@@ -57,7 +58,7 @@ class RailAllGather {
   struct Chunk {
     std::byte* outgoing = nullptr;
     std::vector<std::byte*> incoming;  // by run
-    std::unique_ptr<HostTransfer> transfer;
+    HostExchange exchange;
   };
 
   // NOTE [Messages in the user's memory]
@@ -80,7 +81,7 @@ class RailAllGather {
   }
 
   // Where the message of `run` arrives that this rank brings.
-  std::byte* received(std::size_t index, std::size_t run) {
+  std::byte* place_of(std::size_t index, std::size_t run) {
     if (!receives_in_output()) return in_flight(index).incoming[run];
     return static_cast<std::byte*>(in_chunk(index, brought(runs_[run])).data);
   }
@@ -104,31 +105,43 @@ class RailAllGather {
   }
 
   void exchange(std::size_t index) {
+    in_flight(index).exchange.received = legs_.start(sent(index), received(index));
+  }
+  void send(std::size_t index) { in_flight(index).exchange.sent = legs_.start(sent(index), {}); }
+  void receive(std::size_t index) {
+    in_flight(index).exchange.received = legs_.start({}, received(index));
+  }
+
+  Messages sent(std::size_t index) {
     Chunk& chunk = in_flight(index);
     const std::size_t bytes = in_chunk(index, legs_.rank()).count * element_;
     std::byte* const input = at_byte(args_.input, index * chunk_ * element_);
     std::byte* const outgoing = legs_.takes_any_memory() ? input : chunk.outgoing;
     if (outgoing != input) legs_.copy(outgoing, input, bytes);
     Messages to;
-    Messages from;
     for (int host = 0; host < legs_.layout().host_count(); ++host) {
       if (host != legs_.host()) to.push_back({legs_.stand_in(host), {outgoing, bytes}});
     }
+    return to;
+  }
+
+  Messages received(std::size_t index) {
+    Messages from;
     for (std::size_t run = 0; run < runs_.size(); ++run) {
       const int rank = brought(runs_[run]);
       if (rank < 0) continue;
-      from.push_back({rank, {received(index, run), in_chunk(index, rank).count * element_}});
+      from.push_back({rank, {place_of(index, run), in_chunk(index, rank).count * element_}});
     }
-    chunk.transfer = legs_.start(std::move(to), std::move(from));
+    return from;
   }
 
   void gather_others(std::size_t index) {
     Chunk& chunk = in_flight(index);
-    legs_.finish(chunk.transfer);
+    legs_.finish(chunk.exchange);
     for (std::size_t run = 0; run < runs_.size(); ++run) {
       const int rank = brought(runs_[run]);
       gather(index, legs_.members(runs_[run].host), runs_[run].first,
-             rank < 0 ? nullptr : received(index, run), rank < 0 ? 0 : in_chunk(index, rank).count);
+             rank < 0 ? nullptr : place_of(index, run), rank < 0 ? 0 : in_chunk(index, rank).count);
     }
   }
 
@@ -161,8 +174,8 @@ class RailBroadcast {
     if (from_here_) {
       for (std::size_t index = 0; index < chunks_; ++index) {
         broadcast_here(index);
-        if (index == 0) heads.finish();
         send(index);
+        heads.finish();
       }
       for (Chunk& chunk : in_flight_) legs_.finish(chunk.transfer);
       return;

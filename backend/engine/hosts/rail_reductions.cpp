@@ -38,8 +38,7 @@ class RailReduction {
     for (std::size_t step = 0; step < chunks_ + lag; ++step) {
       if (step < chunks_) {
         scatter(step);
-        if (step == 0) heads.finish();
-        exchange_partials(step);
+        exchange_partials(heads, step);
       }
       if (step >= 1 && step - 1 < chunks_) fold(step - 1);
       if (step >= lag) gather(step - lag);
@@ -53,7 +52,7 @@ class RailReduction {
     std::byte* partial = nullptr;   // this rail's share, combined in this host
     std::byte* incoming = nullptr;  // what this host folds of it, of each other host
     std::byte* result = nullptr;    // the share, folded
-    std::unique_ptr<HostTransfer> transfer;
+    HostExchange exchange;
   };
 
   // Where what is folded needs no other exchange, its place in the output will do.
@@ -105,8 +104,8 @@ class RailReduction {
     return chunk.incoming + n * folded_by(legs_.host(), chunk).count * element_;
   }
 
-  void exchange_partials(std::size_t index) {
-    if (!legs_.on_rail()) return;
+  void exchange_partials(CallHeads& heads, std::size_t index) {
+    if (!legs_.on_rail()) return heads.finish();
     Chunk& chunk = in_flight(index);
     const Share mine = folded_by(legs_.host(), chunk);
     Messages to;
@@ -116,13 +115,13 @@ class RailReduction {
       to.push_back(message(host, chunk.partial, folded_by(host, chunk)));
       from.push_back(message(host, incoming(chunk, from.size()), {0, mine.count}));
     }
-    chunk.transfer = legs_.start(std::move(to), std::move(from));
+    chunk.exchange = heads.exchange(std::move(to), std::move(from));
   }
 
   void fold(std::size_t index) {
     if (!legs_.on_rail()) return;
     Chunk& chunk = in_flight(index);
-    legs_.finish(chunk.transfer);
+    legs_.finish(chunk.exchange);
     const Share mine = folded_by(legs_.host(), chunk);
     std::vector<const void*> of_hosts;
     for (int host = 0; host < hosts_; ++host) {
@@ -146,12 +145,12 @@ class RailReduction {
         from.push_back(message(host, chunk.result, folded_by(host, chunk)));
       }
     }
-    chunk.transfer = legs_.start(std::move(to), std::move(from));
+    chunk.exchange.received = legs_.start(std::move(to), std::move(from));
   }
 
   void gather(std::size_t index) {
     Chunk& chunk = in_flight(index);
-    legs_.finish(chunk.transfer);
+    legs_.finish(chunk.exchange);
     if (!to_all() && !legs_.is_here(args_.root)) return;
     CollectiveArgs local = args_;
     local.root = 0;
@@ -214,8 +213,7 @@ class RailReduceScatter {
     for (std::size_t step = 0; step <= chunks_; ++step) {
       if (step < chunks_) {
         Messages to = scatter(step);
-        if (step == 0) heads.finish();
-        exchange(step, std::move(to));
+        exchange(heads, step, std::move(to));
       }
       if (step >= 1) fold(step - 1);
     }
@@ -226,7 +224,7 @@ class RailReduceScatter {
     std::vector<std::byte*> partials;  // by run of ranks, each as many as this host has
     const std::byte* own = nullptr;    // this rank's, combined in this host
     std::byte* incoming = nullptr;     // of the other hosts, for this rank
-    std::unique_ptr<HostTransfer> transfer;
+    HostExchange exchange;
   };
 
   Chunk& in_flight(std::size_t index) { return in_flight_[index % in_flight_.size()]; }
@@ -275,7 +273,7 @@ class RailReduceScatter {
     return local.count;
   }
 
-  void exchange(std::size_t index, Messages to) {
+  void exchange(CallHeads& heads, std::size_t index, Messages to) {
     Chunk& chunk = in_flight(index);
     const std::size_t bytes = in_chunk(index, args_.count) * element_;
     Messages from;
@@ -283,12 +281,12 @@ class RailReduceScatter {
       if (host == legs_.host()) continue;
       from.push_back({legs_.stand_in(host), {chunk.incoming + from.size() * bytes, bytes}});
     }
-    chunk.transfer = legs_.start(std::move(to), std::move(from));
+    chunk.exchange = heads.exchange(std::move(to), std::move(from));
   }
 
   void fold(std::size_t index) {
     Chunk& chunk = in_flight(index);
-    legs_.finish(chunk.transfer);
+    legs_.finish(chunk.exchange);
     const std::size_t count = in_chunk(index, args_.count);
     std::vector<const void*> of_hosts;
     of_hosts.reserve(legs_.layout().members.size());
