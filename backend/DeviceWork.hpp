@@ -3,10 +3,10 @@
 // NOTE [Life of a Work on a device]
 // The operation is on its stream when the call returns; what follows is the device's business. The
 // Work stays unfinished until somebody sees the end: isCompleted(), wait() with a limit, or the
-// thread behind getFutureResult(). wait() without one and synchronize() only make the current stream
-// wait, as every GPU backend of PyTorch does, so a failure shows at the next call of the group, at
-// wait() of a Work whose end was not seen before the group failed, or at isCompleted(); never by
-// itself.
+// thread behind getFutureResult(). wait() without one and synchronize() only make the current
+// stream wait, as every GPU backend of PyTorch does, so a failure shows at the next call of the
+// group, at wait() of a Work whose end was not seen before the group failed, or at isCompleted();
+// never by itself.
 //
 // Tensors of an asynchronous operation are kept until wait(), and released on its caller's thread.
 // Where the current stream is then another one than at the call, or where the Work is dropped

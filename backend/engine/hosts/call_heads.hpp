@@ -4,10 +4,10 @@
 // NOTE [Heads]
 // Ranks of different hosts that exchange anything in a call first exchange heads, both ways: a note
 // of the call and room for data. A small call needs no other message; a larger one goes on when the
-// notes agree: its messages may be sent before, as nobody asks for one whose sender has not made the
-// same call. The leaders of the hosts exchange heads in every call, so that any two different calls
-// meet somewhere; inside a host call_hash() does the same. Having a peer's head, a rank knows that
-// the peer has begun the call.
+// notes agree: its messages may be sent before, as nobody asks for one whose sender has not made
+// the same call. The leaders of the hosts exchange heads in every call, so that any two different
+// calls meet somewhere; inside a host call_hash() does the same. Having a peer's head, a rank knows
+// that the peer has begun the call.
 //
 // Where the messages of calls are ordered by a stream of a GPU, reading a head would make the CPU
 // wait for it: there are none then, and what the hosts call is not compared. Heads beside messages

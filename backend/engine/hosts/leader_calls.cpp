@@ -71,8 +71,8 @@ class LeaderExchange {
         in_heads_(legs.has_heads() && most_elements(legs, args) <= head_room(legs) / element_) {
     if (in_heads_) return;
     // NOTE [Messages in the user's memory] in rail_movements.cpp.
-    const bool in_place = args.kind == CollectiveKind::kBroadcast && legs.is_on_cpu() &&
-                          legs.takes_any_memory();
+    const bool in_place =
+        args.kind == CollectiveKind::kBroadcast && legs.is_on_cpu() && legs.takes_any_memory();
     const auto memory = [&](std::size_t bytes) {
       if (in_place && bytes > 0) return std::span(static_cast<std::byte*>(args.output), bytes);
       return room(bytes);

@@ -180,9 +180,9 @@ class PairMovement {
   const std::size_t element_;
   const bool leaders_compare_;
   const bool receives_here_;  // where leaders compare: a rank of this host, from another one
-  std::vector<Part> to_;    // by rank, in bytes
-  std::vector<Part> from_;  // by rank, in bytes
-  std::size_t chunk_ = 0;   // bytes of a whole chunk of a pair
+  std::vector<Part> to_;      // by rank, in bytes
+  std::vector<Part> from_;    // by rank, in bytes
+  std::size_t chunk_ = 0;     // bytes of a whole chunk of a pair
 };
 
 }  // namespace
