@@ -267,7 +267,7 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
   space_ = std::make_unique<CpuSpace>(engine_->communicator(), *link_);
   collectives_ = std::make_unique<HostCollectives>(
       config.group_name, layout_, rank_, names_, engine_->communicator(), *space_,
-      cpu_limits(layout_.host_count(), agreed.few_cores));
+      cpu_limits(layout_.host_count(), agreed.few_cores, !link_->takes_any_memory()));
 }
 
 GpuHosts& HostGroup::gpu(DeviceGroup& local, const std::shared_ptr<DeviceStreams>& streams) {

@@ -223,10 +223,14 @@ TEST(HostCollectives, SendsTheBytesOfTheFormulas) {
 // What a rank keeps for messages, by the number of hosts.
 TEST(HostCollectives, TakesAtMost64MiB) {
   for (const int hosts : {2, 3, 4, 5, 7, 8, 16, 64}) {
-    for (const HostLimits& limits : {gpu_limits(hosts), cpu_limits(hosts, false)}) {
+    for (const HostLimits& limits : {gpu_limits(hosts), cpu_limits(hosts, true, true)}) {
       const auto count = static_cast<std::size_t>(hosts);
-      const std::size_t share = limits.share_bytes * 8 / std::max<std::size_t>(count, 8);
-      EXPECT_LE(2 * (2 * count - 1) * share, std::size_t{64} << 20) << hosts;
+      const auto of_each = [&](std::size_t bytes) {
+        return bytes * 8 / std::max<std::size_t>(count, 8);
+      };
+      constexpr std::size_t kMost = std::size_t{64} << 20;
+      EXPECT_LE(2 * (2 * count - 1) * of_each(limits.share_bytes), kMost) << hosts;
+      EXPECT_LE((count - 1) * of_each(limits.leader_broadcast_bytes), kMost) << hosts;
     }
   }
 }

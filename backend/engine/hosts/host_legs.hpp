@@ -56,8 +56,9 @@ struct HostLimits {
 // go over rails, but for what carries no data. Messages of a rank take 60 MiB at most, here and
 // below.
 HostLimits gpu_limits(int hosts);
-// `few_cores`: somewhere the ranks and the engine's threads have not got a core each.
-HostLimits cpu_limits(int hosts, bool few_cores);
+// `few_cores`: somewhere the ranks and the engine's threads have not got a core each; `copies`:
+// messages lie in memory of the link.
+HostLimits cpu_limits(int hosts, bool few_cores, bool copies);
 
 // Element range `index` of `count` nearly equal ones of `total`.
 struct Share {
