@@ -51,16 +51,18 @@ void CallHeads::start() {
   transfer_ = legs_.start_heads(to, from);
 }
 
-HostExchange CallHeads::exchange(Messages to, Messages from) {
+HostExchange CallHeads::exchange(Messages to, Messages from,
+                                 const std::function<void()>& meanwhile) {
   HostExchange exchange;
-  if (to_ == nullptr || !legs_.is_on_cpu()) {
-    finish();
+  if (!legs_.has_heads()) {
     exchange.received = legs_.start(std::move(to), std::move(from));
+    meanwhile();
     return exchange;
   }
-  exchange.sent = legs_.start(std::move(to), {});
+  if (legs_.is_on_cpu()) exchange.sent = legs_.start(std::exchange(to, {}), {});
+  meanwhile();
   finish();
-  exchange.received = legs_.start({}, std::move(from));
+  exchange.received = legs_.start(std::move(to), std::move(from));
   return exchange;
 }
 

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -46,8 +47,11 @@ class CallHeads {
   void start();
   // Throws kMismatch where a peer has made another call. Does nothing the second time.
   void finish();
-  // Starts messages of the call, and finish()es before it asks for those to this rank.
-  HostExchange exchange(Messages to, Messages from);
+  // Starts messages of the call and does `meanwhile`, a local leg. With heads asks for `from`
+  // behind finish() alone, and on the CPU sends `to` before; without them there is nothing to wait
+  // for.
+  HostExchange exchange(
+      Messages to, Messages from, const std::function<void()>& meanwhile = [] {});
 
  private:
   HostLegs& legs_;

@@ -46,9 +46,15 @@ class PairMovement {
       }
     }
     heads_.start();
-    if (legs_.takes_any_memory()) return move_in_place();
-    move_in_host();
-    finish_heads();
+    const auto move_here = [this] {
+      move_in_host();
+      finish_heads();
+    };
+    if (legs_.takes_any_memory()) {
+      HostExchange exchange = heads_.exchange(in_place(to_), in_place(from_), move_here);
+      return legs_.finish(exchange);
+    }
+    move_here();
     move_chunks();
   }
 
@@ -107,20 +113,6 @@ class PairMovement {
       }
     }
     return made;
-  }
-
-  // Without heads there is nothing to wait for before the engine begins.
-  void move_in_place() {
-    HostExchange exchange;
-    if (legs_.has_heads()) {
-      exchange.sent = legs_.start(in_place(to_), {});
-    } else {
-      exchange.received = legs_.start(in_place(to_), in_place(from_));
-    }
-    move_in_host();
-    finish_heads();
-    if (legs_.has_heads()) exchange.received = legs_.start({}, in_place(from_));
-    legs_.finish(exchange);
   }
 
   std::vector<Pair> pairs_of(const std::vector<Part>& parts) {

@@ -38,12 +38,8 @@ class RailAllGather {
   void run(CallHeads& heads) {
     for (std::size_t step = 0; step <= chunks_; ++step) {
       if (step < chunks_) {
-        // Without heads there is nothing to wait for before the engine begins.
-        if (!legs_.has_heads()) exchange(step);
-        if (legs_.has_heads()) send(step);
-        gather_own_host(step);
-        heads.finish();
-        if (legs_.has_heads()) receive(step);
+        in_flight(step).exchange =
+            heads.exchange(sent(step), received(step), [this, step] { gather_own_host(step); });
       }
       if (step >= 1) gather_others(step - 1);
     }
@@ -102,14 +98,6 @@ class RailAllGather {
   void gather_own_host(std::size_t index) {
     gather(index, legs_.here(), 0, at_byte(args_.input, index * chunk_ * element_),
            in_chunk(index, legs_.rank()).count);
-  }
-
-  void exchange(std::size_t index) {
-    in_flight(index).exchange.received = legs_.start(sent(index), received(index));
-  }
-  void send(std::size_t index) { in_flight(index).exchange.sent = legs_.start(sent(index), {}); }
-  void receive(std::size_t index) {
-    in_flight(index).exchange.received = legs_.start({}, received(index));
   }
 
   Messages sent(std::size_t index) {
@@ -174,10 +162,9 @@ class RailBroadcast {
     if (from_here_) {
       for (std::size_t index = 0; index < chunks_; ++index) {
         broadcast_here(index);
-        send(index);
-        heads.finish();
+        send(heads, index);
       }
-      for (Chunk& chunk : in_flight_) legs_.finish(chunk.transfer);
+      for (Chunk& chunk : in_flight_) legs_.finish(chunk.exchange);
       return;
     }
     heads.finish();
@@ -185,7 +172,7 @@ class RailBroadcast {
       receive(index);
     }
     for (std::size_t index = 0; index < chunks_; ++index) {
-      legs_.finish(in_flight(index).transfer);
+      legs_.finish(in_flight(index).exchange);
       gather(index);
       if (index + in_flight_.size() < chunks_) receive(index + in_flight_.size());
     }
@@ -194,7 +181,7 @@ class RailBroadcast {
  private:
   struct Chunk {
     std::byte* share = nullptr;  // this rail's
-    std::unique_ptr<HostTransfer> transfer;
+    HostExchange exchange;
   };
 
   // NOTE [Messages in the user's memory]
@@ -223,10 +210,10 @@ class RailBroadcast {
     legs_.run_local(local);
   }
 
-  void send(std::size_t index) {
-    if (!legs_.on_rail()) return;
+  void send(CallHeads& heads, std::size_t index) {
+    if (!legs_.on_rail()) return heads.finish();
     Chunk& chunk = in_flight(index);
-    legs_.finish(chunk.transfer);
+    legs_.finish(chunk.exchange);
     const Share own = own_share(index);
     std::byte* const share = share_of(index);
     if (!in_output()) legs_.copy(share, place_of(own, index), own.count * element_);
@@ -235,14 +222,14 @@ class RailBroadcast {
       if (host == legs_.host()) continue;
       to.push_back({legs_.stand_in(host), {share, own.count * element_}});
     }
-    chunk.transfer = legs_.start(std::move(to), {});
+    chunk.exchange = heads.exchange(std::move(to), {});
   }
 
   void receive(std::size_t index) {
     if (!legs_.on_rail()) return;
     Chunk& chunk = in_flight(index);
     const int from = legs_.stand_in(legs_.host_of(args_.root));
-    chunk.transfer =
+    chunk.exchange.received =
         legs_.start({}, {{from, {share_of(index), own_share(index).count * element_}}});
   }
 
