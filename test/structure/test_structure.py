@@ -302,6 +302,37 @@ def test_no_copies_for_hip():
     assert not copies
 
 
+def shell_fault(script: Path) -> str:
+    """What speaks against a shell script: '' for nothing."""
+    if not script.read_text().startswith("#!/usr/bin/env bash\n"):
+        return "does not begin with bash's line"
+    if not os.access(script, os.X_OK):
+        return "is not executable"
+    return subprocess.run(["bash", "-n", script], capture_output=True, text=True).stderr
+
+
+def test_shell_scripts_can_be_run():
+    scripts = [ROOT / ".ci" / "run", *(ROOT / ".ci").glob("*.sh"), *(ROOT / "test").rglob("*.sh")]
+    assert len(scripts) > 5
+    faults = {str(path): fault for path in scripts if (fault := shell_fault(path))}
+    assert not faults
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("#!/ usr / bin / env bash\necho\n", 0o755),
+        ("#!/usr/bin/env bash\nif true; then\n", 0o755),
+        ("#!/usr/bin/env bash\necho\n", 0o644),
+    ],
+)
+def test_the_check_of_shell_scripts_finds_faults(tmp_path, text, mode):
+    script = tmp_path / "script.sh"
+    script.write_text(text)
+    script.chmod(mode)
+    assert shell_fault(script)
+
+
 def test_headers_have_pragma_once():
     without = [str(path) for path in HEADERS if "#pragma once" not in (ROOT / path).read_text()]
     assert not without
