@@ -74,22 +74,21 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
         lane_shape(roles, world_size - 1, kMostBulkWarps).lanes_of_block);
   };
   // Calls of two hops have two lists.
-  const std::uint64_t lanes[kBulkHops] = {lanes_of_block(false), lanes_of_block(true)};
+  const std::uint64_t of_two_hops = kBulkHops * lanes_of_block(true);
+  const std::uint64_t lanes = std::max(lanes_of_block(false), of_two_hops);
   const auto slot_bytes = [&] {
-    const std::uint64_t slots = layout.bulk_blocks * (lanes[0] + lanes[1]) * senders * kBulkSlots;
+    const std::uint64_t slots = layout.bulk_blocks * lanes * senders * kBulkSlots;
     return align_down(min_size(for_lanes / slots, kMostBulkSlot), kLeastBulkSlot);
   };
   // So few that two, four or eight ranks fit on one GPU.
   layout.bulk_blocks = kMaxBulkBlocks / (world <= 2 ? 1 : world <= 4 ? 2 : 4);
   while (layout.bulk_blocks > 1 && slot_bytes() < kLeastBulkSlot) layout.bulk_blocks /= 2;
   layout.bulk_slot_bytes = slot_bytes();
-  for (int hop = 0; hop < kBulkHops; ++hop) {
-    layout.bulk_lanes[hop] = layout.bulk_blocks * lanes[hop];
-  }
-  const std::uint64_t all_lanes = layout.bulk_lanes[0] + layout.bulk_lanes[1];
-  layout.bulk_signals = take(all_lanes * world * sizeof(BulkSignal));
-  layout.bulk_counts = take(all_lanes * world * sizeof(BulkCount));
-  layout.bulk_slots = take(all_lanes * senders * kBulkSlots * layout.bulk_slot_bytes);
+  layout.bulk_lanes = layout.bulk_blocks * lanes;
+  layout.bulk_second_hop = layout.bulk_blocks * lanes_of_block(true);
+  layout.bulk_signals = take(layout.bulk_lanes * world * sizeof(BulkSignal));
+  layout.bulk_counts = take(layout.bulk_lanes * world * sizeof(BulkCount));
+  layout.bulk_slots = take(layout.bulk_lanes * senders * kBulkSlots * layout.bulk_slot_bytes);
   return layout;
 }
 

@@ -140,9 +140,32 @@ constexpr int lane_roles(int world_size, bool two_lists) {
 
 // What goes with a chunk.
 struct alignas(16) ChunkHeader {
-  std::uint64_t bytes;  // of the whole piece
+  std::uint64_t bytes;  // of the whole piece; and kDirectChunk where the chunk is in no slot
   double factor;        // the sender's of PREMUL_SUM
 };
+inline constexpr std::uint64_t kDirectChunk = std::uint64_t{1} << 63;
+
+// Location {segment, offset} of a rank's buffer: 0 for "in slots", else 1 + segment number in the
+// upper 16 bits and the offset in bytes in the lower 48.
+using BufferLocation = std::uint64_t;
+inline constexpr int kLocationShift = 48;
+
+// Memory of this rank in a symmetric segment of its group.
+struct SymmetricRange {
+  std::byte* data;  // in this process
+  std::uint64_t bytes;
+  BufferLocation location;  // of `data`
+};
+
+// Where a piece is to be stored that goes without slots, and which chunk is its first: 0 for none,
+// else its number and a bit above.
+struct alignas(16) ChunkTarget {
+  BufferLocation location;
+  std::uint64_t first;
+};
+constexpr std::uint64_t target_first(std::uint32_t number) {
+  return std::uint64_t{1} << 32 | number;
+}
 
 // Of one lane, hop and peer of this rank: what the peer has sent, and what it has taken of what
 // this rank sent. Chunks are counted from the group's start.
@@ -150,6 +173,7 @@ struct BulkSignal {
   alignas(kCacheLine) std::uint32_t filled;
   alignas(16) ChunkHeader headers[kBulkSlots];
   alignas(kCacheLine) std::uint32_t freed;
+  ChunkTarget target;  // in the peer's memory
 };
 
 // The same, as this rank's GPU counts it.
@@ -166,11 +190,6 @@ struct WireTile {
 constexpr WireTile wire_tile(WireKind kind) {
   return kind == WireKind::kLine ? WireTile{480, 512} : WireTile{512, 1024};
 }
-
-// Location {segment, offset} of a rank's buffer: 0 for "in slots", else 1 + segment number in the
-// upper 16 bits and the offset in bytes in the lower 48.
-using BufferLocation = std::uint64_t;
-inline constexpr int kLocationShift = 48;
 
 // A rank's part of the location exchange at the start of a call: the location of its input and its
 // PREMUL_SUM factor.
@@ -251,11 +270,12 @@ struct DeviceLayout {
   std::uint32_t message_slot_part;     // bytes of a slot with one part
   std::uint64_t slots;                 // [kMaxChannels][kSlots] of slot_bytes
   std::uint64_t slot_bytes;
-  // Of the lanes of hop 1, and behind them those of hop 2: a launch of two hops has fewer.
-  std::uint64_t bulk_lanes[kBulkHops];
-  std::uint64_t bulk_signals;  // [lanes][world_size] BulkSignal
-  std::uint64_t bulk_counts;   // [lanes][world_size] BulkCount
-  std::uint64_t bulk_slots;    // [lanes][world_size - 1][kBulkSlots] of bulk_slot_bytes
+  // A launch of two hops has fewer lanes than one of one hop, whose last lanes are those of hop 2.
+  std::uint64_t bulk_lanes;
+  std::uint64_t bulk_second_hop;  // the first lane of hop 2
+  std::uint64_t bulk_signals;     // [bulk_lanes][world_size] BulkSignal
+  std::uint64_t bulk_counts;      // [bulk_lanes][world_size] BulkCount
+  std::uint64_t bulk_slots;       // [bulk_lanes][world_size - 1][kBulkSlots] of bulk_slot_bytes
   std::uint64_t bulk_slot_bytes;
   std::uint64_t bulk_blocks;  // at most kMaxBulkBlocks
   std::uint64_t total_bytes;

@@ -31,6 +31,9 @@ struct CollectiveCall {
   int root = 0;
   bool in_place = false;
   std::size_t offset = 0;  // of every buffer from an aligned address
+  // Whose outputs lie in a symmetric segment, which every rank knows: a bit a rank.
+  std::uint64_t registered = 0;
+  bool root_last = false;  // launches when the others have begun
 };
 
 inline std::string describe(const CollectiveCall& call, int world) {
@@ -39,7 +42,8 @@ inline std::string describe(const CollectiveCall& call, int world) {
           std::string(dtype_name(call.dtype)) + " " + std::string(reduce_op_name(call.op)) +
           ", world " + std::to_string(world) + ", root " + std::to_string(call.root) + ", counts";
   for (const std::size_t count : call.counts) text += " " + std::to_string(count);
-  return text + (call.in_place ? ", in place" : "") + ", offset " + std::to_string(call.offset);
+  return text + (call.in_place ? ", in place" : "") + ", offset " + std::to_string(call.offset) +
+         ", registered " + std::to_string(call.registered);
 }
 
 inline bool has_parts(CollectiveKind kind) {
@@ -110,31 +114,51 @@ class Checker {
   }
 
   void launch_all() {
+    if (call_.registered != 0) set_segment();
     for (std::size_t rank = 0; rank < world_; ++rank) {
-      const int r = static_cast<int>(rank);
-      std::byte* output = out_[rank]->at(call_.offset);
-      std::byte* input = call_.in_place ? output + input_offset(rank) : in_[rank]->at(call_.offset);
-      std::vector<Part> parts;
-      for (std::size_t p = 0; p < world_ && has_parts(call_.kind); ++p) {
-        std::byte* base = reads_parts(call_.kind) ? input : output;
-        parts.push_back({base + share_begin(p) * size_, call_.counts[p]});
-      }
-      CollectiveArgs args;
-      args.kind = call_.kind;
-      args.dtype = call_.dtype;
-      args.op = call_.op;
-      args.root = call_.root;
-      args.factor = factor_of(r);
-      args.count = call_.counts[rank];
-      if (!reads_parts(call_.kind)) args.input = input;
-      if (!has_parts(call_.kind) || reads_parts(call_.kind)) args.output = output;
-      if (reads_parts(call_.kind)) {
-        args.input_parts = parts;
-      } else {
-        args.output_parts = parts;
-      }
-      rig_.kernels(r).launch(args, call_.plan, 0, rig_.options(r));
+      if (!(call_.root_last && static_cast<int>(rank) == call_.root)) launch(rank);
     }
+    if (!call_.root_last) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    launch(static_cast<std::size_t>(call_.root));
+  }
+  void set_segment() {
+    std::vector<std::byte*> bases;
+    for (const auto& output : out_) bases.push_back(output->at(0));
+    for (int rank = 0; rank < rig_.world(); ++rank) {
+      rig_.kernels(rank).set_segment(kSegment, bases);
+    }
+  }
+
+  void launch(std::size_t rank) {
+    const int r = static_cast<int>(rank);
+    std::byte* output = out_[rank]->at(call_.offset);
+    std::byte* input = call_.in_place ? output + input_offset(rank) : in_[rank]->at(call_.offset);
+    std::vector<Part> parts;
+    for (std::size_t p = 0; p < world_ && has_parts(call_.kind); ++p) {
+      std::byte* base = reads_parts(call_.kind) ? input : output;
+      parts.push_back({base + share_begin(p) * size_, call_.counts[p]});
+    }
+    CollectiveArgs args;
+    args.kind = call_.kind;
+    args.dtype = call_.dtype;
+    args.op = call_.op;
+    args.root = call_.root;
+    args.factor = factor_of(r);
+    args.count = call_.counts[rank];
+    if (!reads_parts(call_.kind)) args.input = input;
+    if (!has_parts(call_.kind) || reads_parts(call_.kind)) args.output = output;
+    if (reads_parts(call_.kind)) {
+      args.input_parts = parts;
+    } else {
+      args.output_parts = parts;
+    }
+    LaunchOptions options = rig_.options(r);
+    if ((call_.registered >> rank & 1) != 0) {
+      options.output = {out_[rank]->at(0), out_[rank]->bytes() + 64,
+                        BufferLocation{kSegment + 1} << kLocationShift};
+    }
+    rig_.kernels(r).launch(args, call_.plan, 0, options);
   }
 
   Bytes reduced(std::size_t begin, std::size_t count) const {
@@ -195,6 +219,8 @@ class Checker {
           << (inside ? " of the output" : " outside the output");
     }
   }
+
+  static constexpr int kSegment = 5;
 
   DeviceRig& rig_;
   std::size_t world_;

@@ -89,6 +89,66 @@ TEST_P(GroupKernelsTest, EveryAlgorithmAtManySizes) {
   }
 }
 
+// NOTE [Direct chunks] in lane.cuh: all ranks, one alone, and all but one have their outputs in
+// symmetric memory; pieces end within a unit of 16 bytes, or begin within one.
+TEST_P(GroupKernelsTest, OutputsInSymmetricMemory) {
+  DeviceRig rig(world(), {.wire = wire()});
+  Checker checker(rig);
+  const std::uint64_t all = (std::uint64_t{1} << world()) - 1;
+  int turn = 0;
+  for (const CollectiveKind kind : kKinds) {
+    if (!has_algorithm(kind, Algorithm::kBulk, PlanTarget::kGpu)) continue;
+    for (const std::uint64_t registered : {all, std::uint64_t{2}, all - 1}) {
+      for (const std::size_t count : {0u, 5u, 40'000u, 1'000'000u, 1'500'001u}) {
+        checker.run({.kind = kind,
+                     .plan = plan(Algorithm::kBulk, turn % 2 == 0 ? 2 : 16),
+                     .dtype = Dtype::kInt32,
+                     .counts = even(count),
+                     .root = turn % world(),
+                     .in_place = turn % 3 == 1 && !reads_parts(kind),
+                     .offset = turn % 5 == 0   ? std::size_t{4}
+                               : turn % 5 == 1 ? kOdd
+                                               : 0,
+                     .registered = registered});
+        if (HasFatalFailure()) return;
+        ++turn;
+      }
+    }
+  }
+}
+
+// Where every receiver has announced its output before the root begins, no chunk is in a slot.
+TEST_P(GroupKernelsTest, OutputsInSymmetricMemoryNeedNoSlots) {
+  DeviceRig rig(world(), {.wire = wire()});
+  Checker checker(rig);
+  const DeviceLayout& layout = rig.layout();
+  const std::size_t bytes = layout.total_bytes - layout.bulk_slots;
+  const std::uint64_t all = (std::uint64_t{1} << world()) - 1;
+  const auto changed = [&](std::uint64_t registered) {
+    for (int rank = 0; rank < world(); ++rank) {
+      check(gpuMemset(rig.segment(rank) + layout.bulk_slots, 0x3c, bytes), "Memset");
+    }
+    checker.run({.kind = CollectiveKind::kScatter,
+                 .plan = plan(Algorithm::kBulk, 4),
+                 .counts = even(3'000'001),
+                 .root = 0,
+                 .registered = registered,
+                 .root_last = true});
+    int ranks = 0;
+    for (int rank = 0; rank < world(); ++rank) {
+      Bytes slots(bytes);
+      check(gpuMemcpy(slots.data(), rig.segment(rank) + layout.bulk_slots, bytes,
+                      gpuMemcpyDeviceToHost),
+            "Memcpy");
+      ranks += std::ranges::any_of(slots, [](std::byte b) { return b != std::byte{0x3c}; }) ? 1 : 0;
+    }
+    return ranks;
+  };
+  EXPECT_EQ(changed(all), 0);
+  EXPECT_EQ(changed(0), world() - 1);
+  EXPECT_EQ(changed(all - 2), 1) << "rank 1 alone";
+}
+
 TEST_P(GroupKernelsTest, UnevenShares) {
   DeviceRig rig(world(), {.wire = wire()});
   Checker checker(rig);

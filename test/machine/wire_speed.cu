@@ -3,10 +3,11 @@
 // table and writes JSON, a record a line; every result is compared with what it must be.
 //
 //   wire_speed <file.json> [worlds=2,4,8] [calls=200] [replays=21] [workspace MiB=64] [most MiB=4]
-//              [gpus=1] [least MiB=1]
+//              [gpus=1] [least MiB=1] [direct=0]
 //
-// With more than 4 MiB it measures large messages: lanes with 8 to 64 blocks beside pipelines.
-// All blocks of all ranks must be on the GPU at once, so ranks have fewer blocks the more they are.
+// direct=1: outputs lie in symmetric memory, so that large pieces need no slots. With more than 4
+// MiB it measures large messages: lanes with 8 to 64 blocks, and messages. All blocks of all ranks
+// must be on the GPU at once, so ranks have fewer blocks the more they are.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -69,8 +70,9 @@ struct Rank {
 
 class Rig {
  public:
-  Rig(int world, std::uint64_t workspace, std::size_t most, WireKind wire, bool counts, int gpus)
-      : world_(world), most_(most), layout_(DeviceLayout::of(world, workspace)) {
+  Rig(int world, std::uint64_t workspace, std::size_t most, WireKind wire, bool counts, int gpus,
+      bool direct)
+      : world_(world), most_(most), direct_(direct), layout_(DeviceLayout::of(world, workspace)) {
     ranks_.reserve(static_cast<std::size_t>(world));
     for (int rank = 0; rank < world; ++rank) {
       Rank& r = ranks_.emplace_back();
@@ -97,6 +99,8 @@ class Rig {
     check(gpuStreamCreateNonBlocking(&gate_stream_), "StreamCreate");
     check(gpuEventCreateUntimed(&gate_), "EventCreate");
     finish();
+    std::vector<std::byte*> outputs;
+    for (const Rank& r : ranks_) outputs.push_back(r.output);
     for (int rank = 0; rank < world; ++rank) {
       GroupKernelsConfig config;
       config.rank = rank;
@@ -109,6 +113,7 @@ class Rig {
       for (int peer = 0; peer < world; ++peer) {
         at(rank).kernels->set_peer(peer, static_cast<std::byte*>(at(peer).segment));
       }
+      if (direct) at(rank).kernels->set_segment(0, outputs);
     }
   }
   ~Rig() {
@@ -266,7 +271,8 @@ class Rig {
     plan.algorithm = cell.algorithm;
     plan.channels = cell.blocks != 0 ? cell.blocks : std::min(64, kResidentBlocks / world_);
     plan.chunk_bytes = 64 * 1024;
-    const LaunchOptions options{.stream = r.stream, .timeout = std::chrono::seconds(5)};
+    LaunchOptions options{.stream = r.stream, .timeout = std::chrono::seconds(5)};
+    if (direct_) options.output = {r.output, most_, BufferLocation{1} << kLocationShift};
     std::vector<TransferOp> ops;
     if (cell.transfers && cell.kind == CollectiveKind::kAllToAll) {
       for (std::size_t p = 0; p < world; ++p) {
@@ -377,6 +383,7 @@ class Rig {
 
   int world_;
   std::size_t most_;
+  bool direct_;
   DeviceLayout layout_;
   std::vector<Rank> ranks_;
   gpuStream_t gate_stream_ = nullptr;
@@ -392,7 +399,7 @@ int main(int count, char** arguments) {
   if (count < 2) {
     std::fprintf(stderr,
                  "usage: wire_speed <file.json> [worlds] [calls] [replays] [workspace] [most] "
-                 "[gpus] [least]\n");
+                 "[gpus] [least] [direct]\n");
     return 2;
   }
   const int calls = std::atoi(argument(3, "200").c_str());
@@ -402,6 +409,7 @@ int main(int count, char** arguments) {
   const std::size_t most = static_cast<std::size_t>(std::atoi(argument(6, "4").c_str())) << 20;
   const int gpus = std::atoi(argument(7, "1").c_str());
   const std::size_t smallest = static_cast<std::size_t>(std::atoi(argument(8, "1").c_str())) << 20;
+  const bool direct = argument(9, "0") == "1";
   const bool large = most > kSmallBytes;
   std::FILE* json = std::fopen(arguments[1], "w");
   if (json == nullptr) {
@@ -421,7 +429,7 @@ int main(int count, char** arguments) {
     for (const WireKind wire : {WireKind::kLine, WireKind::kLL}) {
       for (const bool counts : {true, false}) {
         if (large && (wire == WireKind::kLL || !counts)) continue;
-        auto rig = std::make_unique<Rig>(world, workspace, most, wire, counts, gpus);
+        auto rig = std::make_unique<Rig>(world, workspace, most, wire, counts, gpus, direct);
         const double bandwidth = rig->copy_bandwidth();
         if (is_first) {
           const double us = rig->empty_node(calls);
@@ -435,14 +443,16 @@ int main(int count, char** arguments) {
           const double floor = traffic(cell, world) / bandwidth;
           char record[512];
           std::snprintf(record, sizeof(record),
-                        "{\"world\": %d, \"gpus\": %d, \"wire\": \"%s\", \"page_stores\": %s, "
+                        "{\"world\": %d, \"gpus\": %d, \"direct\": %s, \"wire\": \"%s\", "
+                        "\"page_stores\": %s, "
                         "\"collective\": "
                         "\"%s\", \"algorithm\": \"%s\", \"blocks\": %d, \"bytes\": %zu, "
                         "\"us\": %.3f, \"least_us\": %.3f, \"floor_us\": %.3f, \"error\": "
                         "\"%s\"}",
-                        world, gpus, wire == WireKind::kLine ? "line" : "ll",
-                        counts ? "true" : "false", cell.name, algorithm_name(cell.algorithm).data(),
-                        cell.blocks, cell.bytes, median, least, floor, error.c_str());
+                        world, gpus, direct ? "true" : "false",
+                        wire == WireKind::kLine ? "line" : "ll", counts ? "true" : "false",
+                        cell.name, algorithm_name(cell.algorithm).data(), cell.blocks, cell.bytes,
+                        median, least, floor, error.c_str());
           write(record);
           std::printf("%d ranks %-4s %-9s %-24s %-11s %2d %9zu B %9.2f us (least %.2f; %.2f) %s\n",
                       world, wire == WireKind::kLine ? "line" : "ll",
@@ -453,7 +463,7 @@ int main(int count, char** arguments) {
           if (error.empty()) continue;
           ++failures;
           rig = nullptr;  // a group that has failed is not used again
-          rig = std::make_unique<Rig>(world, workspace, most, wire, counts, gpus);
+          rig = std::make_unique<Rig>(world, workspace, most, wire, counts, gpus, direct);
         }
       }
     }

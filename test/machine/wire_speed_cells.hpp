@@ -26,28 +26,22 @@ inline std::vector<Cell> large_cells(std::size_t least, std::size_t most, int wo
   using enum CollectiveKind;
   struct Operation {
     CollectiveKind kind;
-    Algorithm pipeline;
     const char* name;
   };
   std::vector<Cell> cells;
   for (std::size_t bytes = least; bytes <= most; bytes *= 4) {
-    for (const Operation& op : {Operation{kAllReduce, Algorithm::kTwoShot, "all_reduce"},
-                                Operation{kReduceScatter, Algorithm::kPipelined, "reduce_scatter"},
-                                Operation{kAllGather, Algorithm::kPipelined, "all_gather"},
-                                Operation{kBroadcast, Algorithm::kPipelined, "broadcast"},
-                                Operation{kReduce, Algorithm::kTwoShot, "reduce"},
-                                Operation{kGather, Algorithm::kPipelined, "gather"},
-                                Operation{kScatter, Algorithm::kPipelined, "scatter"},
-                                Operation{kAllToAll, Algorithm::kPipelined, "all_to_all"}}) {
+    for (const Operation& op :
+         {Operation{kAllReduce, "all_reduce"}, Operation{kReduceScatter, "reduce_scatter"},
+          Operation{kAllGather, "all_gather"}, Operation{kBroadcast, "broadcast"},
+          Operation{kReduce, "reduce"}, Operation{kGather, "gather"},
+          Operation{kScatter, "scatter"}, Operation{kAllToAll, "all_to_all"}}) {
       const bool transfers = op.kind == kAllToAll;
       if (bytes <= std::size_t{4} << 20 && !transfers) {
         cells.push_back({op.kind, op.kind == kAllReduce ? Algorithm::kLLTwoShot : Algorithm::kLL,
                          bytes, op.name});
       }
-      if (world <= 4 || transfers) {
-        cells.push_back({op.kind, op.pipeline, bytes, op.name, transfers, 32});
-      }
-      for (const int blocks : {8, 16, 32, 64}) {
+      if (transfers) cells.push_back({op.kind, Algorithm::kPipelined, bytes, op.name, true, 32});
+      for (const int blocks : {8, 16, 24, 32, 64}) {
         if (blocks * world > kResidentBlocks || transfers) continue;
         cells.push_back({op.kind, Algorithm::kBulk, bytes, op.name, false, blocks});
       }

@@ -17,7 +17,7 @@ from lane_calls import (
     reduce_scatter,
     scatter,
 )
-from lanes import LaneModel, lane_given_up, lane_sizes
+from lanes import LaneModel, lane_direct, lane_given_up, lane_sizes
 from program import Program
 
 EPOCHS = 3
@@ -141,6 +141,8 @@ def lane_family() -> Family:
             lane("gather", 3, [gather([0, 3, 1], 0)] * 2, wide="placer", peers=2),
             lane_sizes([7, 9], [1, 2]),
             lane_sizes([7, 9, 0], [2, 1, 1]),
+            lane_direct([4, 2]),
+            lane_direct([1, 1, 3]),
             lane_given_up(),
         ],
         [
@@ -154,6 +156,8 @@ def lane_family() -> Family:
             named(lane("all_reduce", 2, [all_reduce_of_one_hop([1, 1])]), "in place in one hop"),
             named(lane_sizes([7, 9, 0], [2, 1, 1], "header"), "one header a pair"),
             named(lane_sizes([7, 9, 0], [2, 1, 1], "silent"), "no chunk of an empty piece"),
+            named(lane_direct([4, 2], "late"), "a target before the user's work"),
+            named(lane_direct([1, 1, 3], "unnumbered"), "a target that names no call"),
         ],
     )
 

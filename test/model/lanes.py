@@ -306,10 +306,15 @@ class _Middle(_Warp):
             self._combine(i, call, number, step, chunk)
         self._barrier("lane pass copied")
         for peer in range(self._model.world):
+            thread = self._of(peer)
             if (1, peer) in chunk:
-                self._post(self._of(peer), 1, peer, chunk[1, peer], "lane pass post")
+                thread.write(self._header(1, peer, self._rank, chunk[1, peer]), chunk[1, peer] + 1)
+            if (0, peer) in chunk or (1, peer) in chunk:
+                thread.fence(RELEASE, "lane pass tell")
+            if (1, peer) in chunk:
+                thread.store(("filled", 1, peer, self._rank), chunk[1, peer] + 1)
             if (0, peer) in chunk:
-                self._free(self._of(peer), 0, peer, chunk[0, peer], "lane pass free")
+                thread.store(("freed", 0, peer, self._rank), chunk[0, peer] + 1)
 
     def _combine(
         self, i: int, call: LaneCall, number: int, step: int, chunk: dict[tuple[int, int], int]
@@ -359,6 +364,65 @@ def lane_sizes(sent: list[int], chunks: list[int], fault: str = "") -> Program:
             if agrees:
                 receiver.store("freed", number + 1, RELEASE, "lane place free")
             number += 1
+    return program
+
+
+def lane_direct(chunks: list[int], fault: str = "") -> Program:
+    """A pair of ranks, of which the receiver announces where its output is, call by call.
+
+    Lane::destination and announce, Bulk::send and take_to_place. The sender stores to the output
+    once it has seen the announcement, at whichever chunk that is, else to slots; the header says
+    which. Between calls the receiver's user reads the output and writes to it. Faults: "late": the
+    announcement comes before what the user does; "unnumbered": it names no call.
+    """
+    program = Program(f"lane, direct chunks {chunks}, 2 ranks")
+    sender, receiver = program.thread(), program.thread()
+    number = 0
+    for call, count in enumerate(chunks, 1):
+        target = 1 if fault == "unnumbered" else call
+        announced = fault == "late"
+        if announced:
+            receiver.fence(RELEASE)
+            receiver.store("target", target)
+        for step in range(count):
+            receiver.write(("memory", step), 2 * call - 1)  # the user
+        if not announced:
+            receiver.fence(RELEASE, "lane announce")
+            receiver.store("target", target)
+        for step in range(count):
+            slot = number % SLOTS
+            sender.wait_ge("freed", number + 1 - SLOTS, ACQUIRE, "lane send slot", grants=True)
+            sender.load("target", 0)
+
+            def directly(step: int = step, call: int = call, slot: int = slot) -> None:
+                if step < SLOTS:
+                    sender.fence(ACQUIRE, "lane target")
+                sender.write(("memory", step), 2 * call)
+                sender.store(("header", slot), 1)
+
+            def by_slot(number: int = number, slot: int = slot) -> None:
+                sender.write(("slot", slot), number + 1)
+                sender.store(("header", slot), 0)
+
+            sender.if_equal(0, target, directly)
+            for other in range(call):
+                if other != target:
+                    sender.if_equal(0, other, by_slot)
+            sender.store("filled", number + 1, RELEASE, "lane send post")
+            receiver.wait_ge("filled", number + 1, ACQUIRE, "lane place chunk")
+            receiver.load(("header", slot), 0)
+            if step + 1 == count:
+                receiver.store("target", 0)
+
+            def place(number: int = number, step: int = step, call: int = call) -> None:
+                receiver.read(("slot", number % SLOTS), number + 1)
+                receiver.write(("memory", step), 2 * call)
+
+            receiver.if_equal(0, 0, place)
+            receiver.store("freed", number + 1, RELEASE, "lane place free")
+            number += 1
+        for step in range(count):
+            receiver.read(("memory", step), 2 * call)
     return program
 
 

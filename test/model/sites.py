@@ -49,7 +49,7 @@ REACHED = [
 AWAIT = Site(LANE, "bool await(const", "counter_reached(counter, target)")
 AWAIT_CHUNK = [Site(LANE, "bool await_chunk(", ".filled, number + 1"), AWAIT, *REACHED]
 AWAIT_SLOT = [Site(LANE, "bool await_slot(", ".freed, number + 1 - kBulkSlots"), AWAIT, *REACHED]
-POST_CHUNK = Site(LANE, "void post_chunk(", "store_release(&theirs.filled, number + 1)")
+POST_CHUNK = Site(LANE, "void post_chunk(", "filled, number + 1)")
 FREE_SLOT = Site(LANE, "void free_slot(", ".freed, number + 1)")
 
 # By which the host waits for a counter of a peer.
@@ -129,7 +129,7 @@ SITES: dict[str, list[Site]] = {
     "lane send copied": [Site(BULK, "bool send(int", "warp_barrier();")],
     "lane send post": [Site(BULK, "bool send(int", "lane_.post_chunk(0"), POST_CHUNK],
     "lane place chunk": [
-        Site(BULK, "bool place(int", "take(last_hop(), peer"),
+        Site(BULK, "bool take_to_place(", "take(hop, peer, cut"),
         Site(BULK, "bool take(int", "lane_.await_chunk("),
         *AWAIT_CHUNK,
     ],
@@ -144,8 +144,18 @@ SITES: dict[str, list[Site]] = {
     "lane pass slot": [Site(BULK, "bool pass_on(", "lane_.await_slot(1"), *AWAIT_SLOT],
     "lane pass wait": [Site(BULK, "bool pass_on(", "warp_all(")],
     "lane pass copied": [Site(BULK, "body(cut.bytes_of(offset))", "warp_barrier();")],
-    "lane pass post": [Site(BULK, "body(cut.bytes_of(offset))", "lane_.post_chunk(1"), POST_CHUNK],
-    "lane pass free": [Site(BULK, "body(cut.bytes_of(offset))", "lane_.free_slot(0"), FREE_SLOT],
+    "lane pass tell": [
+        Site(BULK, "body(cut.bytes_of(offset))", "lane_.post_and_free("),
+        Site(LANE, "void post_and_free(", "release_earlier_work();"),
+        Site(LANE, "void post_and_free(", "if (posts) store_relaxed("),
+        Site(LANE, "void post_and_free(", "if (frees) store_relaxed("),
+    ],
+    "lane announce": [
+        Site(BULK, "bool take_to_place(", "lane_.announce("),
+        Site(LANE, "void announce(", "release_earlier_work();"),
+        Site(LANE, "void announce(", "store_target("),
+    ],
+    "lane target": [Site(LANE, "Destination destination(", "acquire_for_later_work();")],
     "lane count read": [Site(BULK, "bool each_step(", "warp_barrier();  // all have read it")],
     "lane turn read": [Site(BULK, "(peer, piece.data, cut, step, number)", "warp_barrier();")],
     "lane turn counted": [Site(BULK, "store_data(&base, number + 1)", "warp_barrier();")],
@@ -262,6 +272,7 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "store_relaxed_pair(reinterpret_cast": "headers are cells: shown to be free of races",
     },
     LANE: {
+        "load_relaxed(&bases[place])": "a table that the host has written before the call",
         "store_relaxed_pair(reinterpret_cast": "headers are cells: shown to be free of races",
         "load_relaxed_pair(": "headers are cells: shown to be free of races",
     },

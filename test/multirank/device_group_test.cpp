@@ -1,5 +1,5 @@
-// The engine of a device over fake GPUs: exchange of segments, choice of algorithms, symmetric
-// registration, messages.
+// The engine of a device over fake GPUs: exchange of segments, choice of algorithms,
+// messages.
 #include "backend/engine/device/device_group.hpp"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,6 @@ using test::DeviceRank;
 using test::error_of;
 using test::expect_error;
 using test::FakeGpu;
-using test::register_segment;
 using test::ScopedVariable;
 using test::sum_args;
 
@@ -321,119 +320,6 @@ TEST_F(DeviceGroupTest, AllToAllSendsEmptyAndOwnSharesAsWell) {
       EXPECT_EQ(ops[2 * i + 1].data, out_parts[i].data);
       EXPECT_EQ(ops[2 * i + 1].bytes, out_parts[i].count * 4);
     }
-  });
-}
-
-// all_gather of `count` bytes a rank into `output`.
-void gather_into(DeviceRank& rank, std::byte* output, std::size_t count) {
-  const auto world = static_cast<std::size_t>(rank.communicator.world_size());
-  std::vector<std::byte> input(count);
-  std::vector<Part> parts;
-  for (std::size_t r = 0; r < world; ++r) parts.push_back({output + r * count, count});
-  CollectiveArgs args;
-  args.kind = CollectiveKind::kAllGather;
-  args.dtype = Dtype::kUInt8;
-  args.count = count;
-  args.input = input.data();
-  args.output_parts = parts;
-  rank.launch(args);
-}
-
-TEST_F(DeviceGroupTest, CopyEnginesNeedSymmetricRegistrationAndSize) {
-  run_group(2, [](DeviceRank& rank) {
-    constexpr std::size_t kShare = std::size_t{64} << 20;  // copy_engine_bytes
-    constexpr std::size_t kOffset = 4096;
-    const auto host =
-        test::join_segment(rank.communicator, LocalSegment::allocate(host_runtime(), 100));
-    const auto early = register_segment(rank, 2 * kShare + kOffset, true);
-    const auto plain = register_segment(rank, 2 * kShare, false);
-    gather_into(rank, early->base(rank.number()) + kOffset, kShare);
-    gather_into(rank, early->base(rank.number()) + kOffset, kShare - 1);
-    gather_into(rank, plain->base(rank.number()), kShare);
-    const auto late = register_segment(rank, 2 * kShare, true);
-    gather_into(rank, late->base(rank.number()), kShare);
-    const auto& launches = rank.kernels().launches();
-    ASSERT_EQ(launches.size(), 4u);
-    EXPECT_TRUE(launches[0].copies);
-    EXPECT_EQ(launches[0].location, (BufferLocation{2} << kLocationShift) | kOffset);
-    EXPECT_EQ(launches[0].peer_outputs,
-              (std::vector<std::byte*>{early->base(0) + kOffset, early->base(1) + kOffset}));
-    EXPECT_FALSE(launches[1].copies);
-    EXPECT_FALSE(launches[2].copies);
-    EXPECT_EQ(launches[2].plan.algorithm, Algorithm::kBulk);
-    EXPECT_TRUE(launches[3].copies);
-    EXPECT_EQ(launches[3].location, BufferLocation{4} << kLocationShift);
-    EXPECT_EQ(rank.kernels().segments().size(), 3u);
-    EXPECT_EQ(rank.kernels().segments().at(2),
-              (std::vector<std::byte*>{plain->base(0), plain->base(1)}));
-  });
-}
-
-TEST_F(DeviceGroupTest, ForcedCopyEnginesNameTheFix) {
-  run_group(
-      2,
-      [](DeviceRank& rank) {
-        std::vector<std::byte> plain(20);
-        expect_error(error_of([&] { gather_into(rank, plain.data(), 10); }),
-                     ErrorCode::kUnsupported,
-                     {"all_gather", "copy_engine", "symmetric=True", "another algorithm"});
-        const auto segment = register_segment(rank, 20, true);
-        gather_into(rank, segment->base(rank.number()), 10);
-        rank.launch(CollectiveArgs{});  // has no copy engine
-        ASSERT_EQ(rank.kernels().launches().size(), 2u);
-        EXPECT_TRUE(rank.kernels().launches()[0].copies);
-      },
-      Algorithm::kCopyEngine);
-}
-
-TEST_F(DeviceGroupTest, AsymmetricUseIsAnErrorOnEveryRank) {
-  run_group(2, [](DeviceRank& rank) {
-    constexpr std::size_t kShare = std::size_t{64} << 20;
-    const auto segment = register_segment(rank, 2 * kShare, true);
-    rank.launch(CollectiveArgs{});
-    std::vector<std::byte> plain(rank.number() == 0 ? 2 * kShare : 0);
-    std::byte* output = rank.number() == 0 ? plain.data() : segment->base(1);
-    error_of([&] { gather_into(rank, output, kShare); });
-    expect_error(rank.failure(), ErrorCode::kMismatch, {"device seq 2", "copy_engine", "bulk"});
-    rank.meet();
-  });
-}
-
-// An all_reduce of which only rank 1's tensor is symmetric: the algorithm is the same on both.
-void reduce_half_symmetric(DeviceRank& rank, std::size_t count) {
-  const auto segment = register_segment(rank, 4 * count + 64, false);
-  CollectiveArgs args;
-  args.kind = CollectiveKind::kAllReduce;
-  args.dtype = Dtype::kFloat32;
-  args.count = count;
-  std::vector<float> plain(count);
-  args.input = args.output =
-      rank.number() == 1 ? static_cast<void*>(segment->base(1) + 64) : plain.data();
-  rank.launch(args);
-  EXPECT_FALSE(rank.communicator.failure().has_value());
-}
-
-TEST_F(DeviceGroupTest, PipelinesReadInputsInSegmentsInPlace) {
-  run_group(
-      2,
-      [](DeviceRank& rank) {
-        reduce_half_symmetric(rank, 3'000'000);
-        const auto& launch = rank.kernels().launches().at(0);
-        EXPECT_EQ(launch.plan.algorithm, Algorithm::kTwoShot);
-        EXPECT_EQ(launch.location, rank.number() == 1 ? (BufferLocation{1} << kLocationShift) | 64
-                                                      : BufferLocation{0});
-      },
-      Algorithm::kTwoShot);
-}
-
-TEST_F(DeviceGroupTest, TilesAndChunksLeaveFromTheTensorItself) {
-  run_group(2, [](DeviceRank& rank) {
-    reduce_half_symmetric(rank, 16);
-    reduce_half_symmetric(rank, 3'000'000);
-    const auto& launches = rank.kernels().launches();
-    EXPECT_EQ(launches.at(0).plan.algorithm, Algorithm::kLL);
-    EXPECT_EQ(launches.at(1).plan.algorithm, Algorithm::kBulk);
-    for (const auto& launch : launches) EXPECT_EQ(launch.location, 0u);
   });
 }
 

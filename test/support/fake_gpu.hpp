@@ -48,6 +48,7 @@ struct FakeLaunch {
   std::vector<std::byte*> peer_outputs{};
   std::vector<TransferOp> ops{};
   std::chrono::nanoseconds timeout{0};
+  SymmetricRange symmetric_output{};  // of LaunchOptions
   bool multimem = false;
   RowNorm norm{};
   FakeMulticastMemory input{};
@@ -72,6 +73,7 @@ class FakeKernels final : public GroupKernels {
            .plan = plan,
            .location = location,
            .timeout = options.timeout,
+           .symmetric_output = options.output,
            .norm = args.norm});
   }
   void transfer(std::span<const TransferOp> ops, bool collective,
@@ -82,6 +84,7 @@ class FakeKernels final : public GroupKernels {
     FakeLaunch launch{.kind = CollectiveKind::kAllToAll, .collective = collective};
     launch.ops.assign(ops.begin(), ops.end());
     launch.timeout = options.timeout;
+    launch.symmetric_output = options.output;
     begin(std::move(launch));
   }
   void launch_copies(const CollectiveArgs& args, BufferLocation location,

@@ -10,7 +10,6 @@ namespace symm::test {
 using gpuGraph_t = SYMM_GPU_NAME(Graph_t);
 using gpuGraphExec_t = SYMM_GPU_NAME(GraphExec_t);
 
-inline constexpr gpuMemcpyKind gpuMemcpyDeviceToHost = SYMM_GPU_NAME(MemcpyDeviceToHost);
 inline constexpr gpuMemcpyKind gpuMemcpyDefault = SYMM_GPU_NAME(MemcpyDefault);
 inline constexpr auto gpuStreamCaptureModeThreadLocal = SYMM_GPU_NAME(StreamCaptureModeThreadLocal);
 

@@ -33,8 +33,10 @@ TEST(BulkLanes, EveryCallHasItsLanesInMemory) {
           EXPECT_LE(shape.lanes_of_block * world, kMaxDeviceRanks);
           const std::uint64_t lanes =
               layout.bulk_blocks * static_cast<std::uint64_t>(shape.lanes_of_block);
-          EXPECT_LE(lanes, layout.bulk_lanes[two_lists ? 1 : 0]) << kind;
-          EXPECT_LE(lanes, layout.bulk_lanes[0]) << kind;
+          EXPECT_LE(lanes, layout.bulk_lanes) << kind;
+          if (!two_lists) continue;  // nor a second hop
+          EXPECT_LE(lanes, layout.bulk_second_hop) << kind;
+          EXPECT_LE(layout.bulk_second_hop + lanes, layout.bulk_lanes) << kind;
         }
       }
     }

@@ -129,6 +129,25 @@ std::optional<DeviceGroup::Found> DeviceGroup::symmetric_output(const Collective
                   symmetric_segment(requested) + ", or choose another algorithm");
 }
 
+// Where peers may store what they send of a call by lanes: this rank's part of the segment that
+// holds the first of its output's parts that comes from a peer.
+SymmetricRange DeviceGroup::output_range(const CollectiveArgs& args) const {
+  const void* data = args.output;
+  for (std::size_t r = 0; r < args.output_parts.size(); ++r) {
+    const Part& part = args.output_parts[r];
+    if (static_cast<int>(r) == rank() || part.count == 0) continue;
+    data = part.data;
+    break;
+  }
+  if (data == nullptr) return {};
+  std::optional<Found> found = find(data, 1);
+  if (!found) return {};
+  found->offset = 0;
+  const std::shared_ptr<Segment> segment = segment_of(*found);
+  if (segment == nullptr) return {};
+  return {segment->base(rank()), segment->bytes(), location_of(*found)};
+}
+
 // Throws the reason where multimem cannot carry out the call. What decides is the same on every
 // rank: the call, the group's settings, the multicast object of all ranks, and by
 // symmetric registration the location of the tensors. This rank's GPU speaks for all of them: a

@@ -191,7 +191,9 @@ void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
     }
     kernels.launch_copies(args, location_of(output), peer_outputs_, options);
   } else if (args.kind == CollectiveKind::kAllToAll) {
-    put_all_to_all(args, options);
+    put_all_to_all(args, {options.stream, options.timeout, output_range(args)});
+  } else if (choice.plan.algorithm == Algorithm::kBulk) {
+    kernels.launch(args, choice.plan, 0, {options.stream, options.timeout, output_range(args)});
   } else {
     kernels.launch(args, choice.plan, choice.input ? location_of(*choice.input) : 0, options);
   }

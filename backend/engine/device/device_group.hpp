@@ -210,6 +210,7 @@ class DeviceGroup {
   std::optional<Found> find_symmetric(const InputArray& array, bool call_is_symmetric) const;
   std::optional<Found> symmetric_output(const CollectiveArgs& args,
                                         const PlanRequest& request) const;
+  SymmetricRange output_range(const CollectiveArgs& args) const;
   Choice by_multimem(const CollectiveArgs& args, const Plan& plan, bool call_is_symmetric) const;
   Choice choose(const CollectiveArgs& args, const PlanRequest& request) const;
   void put(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);

@@ -33,6 +33,7 @@ struct BulkParams {
   bool copies_own;     // send[rank] to take[rank]
   bool premultiplies;  // PREMUL_SUM
   bool counts_calls;   // in the page of host memory
+  bool has_table;      // this rank knows symmetric segments: peers may want direct chunks
   Dtype dtype;         // this and op: the compiled rule of a reduction
   ReduceOp op;
   std::int32_t roles;  // of a lane, on the rank that has most of them
@@ -47,7 +48,9 @@ struct BulkParams {
   std::uint64_t signals;
   std::uint64_t counts;
   std::uint64_t slots;
-  std::uint32_t first_hop_lanes;  // before those of hop 2
+  std::uint64_t table;
+  SymmetricRange output;  // where peers may store this rank's output; without bytes nowhere
+  std::uint32_t second_hop_lanes;  // the first of them
   std::uint8_t sender_count;
   std::uint8_t placer_count;
   std::uint8_t senders[kRanks];  // to whom this rank sends in hop 1, and from whom it places

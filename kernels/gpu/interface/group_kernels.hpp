@@ -56,6 +56,9 @@ struct GroupKernelsConfig {
 struct LaunchOptions {
   StreamHandle stream = nullptr;
   std::chrono::nanoseconds timeout{0};  // how long a kernel waits for a peer
+  // A segment that holds the output of the call, or part of it: peers may store large pieces in it
+  // themselves (NOTE [Direct chunks] in kernels/gpu/wire/lane.cuh). This rank's own affair.
+  SymmetricRange output{};
 };
 
 // One message. For a send `data` is read, for a recv written. The caller owns the memory and keeps

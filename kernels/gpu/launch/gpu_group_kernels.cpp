@@ -88,6 +88,7 @@ class GpuGroupKernels final : public GroupKernels {
   const MultimemKernel multimem_kernel_;
   const int device_;
   GroupParams group_{};
+  bool has_table_ = false;  // of symmetric segments
   std::optional<MappedMemory> page_;
   CopyStreams copies_;
   TransferSchedule schedule_;
@@ -160,9 +161,9 @@ void GpuGroupKernels::start_counters(std::byte* segment) {
   write(layout.message_signals, messages);
   BulkSignal bulk{};
   bulk.filled = bulk.freed = first.bulk;
-  const std::size_t lanes = layout.bulk_lanes[0] + layout.bulk_lanes[1];
-  write(layout.bulk_signals, std::vector<BulkSignal>(lanes * world, bulk));
-  write(layout.bulk_counts, std::vector<BulkCount>(lanes * world, {first.bulk, first.bulk}));
+  const std::size_t pairs = layout.bulk_lanes * world;
+  write(layout.bulk_signals, std::vector<BulkSignal>(pairs, bulk));
+  write(layout.bulk_counts, std::vector<BulkCount>(pairs, {first.bulk, first.bulk}));
   std::vector<LocalState> local(1);
   std::fill_n(local[0].wire_epoch, kMaxWireBlocks, first.wire);
   std::fill_n(local[0].channel_epoch, kMaxChannels, first.steps);
@@ -185,6 +186,7 @@ void GpuGroupKernels::set_segment(int number, std::span<std::byte* const> bases)
   copies_.copy_to_device(
       group_.segments[config_.rank] + config_.layout.table + row * sizeof(std::byte*), bases.data(),
       bases.size() * sizeof(std::byte*));
+  has_table_ = true;
 }
 
 CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Plan& plan,
@@ -339,7 +341,7 @@ void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectivePara
   }
   const auto most_blocks = static_cast<int>(config_.layout.bulk_blocks);
   const auto blocks = static_cast<unsigned>(std::clamp(channels, 1, most_blocks));
-  const LaunchContext context{config_, group_, wire_, options};
+  const LaunchContext context{config_, group_, wire_, options, has_table_};
   by_world(kernels.of, [&](const void* kernel, auto ranks) {
     auto params = bulk_params<ranks()>(launch, call, context);
     void* arguments[] = {&params};

@@ -22,6 +22,7 @@ struct LaunchContext {
   const GroupParams& group;
   WireKind wire;
   const LaunchOptions& options;
+  bool has_table = false;  // set_segment() has been called
 };
 
 inline std::uint64_t timeout_ns(const LaunchOptions& options) {
@@ -111,7 +112,10 @@ BulkParams<kRanks> bulk_params(const WireLaunch& launch, const CollectiveParams&
   params.signals = layout.bulk_signals;
   params.counts = layout.bulk_counts;
   params.slots = layout.bulk_slots;
-  params.first_hop_lanes = static_cast<std::uint32_t>(layout.bulk_lanes[0]);
+  params.table = layout.table;
+  params.has_table = context.has_table;
+  params.output = context.options.output;
+  params.second_hop_lanes = static_cast<std::uint32_t>(layout.bulk_second_hop);
   // Each rank begins with its neighbour, so that no two send to one at a time.
   const std::uint64_t placed = launch.hears[launch.combines || launch.relays ? 1 : 0];
   for (int i = 1; i < world; ++i) {

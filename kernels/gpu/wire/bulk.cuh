@@ -20,6 +20,8 @@ struct BulkShared {
   const std::byte* from[kPlaces];  // 16-byte aligned, but for this rank's own
   std::byte* to[kPlaces];          // null for none
   double factors[kPlaces];
+  // By warp: where the chunk that it moves comes from or goes to, as its first thread has found.
+  std::byte* chunks[kBulkWarps];
 };
 
 template <int N, class Rules>
@@ -33,7 +35,8 @@ class Bulk {
         places_(lane_.exists() ? lane_.number_in_block() * static_cast<unsigned>(world_size()) : 0),
         from_(shared.from + places_),
         to_(shared.to + places_),
-        factors_(shared.factors + places_) {}
+        factors_(shared.factors + places_),
+        chunk_(shared.chunks[threadIdx.x / kWarpThreads]) {}
 
   // By the whole block.
   __device__ __forceinline__ void run() {
@@ -126,11 +129,19 @@ class Bulk {
         [&](int peer) { return params_.sends_same ? own_send() : params_.send[peer]; },
         [&](int peer) -> std::uint32_t& { return lane_.count(0, peer).sent; },
         [&](int peer, std::byte* data, const Cut& cut, std::uint32_t step, std::uint32_t number) {
-          if (!warp_all(warp_thread() != 0 || lane_.await_slot(0, peer, number))) return false;
           const std::uint64_t offset = lane_.offset_of(cut, step);
-          warp_copy(lane_.slot(peer, 0, rank(), number), data + offset, cut.bytes_of(offset));
+          bool ok = true;
+          std::uint64_t direct = 0;
+          if (warp_thread() == 0) {
+            ok = lane_.await_slot(0, peer, number);
+            const auto to = lane_.destination(0, peer, number, step, offset, !two_hops());
+            chunk_ = to.to;
+            direct = to.direct ? kDirectChunk : 0;
+          }
+          if (!warp_all(ok)) return false;
+          warp_copy(load_shared(&chunk_), data + offset, cut.bytes_of(offset));
           warp_barrier();
-          if (warp_thread() == 0) lane_.post_chunk(0, peer, number, cut.bytes);
+          if (warp_thread() == 0) lane_.post_chunk(0, peer, number, cut.bytes | direct);
           return true;
         });
   }
@@ -140,25 +151,41 @@ class Bulk {
         params_.placers, begin, params_.placer_count, [&](int peer) { return params_.take[peer]; },
         [&](int peer) -> std::uint32_t& { return lane_.count(last_hop(), peer).received; },
         [&](int peer, std::byte* data, const Cut& cut, std::uint32_t step, std::uint32_t number) {
-          if (!warp_all(warp_thread() != 0 || take(last_hop(), peer, cut, step, number, nullptr))) {
-            return false;
-          }
+          bool ok = true;
+          if (warp_thread() == 0) ok = take_to_place(peer, data, cut, step, number);
+          if (!warp_all(ok)) return false;
           const std::uint64_t offset = lane_.offset_of(cut, step);
-          warp_copy(data + offset, lane_.slot(rank(), last_hop(), peer, number),
-                    cut.bytes_of(offset));
+          const std::byte* const from = load_shared(&chunk_);
+          if (from != nullptr) warp_copy(data + offset, from, cut.bytes_of(offset));
           warp_barrier();
           if (warp_thread() == 0) lane_.free_slot(last_hop(), peer, number);
           return true;
         });
   }
 
+  // As take(), for a chunk that is placed at `data`; chunk_ becomes where it is, null where it has
+  // been stored in its place.
+  __device__ bool take_to_place(int peer, std::byte* data, const Cut& cut, std::uint32_t step,
+                                std::uint32_t number) const {
+    const int hop = last_hop();
+    const BufferLocation location = lane_.location_of({data, cut.bytes});
+    if (location != 0 && step == 0) lane_.announce(hop, peer, number, location);
+    bool direct = false;
+    if (!take(hop, peer, cut, step, number, nullptr, location != 0 ? &direct : nullptr)) {
+      return false;
+    }
+    chunk_ = direct ? nullptr : lane_.slot(rank(), hop, peer, number);
+    if (location != 0 && step + 1 == cut.steps) lane_.withdraw(hop, peer);
+    return true;
+  }
+
   // Waits for a chunk of a piece; by one thread.
   __device__ bool take(int hop, int peer, const Cut& cut, std::uint32_t step, std::uint32_t number,
-                       double* factor) const {
+                       double* factor, bool* direct = nullptr) const {
     if (!lane_.await_chunk(hop, peer, number)) return false;
-    if (step != 0 && factor == nullptr) return true;
+    if (step != 0 && factor == nullptr && direct == nullptr) return true;
     double theirs;
-    if (!lane_.check_header(hop, peer, number, cut.bytes, &theirs)) return false;
+    if (!lane_.check_header(hop, peer, number, cut.bytes, &theirs, direct)) return false;
     if (factor != nullptr) *factor = theirs;
     return true;
   }
@@ -203,6 +230,8 @@ class Bulk {
     const auto is_peer = [&](int peer) { return peer != rank(); };
     for (std::uint32_t step = 0; step < cut.steps; ++step) {
       const std::uint64_t offset = lane_.offset_of(cut, step);
+      const bool whole = cut.bytes_of(offset) % kUnitBytes == 0;
+      std::uint32_t direct = 0;  // a bit for each of this thread's peers
       bool ok = true;
       for (int peer = static_cast<int>(warp_thread()); peer < world_size();
            peer += static_cast<int>(kWarpThreads)) {
@@ -222,7 +251,9 @@ class Bulk {
         if (sends_on(peer)) {
           const std::uint32_t number = before(peer).sent + step;
           ok = ok && lane_.await_slot(1, peer, number);
-          to_[peer] = lane_.slot(peer, 1, rank(), number);
+          const auto to = lane_.destination(1, peer, number, step, offset, whole);
+          to_[peer] = to.to;
+          if (to.direct) direct |= bit_of(peer);
         }
       }
       if (!warp_all(ok)) return false;
@@ -230,9 +261,12 @@ class Bulk {
       warp_barrier();
       for (int peer = static_cast<int>(warp_thread()); peer < world_size();
            peer += static_cast<int>(kWarpThreads)) {
-        if (!is_peer(peer)) continue;
-        if (sends_on(peer)) lane_.post_chunk(1, peer, before(peer).sent + step, piece_bytes);
-        if (hears(peer)) lane_.free_slot(0, peer, before(peer).received + step);
+        const bool posts = is_peer(peer) && sends_on(peer);
+        const bool frees = is_peer(peer) && hears(peer);
+        if (!posts && !frees) continue;
+        const std::uint64_t flag = (direct & bit_of(peer)) != 0 ? kDirectChunk : 0;
+        lane_.post_and_free(peer, posts, before(peer).sent + step, piece_bytes | flag, frees,
+                            before(peer).received + step);
       }
     }
     for (int peer = static_cast<int>(warp_thread()); peer < world_size();
@@ -243,6 +277,9 @@ class Bulk {
       if (sends_on(peer)) store_data(&lane_.count(1, peer).sent, count.sent + cut.steps);
     }
     return true;
+  }
+  static __device__ std::uint32_t bit_of(int peer) {
+    return 1u << (static_cast<unsigned>(peer) / kWarpThreads);
   }
   // What this rank has received of a peer in hop 1, and sent it in hop 2.
   __device__ BulkCount counts(unsigned peer) const {
@@ -286,6 +323,7 @@ class Bulk {
   const std::byte** const from_;
   std::byte** const to_;
   double* const factors_;
+  std::byte*& chunk_;
 };
 
 }  // namespace symm

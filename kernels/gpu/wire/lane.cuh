@@ -24,10 +24,22 @@
 // earlier), and each warp does its own in that order, so some event can always happen.
 //
 // NOTE [Chunk numbers]
-// For each lane, hop and pair of ranks the chunks are counted from the group's start, modulo 2^32:
-// by the receiver's `filled`, the sender's `freed`, and both ends' BulkCount. A call adds what the
-// sizes of its pieces say (a piece between two ranks may have any size), and at least one where the
-// pair communicates at all, so that the sizes at both ends are compared (ChunkHeader).
+// For each lane, of each hop, and pair of ranks the chunks are counted from the group's start,
+// modulo 2^32: by the receiver's `filled`, the sender's `freed`, and both ends' BulkCount. A call
+// adds what the sizes of its pieces say (a piece between two ranks may have any size), and at least
+// one where the pair communicates at all, so that the sizes at both ends are compared
+// (ChunkHeader).
+//
+// NOTE [Direct chunks]
+// A rank whose output lies in symmetric memory tells each sender of the last hop, with the first
+// chunk's number, where its piece is to go: it announces a target. The sender stores the chunks
+// there that it begins after it has seen that; those before went to slots. The header says which it
+// was. So nobody waits for an announcement, a rank without symmetric memory does nothing, and the
+// others need not know of it. Chunks are counted, posted and given back alike.
+//
+// The announcement comes after what the rank's stream did before, and is taken back with the last
+// chunk, so that a number which comes again after 2^32 chunks finds none. Where a rank gives up,
+// a sender that has not noticed it may still store to the output.
 #pragma once
 
 #include "kernels/gpu/device/call_end.cuh"
@@ -113,6 +125,47 @@ class Lane {
            (of_sender * kBulkSlots + number % kBulkSlots) * params_.slot_bytes;
   }
 
+  // Where a chunk goes.
+  struct Destination {
+    std::byte* to;
+    bool direct;
+  };
+  // Of chunk `number` to `receiver`, the `step`-th of the call, that begins at `offset` of its
+  // piece. By the thread that has waited for its slot. `whole`: chunks in units of 16 bytes alone
+  // can go directly.
+  __device__ Destination destination(int hop, int receiver, std::uint32_t number,
+                                     std::uint32_t step, std::uint64_t offset, bool whole) const {
+    if (params_.has_table && whole) {
+      std::uint64_t location = 0;
+      std::uint64_t first = 0;
+      load_relaxed_pair(
+          reinterpret_cast<const std::uint64_t*>(&signal(rank(), hop, receiver).target), &location,
+          &first);
+      if (first == target_first(number - step)) {
+        std::byte* const to = address_of(receiver, location);
+        // Later chunks have waited for a slot that was given back after the announcement.
+        if (step < kBulkSlots) acquire_for_later_work();
+        if (to != nullptr) return {to + offset, true};
+      }
+    }
+    return {slot(receiver, hop, rank(), number), false};
+  }
+
+  // Of a piece of this rank's output; 0 where it must come through slots.
+  __device__ BufferLocation location_of(const BulkPiece& piece) const {
+    const SymmetricRange& range = params_.output;
+    const auto offset = static_cast<std::uint64_t>(piece.data - range.data);
+    const bool inside = offset < range.bytes && piece.bytes <= range.bytes - offset;
+    return inside && is_aligned(piece.data, kUnitBytes) ? range.location + offset : 0;
+  }
+  // By the thread that receives the piece, before its first chunk and behind its last.
+  __device__ void announce(int hop, int sender, std::uint32_t first,
+                           BufferLocation location) const {
+    release_earlier_work();
+    store_target(hop, sender, location, target_first(first));
+  }
+  __device__ void withdraw(int hop, int sender) const { store_target(hop, sender, 0, 0); }
+
   // Waits of one thread; false where the launch must end.
   __device__ bool await_chunk(int hop, int sender, std::uint32_t number) const {
     return await(&signal(rank(), hop, sender).filled, number + 1, sender);
@@ -122,26 +175,38 @@ class Lane {
   }
 
   // By one thread, behind a barrier of the warp that has stored the chunk, or loaded it.
+  // `piece_bytes`: with kDirectChunk where it is in no slot.
   __device__ void post_chunk(int hop, int receiver, std::uint32_t number,
                              std::uint64_t piece_bytes) const {
-    BulkSignal& theirs = signal(receiver, hop, rank());
-    store_relaxed_pair(reinterpret_cast<std::uint64_t*>(&theirs.headers[number % kBulkSlots]),
-                       piece_bytes, __builtin_bit_cast(std::uint64_t, params_.factor));
-    store_release(&theirs.filled, number + 1);
+    write_header(hop, receiver, number, piece_bytes);
+    store_release(&signal(receiver, hop, rank()).filled, number + 1);
   }
   __device__ void free_slot(int hop, int sender, std::uint32_t number) const {
     store_release(&signal(sender, hop, rank()).freed, number + 1);
   }
 
-  // The header of a chunk that has come. False where its piece has another size than here.
+  // The same of both for one peer, behind one fence: chunk `posted` of hop 2 where `posts`, chunk
+  // `freed` of hop 1 where `frees`.
+  __device__ void post_and_free(int peer, bool posts, std::uint32_t posted,
+                                std::uint64_t piece_bytes, bool frees, std::uint32_t freed) const {
+    if (posts) write_header(1, peer, posted, piece_bytes);
+    release_earlier_work();
+    if (posts) store_relaxed(&signal(peer, 1, rank()).filled, posted + 1);
+    if (frees) store_relaxed(&signal(peer, 0, rank()).freed, freed + 1);
+  }
+
+  // The header of a chunk that has come. False where its piece has another size than here. Without
+  // `direct` chunks are in slots.
   __device__ bool check_header(int hop, int sender, std::uint32_t number, std::uint64_t mine,
-                               double* factor) const {
+                               double* factor, bool* direct) const {
     std::uint64_t theirs = 0;
     std::uint64_t bits = 0;
     load_relaxed_pair(reinterpret_cast<const std::uint64_t*>(
                           &signal(rank(), hop, sender).headers[number % kBulkSlots]),
                       &theirs, &bits);
     *factor = __builtin_bit_cast(double, bits);
+    if (direct != nullptr) *direct = (theirs & kDirectChunk) != 0;
+    theirs &= ~kDirectChunk;
     if (theirs == mine) return true;
     fail_group(local_, *global_pointer(params_.page), DeviceFault::kCountMismatch, sender,
                collective_number(local_), false, theirs, mine);
@@ -151,10 +216,33 @@ class Lane {
  private:
   __device__ std::byte* segment(int rank) const { return global_pointer(params_.segments[rank]); }
   __device__ std::uint32_t lane_of(int hop) const {
-    return hop == 0 ? lane_ : params_.first_hop_lanes + lane_;
+    return hop == 0 ? lane_ : params_.second_hop_lanes + lane_;
   }
   __device__ std::uint32_t place(int hop, int peer) const {
     return lane_of(hop) * static_cast<unsigned>(world_size()) + static_cast<unsigned>(peer);
+  }
+
+  // In this process; null where this rank does not know the segment.
+  __device__ std::byte* address_of(int peer, BufferLocation location) const {
+    const std::uint64_t number = (location >> kLocationShift) - 1;
+    const std::uint64_t offset = location & ((std::uint64_t{1} << kLocationShift) - 1);
+    const auto* bases = reinterpret_cast<const std::uint64_t*>(segment(rank()) + params_.table);
+    const std::uint64_t place =
+        number * static_cast<unsigned>(world_size()) + static_cast<unsigned>(peer);
+    auto* const base = reinterpret_cast<std::byte*>(load_relaxed(&bases[place]));
+    return base == nullptr ? nullptr : base + offset;
+  }
+  __device__ void store_target(int hop, int sender, BufferLocation location,
+                               std::uint64_t first) const {
+    store_relaxed_pair(reinterpret_cast<std::uint64_t*>(&signal(sender, hop, rank()).target),
+                       location, first);
+  }
+
+  __device__ void write_header(int hop, int receiver, std::uint32_t number,
+                               std::uint64_t piece_bytes) const {
+    ChunkHeader& header = signal(receiver, hop, rank()).headers[number % kBulkSlots];
+    store_relaxed_pair(reinterpret_cast<std::uint64_t*>(&header), piece_bytes,
+                       __builtin_bit_cast(std::uint64_t, params_.factor));
   }
 
   __device__ bool await(const std::uint32_t* counter, std::uint32_t target, int peer) const {

@@ -43,8 +43,8 @@ def both_ways(rank, mine, call, in_place, result_count=None):
     return plain_out, out, there
 
 
-def compare_in_place(rank, registered):
-    """Input alone, output alone and both in symmetric memory."""
+def compare_in_place(rank, registered, offset):
+    """Input and output in symmetric memory."""
     memories = [symmetric_bytes(registered), symmetric_bytes(registered)]
     problems = []
     for count in COUNTS:
@@ -54,7 +54,7 @@ def compare_in_place(rank, registered):
             reduce_op = model.reduce_op(op)
 
             def in_place(n, which, dtype=dtype):
-                return view(memories[which], dtype, n)
+                return view(memories[which], dtype, n, offset)
 
             def all_reduce(source, out, reduce_op=reduce_op):
                 out.copy_(source)
@@ -78,9 +78,11 @@ def compare_in_place(rank, registered):
     return problems
 
 
+# At addresses that 16 divides peers store large outputs themselves, at others they use slots.
+@pytest.mark.parametrize("offset", [OFFSET - 1, OFFSET], ids=["aligned", "odd"])
 @pytest.mark.parametrize("registered", [False, True], ids=["symmetric", "registered"])
-def test_results_are_those_of_plain_tensors(registered):
-    check(compare_in_place, WORLD_SIZE, registered)
+def test_results_are_those_of_plain_tensors(registered, offset):
+    check(compare_in_place, WORLD_SIZE, registered, offset)
 
 
 def on_some_ranks_only(rank):
