@@ -80,9 +80,9 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
     const std::uint64_t slots = layout.bulk_blocks * lanes * senders * kBulkSlots;
     return align_down(min_size(for_lanes / slots, kMostBulkSlot), kLeastBulkSlot);
   };
-  // So few that two, four or eight ranks fit on one GPU.
-  layout.bulk_blocks = kMaxBulkBlocks / (world <= 2 ? 1 : world <= 4 ? 2 : 4);
-  while (layout.bulk_blocks > 1 && slot_bytes() < kLeastBulkSlot) layout.bulk_blocks /= 2;
+  // A chunk costs its warp a fence, so slots should not be too small.
+  layout.bulk_blocks = kMaxBulkBlocks;
+  while (layout.bulk_blocks > 1 && slot_bytes() < kGoodBulkSlot) layout.bulk_blocks /= 2;
   layout.bulk_slot_bytes = slot_bytes();
   layout.bulk_lanes = layout.bulk_blocks * lanes;
   layout.bulk_second_hop = layout.bulk_blocks * lanes_of_block(true);

@@ -108,11 +108,14 @@ inline constexpr std::uint64_t kLeastWireBox = 4096;
 // Blocks of a collective by lanes of warps (NOTE [Lanes] in kernels/gpu/wire/lane.cuh), and the
 // warps of a block at most.
 inline constexpr int kMaxBulkBlocks = 64;
+// Of all ranks that share a GPU, at most: each fills a multiprocessor, and all must be resident.
+inline constexpr int kMostBulkBlocksOfGpu = 128;
 inline constexpr int kBulkThreads = 1024;
 inline constexpr int kMostBulkWarps = kBulkThreads / 32;
 inline constexpr int kBulkHops = 2;
 inline constexpr std::uint32_t kBulkSlots = 2;  // of a lane, hop and sender; a power of two
 inline constexpr std::uint64_t kLeastBulkSlot = 1024;
+inline constexpr std::uint64_t kGoodBulkSlot = 8u << 10;
 inline constexpr std::uint64_t kMostBulkSlot = 32u << 10;
 
 // How the warps of a block are divided into lanes, each of which has `warps`. A rank has at most

@@ -99,9 +99,9 @@ TEST_P(GroupKernelsTest, OutputsInSymmetricMemory) {
   for (const CollectiveKind kind : kKinds) {
     if (!has_algorithm(kind, Algorithm::kBulk, PlanTarget::kGpu)) continue;
     for (const std::uint64_t registered : {all, std::uint64_t{2}, all - 1}) {
-      for (const std::size_t count : {0u, 5u, 40'000u, 1'000'000u, 1'500'001u}) {
+      for (const std::size_t count : {0u, 5u, 40'000u, 200'000u, 300'001u}) {
         checker.run({.kind = kind,
-                     .plan = plan(Algorithm::kBulk, turn % 2 == 0 ? 2 : 16),
+                     .plan = plan(Algorithm::kBulk, turn % 2 == 0 ? 1 : 8),
                      .dtype = Dtype::kInt32,
                      .counts = even(count),
                      .root = turn % world(),
@@ -129,8 +129,8 @@ TEST_P(GroupKernelsTest, OutputsInSymmetricMemoryNeedNoSlots) {
       check(gpuMemset(rig.segment(rank) + layout.bulk_slots, 0x3c, bytes), "Memset");
     }
     checker.run({.kind = CollectiveKind::kScatter,
-                 .plan = plan(Algorithm::kBulk, 4),
-                 .counts = even(3'000'001),
+                 .plan = plan(Algorithm::kBulk, 1),
+                 .counts = even(500'001),
                  .root = 0,
                  .registered = registered,
                  .root_last = true});
@@ -146,7 +146,7 @@ TEST_P(GroupKernelsTest, OutputsInSymmetricMemoryNeedNoSlots) {
   };
   EXPECT_EQ(changed(all), 0);
   EXPECT_EQ(changed(0), world() - 1);
-  EXPECT_EQ(changed(all - 2), 1) << "rank 1 alone";
+  EXPECT_EQ(changed(all & ~std::uint64_t{2}), world() > 1 ? 1 : 0) << "rank 1 alone";
 }
 
 TEST_P(GroupKernelsTest, UnevenShares) {

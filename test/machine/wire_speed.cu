@@ -114,6 +114,7 @@ class Rig {
         at(rank).kernels->set_peer(peer, static_cast<std::byte*>(at(peer).segment));
       }
       if (direct) at(rank).kernels->set_segment(0, outputs);
+      at(rank).kernels->set_ranks_of_gpu((world + gpus - 1) / gpus);
     }
   }
   ~Rig() {
@@ -436,8 +437,9 @@ int main(int count, char** arguments) {
           write("{\"empty_kernel_us\": " + std::to_string(us) + "}");
           std::printf("empty kernel %.2f us\n", us);
         }
-        for (const Cell& cell :
-             large ? large_cells(smallest, most, world) : cells_of(wire, counts)) {
+        for (const Cell& cell : large
+                                    ? large_cells(smallest, most, world, (world + gpus - 1) / gpus)
+                                    : cells_of(wire, counts)) {
           std::string error;
           const auto [median, least] = rig->measure(cell, calls, replays, &error);
           const double floor = traffic(cell, world) / bandwidth;

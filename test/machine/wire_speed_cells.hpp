@@ -22,7 +22,8 @@ struct Cell {
   int blocks = 0;          // 0: as many as fit
 };
 
-inline std::vector<Cell> large_cells(std::size_t least, std::size_t most, int world) {
+inline std::vector<Cell> large_cells(std::size_t least, std::size_t most, int world,
+                                     int ranks_of_gpu) {
   using enum CollectiveKind;
   struct Operation {
     CollectiveKind kind;
@@ -42,7 +43,7 @@ inline std::vector<Cell> large_cells(std::size_t least, std::size_t most, int wo
       }
       if (transfers) cells.push_back({op.kind, Algorithm::kPipelined, bytes, op.name, true, 32});
       for (const int blocks : {8, 16, 24, 32, 64}) {
-        if (blocks * world > kResidentBlocks || transfers) continue;
+        if (blocks * ranks_of_gpu > kResidentBlocks || transfers) continue;
         cells.push_back({op.kind, Algorithm::kBulk, bytes, op.name, false, blocks});
       }
     }

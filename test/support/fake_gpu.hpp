@@ -63,6 +63,7 @@ class FakeKernels final : public GroupKernels {
 
   void set_peer(int rank, std::byte* segment) override { peers_[rank] = segment; }
   void set_wire(WireKind wire) override { wire_ = wire; }
+  void set_ranks_of_gpu(int ranks) override { ranks_of_gpu_ = ranks; }
   void set_segment(int number, std::span<std::byte* const> bases) override {
     segments_[number].assign(bases.begin(), bases.end());
   }

@@ -122,6 +122,7 @@ void DeviceGroup::connect(milliseconds timeout, bool captured, const std::string
     wire_ = WireKind::kLine;
     resources_->kernels->set_wire(wire_);
   }
+  resources_->kernels->set_ranks_of_gpu(peers.most_ranks_of_a_gpu());
   connected_ = true;
 }
 

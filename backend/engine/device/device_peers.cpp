@@ -203,6 +203,18 @@ std::optional<Error> DevicePeers::line_problem() const {
   return std::nullopt;
 }
 
+int DevicePeers::most_ranks_of_a_gpu() const {
+  std::vector<GpuUuid> gpus = {own_descriptor_.gpu};
+  for (const Peer& peer : peers_) {
+    if (peer.descriptor) gpus.push_back(peer.descriptor->gpu);
+  }
+  int most = 0;
+  for (const GpuUuid& gpu : gpus) {
+    most = std::max(most, static_cast<int>(std::count(gpus.begin(), gpus.end(), gpu)));
+  }
+  return most;
+}
+
 void DevicePeers::connect_all(bool needs_lines, const Deadline& deadline, const std::string& call) {
   if (refusal_) throw Error(*refusal_);
   std::vector<std::optional<Error>> statuses(peers_.size());

@@ -59,6 +59,8 @@ class DevicePeers {
   void connect_all(bool needs_lines, const Deadline& deadline, const std::string& call);
   // After connect_all(), the same on all ranks: every link between two of them keeps lines whole.
   bool has_lines() const { return has_lines_; }
+  // The same: how many ranks share the GPU that has most of them.
+  int most_ranks_of_a_gpu() const;
   const std::optional<Error>& refusal() const { return refusal_; }
 
   // After connect_all(): lets go of the peers' memory; the addresses stay reserved. Local.

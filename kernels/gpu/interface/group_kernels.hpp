@@ -111,6 +111,10 @@ class GroupKernels {
   // the same on all ranks. Throws Error(kUnsupported) where the library has no such kernels. Local.
   virtual void set_wire(WireKind wire) = 0;
 
+  // The most ranks of the group that share a GPU, the same on all of them: so many blocks of theirs
+  // must be resident together. All, until it is called. Before the first collective. Local.
+  virtual void set_ranks_of_gpu(int ranks) = 0;
+
   // Sets symmetric segment `number` (from 0) of the group, by rank. Local, cold: synchronises a
   // copy.
   virtual void set_segment(int number, std::span<std::byte* const> bases) = 0;

@@ -42,6 +42,7 @@ class GpuGroupKernels final : public GroupKernels {
 
   void set_peer(int rank, std::byte* segment) override;
   void set_wire(WireKind wire) override;
+  void set_ranks_of_gpu(int ranks) override { ranks_of_gpu_ = ranks; }
   void set_segment(int number, std::span<std::byte* const> bases) override;
   void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
               const LaunchOptions& options) override;
@@ -93,6 +94,7 @@ class GpuGroupKernels final : public GroupKernels {
   CopyStreams copies_;
   TransferSchedule schedule_;
   WireKind wire_ = WireKind::kLL;
+  int ranks_of_gpu_;
   WireRoute route_;
   WireLaunch barrier_;
   LargeShares shares_;
@@ -105,6 +107,7 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
       device_(device_index),
       copies_(config.world_size - 1),
       schedule_(config.rank, config.world_size, config.layout, config.poisons),
+      ranks_of_gpu_(config.world_size),
       route_(config.world_size),
       shares_(config.rank, config.world_size) {
   load_kernels();
@@ -339,7 +342,8 @@ void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectivePara
         reduce_table()[static_cast<std::size_t>(call.dtype)][static_cast<std::size_t>(call.op)]
             .bulk;
   }
-  const auto most_blocks = static_cast<int>(config_.layout.bulk_blocks);
+  const int most_blocks = std::max(1, std::min(static_cast<int>(config_.layout.bulk_blocks),
+                                               kMostBulkBlocksOfGpu / ranks_of_gpu_));
   const auto blocks = static_cast<unsigned>(std::clamp(channels, 1, most_blocks));
   const LaunchContext context{config_, group_, wire_, options, has_table_};
   by_world(kernels.of, [&](const void* kernel, auto ranks) {
