@@ -70,6 +70,15 @@ void ProcessGroupSymmOptions::set_device_workspace_bytes(std::int64_t bytes) {
       {.least = kLeastDeviceWorkspace, .most = kMostDeviceWorkspace, .unit = kDeviceWorkspaceUnit});
 }
 
+void ProcessGroupSymmOptions::set_max_device_blocks(std::int64_t blocks) {
+  static_assert(kMostDeviceBlocks == kMaxChannels);
+  if (blocks < 1 || blocks > kMostDeviceBlocks) {
+    refuse("the option max_device_blocks: expected 1 to " + std::to_string(kMostDeviceBlocks) +
+           ", got " + std::to_string(blocks));
+  }
+  max_device_blocks_ = static_cast<int>(blocks);
+}
+
 void ProcessGroupSymmOptions::validate_timeout() const {
   if (timeout.count() <= 0) {
     refuse("the option timeout: expected more than 0 ms, got " + std::to_string(timeout.count()) +

@@ -37,6 +37,7 @@ CommunicatorConfig config_of(const ProcessGroupSymmOptions& options, int rank, i
   config.algorithm = parse_algorithm(options.algorithm(), "the option algorithm");
   config.workspace_bytes = options.workspace_bytes();
   config.device_workspace_bytes = options.device_workspace_bytes();
+  config.max_device_blocks = options.max_device_blocks();
   config.deterministic = options.deterministic;
   config.high_priority = options.is_high_priority_stream;
   return config;

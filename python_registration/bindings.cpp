@@ -139,7 +139,7 @@ bool engine_releases_memory(const std::string& name) {
 OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
                         std::int64_t workspace_bytes, std::int64_t device_workspace_bytes,
                         bool is_high_priority_stream, bool deterministic,
-                        const std::string& inter_host) {
+                        const std::string& inter_host, std::int64_t max_device_blocks) {
   auto options = c10::make_intrusive<Options>(timeout);
   options->set_algorithm(algorithm);
   options->set_workspace_bytes(workspace_bytes);
@@ -147,6 +147,7 @@ OptionsPtr make_options(Milliseconds timeout, const std::string& algorithm,
   options->is_high_priority_stream = is_high_priority_stream;
   options->deterministic = deterministic;
   options->set_inter_host(inter_host);
+  options->set_max_device_blocks(max_device_blocks);
   options->validate_timeout();
   return options;
 }
@@ -168,7 +169,8 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
            py::arg("device_workspace_bytes") =
                static_cast<std::int64_t>(Options::kDefaultDeviceWorkspaceBytes),
            py::arg("is_high_priority_stream") = false, py::arg("deterministic") = true,
-           py::arg("inter_host") = "auto")
+           py::arg("inter_host") = "auto",
+           py::arg("max_device_blocks") = Options::kMostDeviceBlocks)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; }, &set_timeout,
           "How long an operation waits for its peers (datetime.timedelta).")
@@ -188,6 +190,10 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
           &Options::set_device_workspace_bytes,
           "The same on a GPU, allocated by the first operation there: a multiple of 1 MiB,\n"
           "4 MiB to 4 GiB. Must be the same on every rank.")
+      .def_property(
+          "max_device_blocks", &Options::max_device_blocks, &Options::set_max_device_blocks,
+          "The most blocks of a collective on a GPU, 1 to 64. Few leave multiprocessors to\n"
+          "what runs beside, and take longer. Must be the same on every rank.")
       .def_readwrite("is_high_priority_stream", &Options::is_high_priority_stream,
                      "Asynchronous operations on a GPU run on streams of high priority.")
       .def_readwrite(

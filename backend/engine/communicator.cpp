@@ -94,6 +94,7 @@ void Communicator::adopt_agreement() {
     }
     check_same(*group_, "workspace_bytes", &Agreement::workspace_bytes, proposals);
     check_same(*group_, "device_workspace_bytes", &Agreement::device_workspace_bytes, proposals);
+    check_same(*group_, "max_device_blocks", &Agreement::max_device_blocks, proposals);
     check_same(*group_, "deterministic", &Agreement::deterministic, proposals);
   }
   *agreement_ = proposals.front();

@@ -20,7 +20,7 @@ EVIDENCE = HERE.parent / "evidence"
 COLLECTIVES = ("all_reduce", "all_gather")
 MACHINES = {
     "4 ranks on 2 CPU cores, float32": ("bench_cpu_4_ranks_small", "bench_cpu_4_ranks_large"),
-    "2 H100 without multicast, bfloat16, in a graph": ("bulk_cuda_2_h100",),
+    "2 H200 without multicast, bfloat16, in a graph": ("bench_cuda_2_h200",),
 }
 COLOURS = {"symm": "tab:blue", "gloo": "tab:orange", "nccl": "tab:green"}
 

@@ -100,8 +100,9 @@ PlanTable table_of(std::initializer_list<WireLimits> limits) {
 
 }  // namespace
 
-// The limits of two ranks are measured (docs/benchmarks.md, "Wires and pipelines"); those of more
-// are estimated from the bytes that a rank sends and from the boxes, which are smaller.
+// The limits of two ranks are measured (docs/benchmarks.md, "Wires and pipelines"), and those of
+// lines among four ("Lanes"); the others are estimated from the bytes that a rank sends and from the
+// boxes, which are smaller.
 const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
   static const PlanTable ll = table_of({{.min_world = 2,
                                          .max_world = 2,
@@ -152,12 +153,12 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                            .channels = 64,
                                            .bulk_channels = 64,
                                            .one_hop = 128 * kKiB,
-                                           .all_reduce = 4 * kMiB,
-                                           .reduce = 4 * kMiB,
-                                           .broadcast = 4 * kMiB,
-                                           .gather = kMiB,
+                                           .all_reduce = 2 * kMiB,
+                                           .reduce = 2 * kMiB,
+                                           .broadcast = 2 * kMiB,
+                                           .gather = 512 * kKiB,
                                            .scatter = 4 * kMiB,
-                                           .reduce_scatter = 4 * kMiB},
+                                           .reduce_scatter = 2 * kMiB},
                                           {.min_world = 5,
                                            .max_world = kAny,
                                            .channels = 32,

@@ -339,7 +339,7 @@ class _Middle(_Warp):
 def lane_sizes(sent: list[int], chunks: list[int], fault: str = "") -> Program:
     """A pair of ranks compares the sizes of its pieces, call by call.
 
-    Lane::check_header and post_chunk. `sent`: the size of each call's piece at the sender, and
+    Lane::has_size and post_chunk. `sent`: the size of each call's piece at the sender, and
     `chunks` how many it has. The receiver looks at the first header of a call and must find what
     was sent in that call, whatever it expected itself. It goes on as if it had expected that; in
     the last call it did not, and gives up. Faults: "header": one header in place of one a slot;

@@ -129,8 +129,7 @@ SITES: dict[str, list[Site]] = {
     "lane send copied": [Site(BULK, "bool send(int", "warp_barrier();")],
     "lane send post": [Site(BULK, "bool send(int", "lane_.post_chunk(0"), POST_CHUNK],
     "lane place chunk": [
-        Site(BULK, "bool take_to_place(", "take(hop, peer, cut"),
-        Site(BULK, "bool take(int", "lane_.await_chunk("),
+        Site(BULK, "bool take_to_place(", "lane_.await_chunk("),
         *AWAIT_CHUNK,
     ],
     "lane place wait": [Site(BULK, "bool place(int", "warp_all(")],

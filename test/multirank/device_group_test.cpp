@@ -37,6 +37,7 @@ TEST_F(DeviceGroupTest, FirstCollectiveMapsEveryPeersSegment) {
     }
     EXPECT_EQ(rank.kernels().config().layout.total_bytes,
               DeviceLayout::of(3, 4u << 20).total_bytes);
+    EXPECT_EQ(rank.kernels().config().most_blocks, 48);  // of the group's options
     EXPECT_EQ(&rank.engine(), rank.communicator.device_group_if_made());
     rank.meet();
   });
@@ -74,6 +75,20 @@ TEST_F(DeviceGroupTest, TheWireIsThatOfTheEnvironment) {
       rank.meet();
     });
   }
+}
+
+// As many blocks of lanes fit on a GPU, of all ranks that share it.
+TEST_F(DeviceGroupTest, KernelsLearnHowManyRanksShareAGpu) {
+  const auto expect_ranks_of_gpu = [this](int expected) {
+    run_group(3, [expected](DeviceRank& rank) {
+      rank.launch(CollectiveArgs{});
+      EXPECT_EQ(rank.kernels().ranks_of_gpu(), expected);
+      rank.meet();
+    });
+  };
+  expect_ranks_of_gpu(1);
+  gpus_[2].stand_for(0);
+  expect_ranks_of_gpu(2);
 }
 
 // One rank alone knows of it.
@@ -333,6 +348,25 @@ TEST_F(DeviceGroupTest, AGroupOfOneNeedsNoPeer) {
     rank.communicator.abort("enough");
     EXPECT_TRUE(rank.kernels().told_to_leave());
   });
+}
+
+TEST(DeviceSettings, BlocksMustAgreeAndFit) {
+  test::MemoryStore store;
+  CommunicatorConfig bad = device_config(0, 1, Algorithm::kAuto);
+  for (const int blocks : {0, -1, 65}) {
+    bad.max_device_blocks = blocks;
+    expect_error(error_of([&] { Communicator(store, bad); }), ErrorCode::kInvalidArgument,
+                 {"max_device_blocks", "1 to 64", "got " + std::to_string(blocks)});
+  }
+  const auto errors = test::errors_of_ranks(2, [&](int rank) {
+    CommunicatorConfig config = device_config(rank, 2, Algorithm::kAuto);
+    if (rank == 1) config.max_device_blocks = 8;
+    const Communicator one(store, config);
+  });
+  for (const auto& error : errors) {
+    expect_error(error, ErrorCode::kInvalidArgument,
+                 {"max_device_blocks", "48 on rank 0", "8 on rank 1"});
+  }
 }
 
 TEST(DeviceSettings, WorkspacesMustAgreeAndFit) {

@@ -63,6 +63,7 @@ inline CommunicatorConfig device_config(int rank, int world, Algorithm algorithm
   config.timeout = std::chrono::milliseconds(20'000);
   config.algorithm = algorithm;
   config.device_workspace_bytes = 4u << 20;
+  config.max_device_blocks = 48;
   return config;
 }
 

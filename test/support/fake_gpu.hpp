@@ -136,6 +136,7 @@ class FakeKernels final : public GroupKernels {
   const std::map<int, std::vector<std::byte*>>& segments() const { return segments_; }
   const GroupKernelsConfig& config() const { return config_; }
   WireKind wire() const { return wire_; }
+  int ranks_of_gpu() const { return ranks_of_gpu_; }
   DevicePage& page() const { return *config_.page; }
   bool told_to_leave() const { return load_acquire(&page().abort) == 1; }
 
@@ -188,6 +189,7 @@ class FakeKernels final : public GroupKernels {
   const std::atomic<bool>& hold_;
   std::atomic<bool>& refuse_;
   WireKind wire_ = WireKind::kLL;
+  int ranks_of_gpu_ = 0;  // until it is told
   std::map<int, std::byte*> peers_;
   std::map<int, std::vector<std::byte*>> segments_;
   std::vector<FakeLaunch> launches_;
@@ -250,10 +252,13 @@ class FakeGpu final : public GpuRuntime {
   explicit FakeGpu(int index) : multicast_(index) {
     identity_.name = "Fake GPU";
     identity_.index = index;
-    identity_.uuid.fill(static_cast<std::uint8_t>(0xa0 + index));
+    stand_for(index);
     identity_.multiprocessors = 4;
     identity_.architecture = 90;
   }
+
+  // Is the same GPU as that of another rank.
+  void stand_for(int index) { identity_.uuid.fill(static_cast<std::uint8_t>(0xa0 + index)); }
 
   // A stream that is being captured, and one that is not.
   static StreamHandle captured_stream() { return reinterpret_cast<StreamHandle>(2); }

@@ -27,11 +27,13 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
   const DeviceLayout layout =
       DeviceLayout::of(world_size(), context.agreement.device_workspace_bytes);
   resources_->segment = std::make_unique<DeviceSegment>(runtime, layout.total_bytes);
-  resources_->kernels = runtime.make_group_kernels({.rank = rank(),
-                                                    .world_size = world_size(),
-                                                    .layout = layout,
-                                                    .page = &trace_.own_page(),
-                                                    .poisons = poison_in_environment()});
+  resources_->kernels = runtime.make_group_kernels(
+      {.rank = rank(),
+       .world_size = world_size(),
+       .layout = layout,
+       .page = &trace_.own_page(),
+       .most_blocks = static_cast<int>(context.agreement.max_device_blocks),
+       .poisons = poison_in_environment()});
   resources_->kernels->set_peer(rank(), resources_->segment->base());
   resources_->peers = std::make_unique<DevicePeers>(context.group, runtime, *resources_->segment);
   shares_.reserve(2 * static_cast<std::size_t>(world_size()));

@@ -20,6 +20,7 @@ struct CommunicatorConfig {
   Algorithm algorithm = Algorithm::kAuto;          // forced for every collective that has it
   std::size_t workspace_bytes = 8u << 20;          // a rank; multiple of 64 KiB, 512 KiB to 1 GiB
   std::size_t device_workspace_bytes = 64u << 20;  // on a GPU; multiple of 1 MiB, 4 MiB to 4 GiB
+  int max_device_blocks = 64;                      // of a collective on a GPU: 1 to 64
   // Reductions give the same bits by every algorithm, so algorithms that cannot are refused. The
   // same on every rank.
   bool deterministic = true;

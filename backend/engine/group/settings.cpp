@@ -108,6 +108,10 @@ void check_config(const CommunicatorConfig& config) {
   check_size("workspace_bytes", static_cast<std::int64_t>(config.workspace_bytes), kWorkspaceSizes);
   check_size("device_workspace_bytes", static_cast<std::int64_t>(config.device_workspace_bytes),
              {kLeastDeviceWorkspace, kMostDeviceWorkspace, kDeviceWorkspaceUnit});
+  if (config.max_device_blocks < 1 || config.max_device_blocks > kMaxChannels) {
+    refuse("max_device_blocks: expected 1 to " + std::to_string(kMaxChannels) + ", got " +
+           std::to_string(config.max_device_blocks));
+  }
 }
 
 Agreement Agreement::proposed_by(const CommunicatorConfig& config) {
@@ -121,6 +125,7 @@ Agreement Agreement::proposed_by(const CommunicatorConfig& config) {
   return {.algorithm = config.algorithm != Algorithm::kAuto ? config.algorithm : forced,
           .workspace_bytes = config.workspace_bytes,
           .device_workspace_bytes = config.device_workspace_bytes,
+          .max_device_blocks = static_cast<std::uint32_t>(config.max_device_blocks),
           .deterministic = config.deterministic && deterministic,
           .wire = wire_in_environment(),
           .single_copy = single_copy_in_environment(),
@@ -133,6 +138,7 @@ std::vector<std::uint8_t> Agreement::encode() const {
   writer.integer(static_cast<std::uint32_t>(algorithm));
   writer.integer(workspace_bytes);
   writer.integer(device_workspace_bytes);
+  writer.integer(max_device_blocks);
   writer.integer(static_cast<std::uint32_t>(deterministic));
   writer.integer(static_cast<std::uint32_t>(wire));
   writer.integer(static_cast<std::uint32_t>(single_copy));
@@ -152,19 +158,22 @@ Agreement Agreement::decode(std::span<const std::uint8_t> bytes) {
   const auto algorithm = reader.integer<std::uint32_t>();
   const auto workspace_bytes = reader.integer<std::uint64_t>();
   const auto device_workspace_bytes = reader.integer<std::uint64_t>();
+  const auto max_device_blocks = reader.integer<std::uint32_t>();
   const auto deterministic = reader.integer<std::uint32_t>();
   const auto wire = reader.integer<std::uint32_t>();
   const auto single_copy = reader.integer<std::uint32_t>();
   const auto probe_address = reader.integer<std::uint64_t>();
   const auto probe_word = reader.integer<std::uint64_t>();
   const std::string text = reader.text(kMaxTableText);
-  if (!reader.finished() || algorithm >= kAlgorithmCount || deterministic > 1 ||
-      wire >= kWireChoiceCount || single_copy >= kSingleCopyCount) {
+  if (!reader.finished() || algorithm >= kAlgorithmCount || max_device_blocks < 1 ||
+      max_device_blocks > kMaxChannels || deterministic > 1 || wire >= kWireChoiceCount ||
+      single_copy >= kSingleCopyCount) {
     throw Error(ErrorCode::kSecurity, "its settings in the Store cannot be read");
   }
   return {.algorithm = static_cast<Algorithm>(algorithm),
           .workspace_bytes = workspace_bytes,
           .device_workspace_bytes = device_workspace_bytes,
+          .max_device_blocks = max_device_blocks,
           .deterministic = deterministic != 0,
           .wire = static_cast<WireChoice>(wire),
           .single_copy = static_cast<SingleCopy>(single_copy),

@@ -68,6 +68,7 @@ struct Agreement {
   Algorithm algorithm = Algorithm::kAuto;
   std::uint64_t workspace_bytes = 0;
   std::uint64_t device_workspace_bytes = 0;
+  std::uint32_t max_device_blocks = kMaxChannels;
   bool deterministic = true;  // false where the option or the environment waives it
   WireChoice wire = WireChoice::kAuto;
   SingleCopy single_copy = SingleCopy::kAuto;  // each rank's own

@@ -20,6 +20,7 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   static constexpr std::size_t kMaxWorkspaceBytes = std::size_t{1} << 30;
   static constexpr std::size_t kWorkspaceUnit = std::size_t{64} << 10;
   static constexpr std::size_t kDefaultDeviceWorkspaceBytes = std::size_t{64} << 20;
+  static constexpr int kMostDeviceBlocks = 64;
 
   explicit ProcessGroupSymmOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout);
   ProcessGroupSymmOptions(const ProcessGroupSymmOptions&) = default;
@@ -47,6 +48,11 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   std::size_t device_workspace_bytes() const { return device_workspace_bytes_; }
   void set_device_workspace_bytes(std::int64_t bytes);
 
+  // The most blocks of a collective on a GPU: 1 to 64, as many as there are by default. Few leave
+  // multiprocessors to what runs beside, and take longer. Must be the same on every rank.
+  int max_device_blocks() const { return max_device_blocks_; }
+  void set_max_device_blocks(std::int64_t blocks);
+
   // What carries bytes between hosts where the ranks are on several: "auto", "none", a c10d
   // backend's name ("gloo"), or one for each device ("cpu:gloo,cuda:nccl"). "auto" takes
   // SYMM_INTER_HOST where that is set. Must be the same on every rank.
@@ -70,6 +76,7 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   std::string inter_host_ = "auto";
   std::size_t workspace_bytes_ = kDefaultWorkspaceBytes;
   std::size_t device_workspace_bytes_ = kDefaultDeviceWorkspaceBytes;
+  int max_device_blocks_ = kMostDeviceBlocks;
 };
 
 }  // namespace symm

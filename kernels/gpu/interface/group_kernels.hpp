@@ -39,8 +39,9 @@ struct GroupKernelsConfig {
   int rank = 0;  // group rank
   int world_size = 1;
   DeviceLayout layout{};
-  DevicePage* page = nullptr;  // this rank's, host address; the object maps it for the device
-  FirstCounts first{};         // set before any peer knows this rank's segment
+  DevicePage* page = nullptr;      // this rank's, host address; the object maps it for the device
+  int most_blocks = kMaxChannels;  // of a collective; messages have their own number
+  FirstCounts first{};             // set before any peer knows this rank's segment
   // Collectives over a wire count themselves in the page; without, `entered` and `completed` are of
   // no use. A test that times kernels leaves it out.
   bool counts_wire_calls = true;

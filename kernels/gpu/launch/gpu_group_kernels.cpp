@@ -70,7 +70,8 @@ class GpuGroupKernels final : public GroupKernels {
                       const LaunchOptions& options);
   bool launch_with_norm(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   int most_wire_blocks(const Plan& plan) const {
-    return std::clamp(plan.channels, 1, static_cast<int>(config_.layout.wire_blocks));
+    const int most = std::min(static_cast<int>(config_.layout.wire_blocks), config_.most_blocks);
+    return std::clamp(plan.channels, 1, most);
   }
   void start_lanes(const WireLaunch& launch, const CollectiveParams& call, int channels,
                    const LaunchOptions& options);
@@ -342,8 +343,9 @@ void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectivePara
         reduce_table()[static_cast<std::size_t>(call.dtype)][static_cast<std::size_t>(call.op)]
             .bulk;
   }
-  const int most_blocks = std::max(1, std::min(static_cast<int>(config_.layout.bulk_blocks),
-                                               kMostBulkBlocksOfGpu / ranks_of_gpu_));
+  const int most_blocks =
+      std::max(1, std::min({static_cast<int>(config_.layout.bulk_blocks), config_.most_blocks,
+                            kMostBulkBlocksOfGpu / ranks_of_gpu_}));
   const auto blocks = static_cast<unsigned>(std::clamp(channels, 1, most_blocks));
   const LaunchContext context{config_, group_, wire_, options, has_table_};
   by_world(kernels.of, [&](const void* kernel, auto ranks) {
@@ -391,7 +393,8 @@ void GpuGroupKernels::launch_by_plan(const CollectiveArgs& args, const Plan& pla
     kernel = reduce_table()[static_cast<std::size_t>(call.dtype)][static_cast<std::size_t>(call.op)]
                  .pipeline;
   }
-  start(kernel, static_cast<unsigned>(std::clamp(plan.channels, 1, kMaxChannels)), call, options);
+  const auto blocks = static_cast<unsigned>(std::clamp(plan.channels, 1, config_.most_blocks));
+  start(kernel, blocks, call, options);
 }
 
 void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
@@ -472,7 +475,7 @@ void GpuGroupKernels::launch_multimem(const CollectiveArgs& args, const Plan& pl
   std::copy(memory.input.ranks.begin(), memory.input.ranks.end(), params.inputs);
   std::copy(memory.output.ranks.begin(), memory.output.ranks.end(), params.outputs);
   const std::uint64_t bytes = call.count * call.element_bytes;
-  const std::uint64_t most = static_cast<std::uint64_t>(std::clamp(plan.channels, 1, kMaxChannels));
+  const auto most = static_cast<std::uint64_t>(std::clamp(plan.channels, 1, config_.most_blocks));
   const std::uint64_t blocks =
       std::clamp<std::uint64_t>((bytes + kBlockBytes - 1) / kBlockBytes, 1, most);
   start(kernel, static_cast<unsigned>(blocks), call, options, params);

@@ -163,16 +163,19 @@ class Bulk {
         });
   }
 
-  // As take(), for a chunk that is placed at `data`; chunk_ becomes where it is, null where it has
+  // As take(), for a chunk that is to be at `data`; chunk_ becomes where it is, null where it has
   // been stored in its place.
   __device__ bool take_to_place(int peer, std::byte* data, const Cut& cut, std::uint32_t step,
                                 std::uint32_t number) const {
     const int hop = last_hop();
     const BufferLocation location = lane_.location_of({data, cut.bytes});
     if (location != 0 && step == 0) lane_.announce(hop, peer, number, location);
+    if (!lane_.await_chunk(hop, peer, number)) return false;
     bool direct = false;
-    if (!take(hop, peer, cut, step, number, nullptr, location != 0 ? &direct : nullptr)) {
-      return false;
+    if (step == 0 || location != 0) {
+      const ChunkHeader header = lane_.header_of(hop, peer, number);
+      if (!lane_.has_size(header, peer, cut.bytes)) return false;
+      direct = (header.bytes & kDirectChunk) != 0;
     }
     chunk_ = direct ? nullptr : lane_.slot(rank(), hop, peer, number);
     if (location != 0 && step + 1 == cut.steps) lane_.withdraw(hop, peer);
@@ -181,13 +184,12 @@ class Bulk {
 
   // Waits for a chunk of a piece; by one thread.
   __device__ bool take(int hop, int peer, const Cut& cut, std::uint32_t step, std::uint32_t number,
-                       double* factor, bool* direct = nullptr) const {
+                       double* factor) const {
     if (!lane_.await_chunk(hop, peer, number)) return false;
-    if (step != 0 && factor == nullptr && direct == nullptr) return true;
-    double theirs;
-    if (!lane_.check_header(hop, peer, number, cut.bytes, &theirs, direct)) return false;
-    if (factor != nullptr) *factor = theirs;
-    return true;
+    if (step != 0 && factor == nullptr) return true;
+    const ChunkHeader header = lane_.header_of(hop, peer, number);
+    if (factor != nullptr) *factor = header.factor;
+    return lane_.has_size(header, peer, cut.bytes);
   }
 
   __device__ __forceinline__ bool middle() {

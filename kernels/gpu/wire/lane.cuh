@@ -195,18 +195,18 @@ class Lane {
     if (frees) store_relaxed(&signal(peer, 0, rank()).freed, freed + 1);
   }
 
-  // The header of a chunk that has come. False where its piece has another size than here. Without
-  // `direct` chunks are in slots.
-  __device__ bool check_header(int hop, int sender, std::uint32_t number, std::uint64_t mine,
-                               double* factor, bool* direct) const {
-    std::uint64_t theirs = 0;
-    std::uint64_t bits = 0;
+  // Of a chunk that has come.
+  __device__ ChunkHeader header_of(int hop, int sender, std::uint32_t number) const {
+    std::uint64_t bytes = 0;
+    std::uint64_t factor = 0;
     load_relaxed_pair(reinterpret_cast<const std::uint64_t*>(
                           &signal(rank(), hop, sender).headers[number % kBulkSlots]),
-                      &theirs, &bits);
-    *factor = __builtin_bit_cast(double, bits);
-    if (direct != nullptr) *direct = (theirs & kDirectChunk) != 0;
-    theirs &= ~kDirectChunk;
+                      &bytes, &factor);
+    return {bytes, __builtin_bit_cast(double, factor)};
+  }
+  // False, and reported, where the piece has another size than here.
+  __device__ bool has_size(const ChunkHeader& header, int sender, std::uint64_t mine) const {
+    const std::uint64_t theirs = header.bytes & ~kDirectChunk;
     if (theirs == mine) return true;
     fail_group(local_, *global_pointer(params_.page), DeviceFault::kCountMismatch, sender,
                collective_number(local_), false, theirs, mine);

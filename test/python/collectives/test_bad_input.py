@@ -195,6 +195,8 @@ def test_global_ranks_stand_beside_group_ranks():
     [
         ({"algorithm": "foo"}, ["foo", "one_shot", "two_shot", "ring", "pipelined"]),
         ({"workspace_bytes": 12345}, ["workspace_bytes", "12345"]),
+        ({"max_device_blocks": 0}, ["max_device_blocks", "1 to 64", "0"]),
+        ({"max_device_blocks": 65}, ["max_device_blocks", "1 to 64", "65"]),
         ({"workspace_bytes": 1 << 40}, ["workspace_bytes", str(1 << 40)]),
     ],
     ids=str,
