@@ -1,5 +1,5 @@
 """Draws the pictures of README and docs from what measurements have written to docs/evidence:
-time_by_size.png (the bench) and same_bits.png (docs/examples/same_bits.py).
+time_by_size.png and floors.png (the bench), and same_bits.png (docs/examples/same_bits.py).
 
 python docs/figures/draw.py
 """
@@ -63,6 +63,54 @@ def draw_times() -> None:
     figure.savefig(HERE / "time_by_size.png", dpi=100)
 
 
+# Of N ranks: what crosses the busiest link in one direction, in parts of the size, and the hops.
+FLOORS = {
+    "all_reduce": (lambda n: 2 * (n - 1) / n, 2),
+    "reduce": (lambda n: 1, 1),
+    "broadcast": (lambda n: 1, 1),
+    "all_gather": (lambda n: (n - 1) / n, 1),
+    "reduce_scatter": (lambda n: (n - 1) / n, 1),
+    "all_to_all": (lambda n: (n - 1) / n, 1),
+    "gather": (lambda n: (n - 1) / n, 1),
+    "scatter": (lambda n: (n - 1) / n, 1),
+    "sendrecv": (lambda n: 1, 1),
+}
+
+
+def floor_us(collective: str, ranks: int, size: int) -> float:
+    """Return a start, hops, and the bytes at what a kernel stores over NVLink, in microseconds."""
+    part, hops = FLOORS[collective]
+    return 1.5 + 0.69 * hops + part(ranks) * size / 340e3
+
+
+def draw_floors() -> None:
+    """Write floors.png: times of GPUs in parts of the floor."""
+    figure = plt.figure(figsize=(11, 5.4), layout="constrained")
+    for part, ranks in zip(figure.subfigures(2, 1), (2, 4), strict=True):
+        part.suptitle(f"{ranks} H200, bfloat16, in a graph: times the floor")
+        rows = rows_of((f"bench_cuda_{ranks}_h200",))
+        grid = part.subplots(1, len(FLOORS), sharey=True)
+        for axes, collective in zip(grid, FLOORS, strict=True):
+            lines: dict[str, list[tuple[int, float]]] = {}
+            for row in rows:
+                for result in row["results"]:
+                    timing = result["in_place"] or result["out_of_place"]
+                    if row["collective"] == collective and timing:
+                        floor = floor_us(collective, ranks, row["size"])
+                        point = (row["size"], timing["time_us"] / floor)
+                        lines.setdefault(result["backend"], []).append(point)
+            for backend, points in lines.items():
+                axes.plot(*zip(*points, strict=True), "-", color=COLOURS[backend], label=backend)
+            axes.axhline(1, color="black", lw=0.8)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks([1 << 10, 1 << 20], ["1 KiB", "1 MiB"])
+            axes.set_ylim(0, 5)
+            axes.grid(alpha=0.3)
+            axes.set_title(collective, fontsize="small")
+        grid[0].legend(fontsize="small")
+    figure.savefig(HERE / "floors.png", dpi=100)
+
+
 def draw_same_bits() -> None:
     """Write same_bits.png: which part of the elements has other bits, by question and backend."""
     runs = json.loads((EVIDENCE / "same_bits_cpu.json").read_text())["runs"]
@@ -91,6 +139,7 @@ def draw_same_bits() -> None:
 def main() -> None:
     """Write the pictures beside this file."""
     draw_times()
+    draw_floors()
     draw_same_bits()
 
 
