@@ -48,6 +48,39 @@ def test_a_different_loss_is_found(demo: ModuleType, loss: float) -> None:
     assert found.startswith("ddp: losses differ")
 
 
+ABORTED = "traceback : Signal 6 (SIGABRT) received by PID 1"
+
+
+@pytest.mark.parametrize(
+    ("backend", "writes", "said", "goes_on"),
+    [
+        ("gloo", True, ABORTED, True),
+        ("gloo", False, ABORTED, False),
+        ("gloo", True, "Signal 11 (SIGSEGV)", False),
+        ("symm", True, ABORTED, False),
+    ],
+)
+def test_gloo_alone_may_abort_once_it_has_trained(
+    demo: ModuleType, tmp_path, monkeypatch, backend, writes, said, goes_on
+) -> None:
+    out = tmp_path / "train.json"
+    out.write_text('{"of": "a run before"}')
+
+    def output_lines(_command):
+        yield '{"phase": "fsdp", "step": 1, "steps": 2, "loss": 0.5}\n'
+        if writes:
+            out.write_text('{"ranks": 2}')
+        raise demo.DemoError(said)
+
+    monkeypatch.setattr(demo, "output_lines", output_lines)
+    progress = demo.Progress(console=demo.Console(quiet=True))
+    if goes_on:
+        assert demo.run_training(backend, 2, out, progress) == {"ranks": 2}
+        return
+    with pytest.raises(demo.DemoError, match="Signal"):
+        demo.run_training(backend, 2, out, progress)
+
+
 def test_low_and_unequal_accuracies_are_found(demo: ModuleType) -> None:
     runs = good_runs()
     runs[0]["fsdp"]["accuracy"] = 0.5
