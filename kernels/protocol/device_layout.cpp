@@ -68,24 +68,17 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   layout.slot_bytes = align_down(for_pipelines / (kMaxChannels * kSlots), kCacheLine);
   layout.slots = take(kMaxChannels * kSlots * layout.slot_bytes);
 
-  const auto lanes_of_block = [world_size](bool two_lists) {
-    const int roles = lane_roles(world_size, two_lists);
-    return static_cast<std::uint64_t>(
-        lane_shape(roles, world_size - 1, kMostBulkWarps).lanes_of_block);
-  };
-  // Calls of two hops have two lists.
-  const std::uint64_t of_two_hops = kBulkHops * lanes_of_block(true);
-  const std::uint64_t lanes = std::max(lanes_of_block(false), of_two_hops);
-  const auto slot_bytes = [&] {
-    const std::uint64_t slots = layout.bulk_blocks * lanes * senders * kBulkSlots;
-    return align_down(min_size(for_lanes / slots, kMostBulkSlot), kLeastBulkSlot);
-  };
-  // A chunk costs its warp a fence, so slots should not be too small.
-  layout.bulk_blocks = kMaxBulkBlocks;
-  while (layout.bulk_blocks > 1 && slot_bytes() < kGoodBulkSlot) layout.bulk_blocks /= 2;
-  layout.bulk_slot_bytes = slot_bytes();
-  layout.bulk_lanes = layout.bulk_blocks * lanes;
-  layout.bulk_second_hop = layout.bulk_blocks * lanes_of_block(true);
+  const std::uint64_t of_lane = senders * kBulkSlots;
+  const auto lanes_with = [&](std::uint64_t slot) { return for_lanes / (of_lane * slot); };
+  std::uint64_t slot = kGoodBulkSlot;
+  if (lanes_with(slot) < kFewLanes) slot /= 2;
+  while (slot > kLeastBulkSlot && lanes_with(slot) < kLeastLanes) {
+    slot = std::max(slot / 2, kLeastBulkSlot);
+  }
+  layout.bulk_lanes = min_size(lanes_with(slot), kMostLanes);
+  layout.bulk_slot_bytes = align_down(
+      min_size(for_lanes / (of_lane * layout.bulk_lanes), kMostBulkSlot), kLeastBulkSlot);
+  layout.bulk_second_hop = layout.bulk_lanes / kBulkHops;
   layout.bulk_signals = take(layout.bulk_lanes * world * sizeof(BulkSignal));
   layout.bulk_counts = take(layout.bulk_lanes * world * sizeof(BulkCount));
   layout.bulk_slots = take(layout.bulk_lanes * senders * kBulkSlots * layout.bulk_slot_bytes);

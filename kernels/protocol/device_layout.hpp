@@ -118,27 +118,19 @@ inline constexpr std::uint64_t kLeastBulkSlot = 1024;
 inline constexpr std::uint64_t kGoodBulkSlot = 8u << 10;
 inline constexpr std::uint64_t kMostBulkSlot = 32u << 10;
 
-// How the warps of a block are divided into lanes, each of which has `warps`. A rank has at most
-// `peers` peers to send to in a lane, as many to place from in a call of two lists (as all_gather),
-// and one warp for what is between. Where a lane would have more warps than the block, a warp
-// serves several peers, and the block is one lane.
-struct LaneShape {
-  int peers_of_warp;
-  int warps;
-  int lanes_of_block;
-};
-SYMM_INLINE constexpr LaneShape lane_shape(int roles, int peers, int warps_of_block) {
-  LaneShape shape{1, roles, 0};
-  while (shape.warps > warps_of_block) {
-    ++shape.peers_of_warp;
-    shape.warps = 1 + 2 * ((peers + shape.peers_of_warp - 1) / shape.peers_of_warp);
-  }
-  shape.lanes_of_block = warps_of_block / shape.warps;
-  return shape;
-}
-// The roles of a lane: of one hop whose ranks have one list of peers each at a time, and of others.
-constexpr int lane_roles(int world_size, bool two_lists) {
-  return two_lists ? 2 * world_size - 1 : world_size;
+// Lanes that a group has at most: of three warps, for two hops, in all blocks. And how few there
+// may be before slots become half of what is good, and smaller still.
+inline constexpr int kMostLanes = kMaxBulkBlocks * kBulkHops * (kMostBulkWarps / 3);
+inline constexpr int kFewLanes = 512;
+inline constexpr int kLeastLanes = 16;
+
+// Each warp of a lane has a place for each rank in the block's memory.
+inline constexpr int kMostLaneWarps = 7;
+inline constexpr int kBulkPlaces = 448;
+static_assert(kBulkPlaces >= kMostLaneWarps * kMaxDeviceRanks);
+SYMM_INLINE constexpr int lanes_of_block(int warps_of_lane, int world_size, int warps_of_block) {
+  const int with_places = kBulkPlaces / world_size;
+  return (with_places < warps_of_block ? with_places : warps_of_block) / warps_of_lane;
 }
 
 // What goes with a chunk.
@@ -273,14 +265,13 @@ struct DeviceLayout {
   std::uint32_t message_slot_part;     // bytes of a slot with one part
   std::uint64_t slots;                 // [kMaxChannels][kSlots] of slot_bytes
   std::uint64_t slot_bytes;
-  // A launch of two hops has fewer lanes than one of one hop, whose last lanes are those of hop 2.
+  // At most kMostLanes. A launch of two hops has at most half of them, and hop 2 the others.
   std::uint64_t bulk_lanes;
   std::uint64_t bulk_second_hop;  // the first lane of hop 2
   std::uint64_t bulk_signals;     // [bulk_lanes][world_size] BulkSignal
   std::uint64_t bulk_counts;      // [bulk_lanes][world_size] BulkCount
   std::uint64_t bulk_slots;       // [bulk_lanes][world_size - 1][kBulkSlots] of bulk_slot_bytes
   std::uint64_t bulk_slot_bytes;
-  std::uint64_t bulk_blocks;  // at most kMaxBulkBlocks
   std::uint64_t total_bytes;
 
   // `workspace_bytes`: wire boxes and all slots together; p2p boxes are beside it; at least

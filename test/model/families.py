@@ -163,7 +163,7 @@ def lane_family() -> Family:
 
 
 def lanes_of_three_family() -> Family:
-    """Three ranks whose warps serve two peers in turn, and two whose waits end on any message."""
+    """Three ranks whose warps serve two peers at once, and two whose waits end on any message."""
     return Family(
         "lanes of three ranks",
         [

@@ -28,7 +28,7 @@ class LaneModel:
         every_message: bool = False,
         fault: str = "",
     ) -> None:
-        """wide: the roles whose warps have two threads. peers: that a warp serves in turn.
+        """wide: the roles whose warps have two threads. peers: that a warp serves in a step.
 
         wrap: where the counts wrap. every_message: as of a ChannelModel. Faults: "posted
         early" and "freed early", before the chunk was copied; "a credit too many", one more than
@@ -121,36 +121,33 @@ class _Warp:
     def _hop(self, call: LaneCall) -> int:
         return 0
 
-    def _step(self, call: LaneCall, number: int, peer: int, step: int, chunk: int) -> None:
+    def _step(self, call: LaneCall, number: int, step: int, chunk: dict[int, int]) -> None:
+        """`chunk`: its number, by peer."""
         raise NotImplementedError
 
     def play(self, call: LaneCall, number: int) -> None:
-        """Call `number`, from 1, as each_step() of bulk.cuh."""
+        """Call `number`, from 1, as Bulk::move: in a step a chunk of each peer's piece."""
         pieces = self.pieces(call)
-        if self._model.peers == 1:
-            for peer, chunks in pieces.items():
-                first = self._load_count(call, peer)
-                for step in range(chunks):
-                    self._step(call, number, peer, step, first + step)
-                self._barrier("lane count read")
-                self._save_count(call, peer, first + chunks)
-            return
-        turns = [(step, peer) for peer, chunks in pieces.items() for step in range(chunks)]
-        if self._model.fault != "peers apart":
-            turns.sort(key=lambda turn: turn[0])
-        for step, peer in turns:
-            chunk = self._load_count(call, peer)
-            self._step(call, number, peer, step, chunk)
-            self._barrier("lane turn read")
-            self._save_count(call, peer, chunk + 1)
-            self._barrier("lane turn counted")
+        first = {peer: self._load_count(call, peer) for peer in pieces}
+        steps = range(max(pieces.values(), default=0))
+        turns = [[p for p, chunks in pieces.items() if step < chunks] for step in steps]
+        order = [(step, peers) for step, peers in enumerate(turns)]
+        if self._model.fault == "peers apart":
+            order = [(step, [p]) for p, chunks in pieces.items() for step in range(chunks)]
+        for step, peers in order:
+            self._step(call, number, step, {peer: first[peer] + step for peer in peers})
+        for peer, chunks in pieces.items():
+            self._save_count(call, peer, first[peer] + chunks)
+
+    def _of(self, peer: int) -> Thread:
+        """The thread that waits and signals for a peer."""
+        return self.threads[peer % len(self.threads)]
 
     def _load_count(self, call: LaneCall, peer: int) -> int:
-        counts = [self._counts.load(t, self._hop(call), peer, self.way) for t in self.threads]
-        return counts[0]
+        return self._counts.load(self._of(peer), self._hop(call), peer, self.way)
 
     def _save_count(self, call: LaneCall, peer: int, count: int) -> None:
-        self._counts.save(self.threads[0], count, self._hop(call), peer, self.way)
+        self._counts.save(self._of(peer), count, self._hop(call), peer, self.way)
 
     def _barrier(self, site: str) -> None:
         """Of the warp."""
@@ -207,25 +204,39 @@ class _Sender(_Warp):
         pairs = {p: call.first.get((self._rank, p)) for p in self._peers}
         return {p: n for p, n in pairs.items() if n is not None}
 
-    def _step(self, call: LaneCall, number: int, peer: int, step: int, chunk: int) -> None:
-        first = self.threads[0]
-        self._await_slot(first, 0, peer, chunk, "lane send slot")
+    def _step(self, call: LaneCall, number: int, step: int, chunk: dict[int, int]) -> None:
+        turn = 10 * number + step
+        for peer, n in chunk.items():
+            thread = self._of(peer)
+            self._await_slot(thread, 0, peer, n, "lane send slot")
+            thread.write(("shared", self._rank, self.role, peer), turn)  # BulkShared
         self._barrier("lane send wait")
         early = self._model.fault == "posted early"
         if early:
-            self._post(first, 0, peer, chunk, "lane send post")
+            self._post_all(chunk)
         for i, thread in enumerate(self.threads):
-            for unit in self._units(i):
-                if call.same:
-                    thread.read(("own", self._rank, step, unit), 0)
-                else:  # a piece that nobody else sends, which the user has written
-                    cell = ("memory", self._rank, peer, step, unit)
-                    thread.write(cell, 2 * number - 1)
-                    thread.read(cell, 2 * number - 1)
-            self._write_slot(i, self._slot(0, peer, self._rank, chunk), chunk)
+            for peer, n in chunk.items():
+                thread.read(("shared", self._rank, self.role, peer), turn)
+                self._copy(i, call, number, step, peer, n)
         self._barrier("lane send copied")
         if not early:
-            self._post(first, 0, peer, chunk, "lane send post")
+            self._post_all(chunk)
+
+    def _post_all(self, chunk: dict[int, int]) -> None:
+        for peer, n in chunk.items():
+            self._post(self._of(peer), 0, peer, n, "lane send post")
+
+    def _copy(self, i: int, call: LaneCall, number: int, step: int, peer: int, chunk: int) -> None:
+        """What thread i does of it."""
+        thread = self.threads[i]
+        for unit in self._units(i):
+            if call.same:
+                thread.read(("own", self._rank, step, unit), 0)
+            else:  # a piece that nobody else sends, which the user has written
+                cell = ("memory", self._rank, peer, step, unit)
+                thread.write(cell, 2 * number - 1)
+                thread.read(cell, 2 * number - 1)
+        self._write_slot(i, self._slot(0, peer, self._rank, chunk), chunk)
 
 
 class _Placer(_Warp):
@@ -242,24 +253,33 @@ class _Placer(_Warp):
         pairs = {p: placed.get((p, self._rank)) for p in self._peers}
         return {p: n for p, n in pairs.items() if n is not None}
 
-    def _step(self, call: LaneCall, number: int, peer: int, step: int, chunk: int) -> None:
-        first = self.threads[0]
+    def _step(self, call: LaneCall, number: int, step: int, chunk: dict[int, int]) -> None:
         hop = self._hop(call)
-        self._await_chunk(first, hop, peer, chunk, "lane place chunk")
-        if step == 0:
-            first.read(self._header(hop, self._rank, peer, chunk), chunk + 1)
+        turn = 10 * number + step
+        for peer, n in chunk.items():
+            thread = self._of(peer)
+            self._await_chunk(thread, hop, peer, n, "lane place chunk")
+            if step == 0:
+                thread.read(self._header(hop, self._rank, peer, n), n + 1)
+            thread.write(("shared", self._rank, self.role, peer), turn)  # BulkShared
         self._barrier("lane place wait")
         early = self._model.fault == "freed early"
         if early:
-            self._free(first, hop, peer, chunk, "lane place free")
+            self._free_all(hop, chunk)
         for i, thread in enumerate(self.threads):
-            self._read_slot(i, self._slot(hop, self._rank, peer, chunk), chunk)
-            # Not the units that thread i of a sender reads: nothing may depend on it.
-            for unit in self._units(len(self.threads) - 1 - i):
-                thread.write(("memory", self._rank, peer, step, unit), 2 * number)
+            for peer, n in chunk.items():
+                thread.read(("shared", self._rank, self.role, peer), turn)
+                self._read_slot(i, self._slot(hop, self._rank, peer, n), n)
+                # Not the units that thread i of a sender reads: nothing may depend on it.
+                for unit in self._units(len(self.threads) - 1 - i):
+                    thread.write(("memory", self._rank, peer, step, unit), 2 * number)
         self._barrier("lane place copied")
         if not early:
-            self._free(first, hop, peer, chunk, "lane place free")
+            self._free_all(hop, chunk)
+
+    def _free_all(self, hop: int, chunk: dict[int, int]) -> None:
+        for peer, n in chunk.items():
+            self._free(self._of(peer), hop, peer, n, "lane place free")
 
 
 class _Middle(_Warp):
@@ -282,9 +302,6 @@ class _Middle(_Warp):
                 self._pass_on(call, number, step, chunk)
             for hop, peer, way in keys:
                 self._counts.save(self._of(peer), first[hop, peer] + chunks, hop, peer, way)
-
-    def _of(self, peer: int) -> Thread:
-        return self.threads[peer % len(self.threads)]
 
     def _pass_on(
         self, call: LaneCall, number: int, step: int, chunk: dict[tuple[int, int], int]

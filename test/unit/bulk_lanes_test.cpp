@@ -11,49 +11,77 @@ namespace {
 
 constexpr std::uint64_t kMiB = 1u << 20;
 
-// Warps of a block on a GPU whose warps have 32 threads, and 64.
-constexpr int kWarps[] = {kMostBulkWarps, kMostBulkWarps / 2};
-
 TEST(BulkLanes, EveryCallHasItsLanesInMemory) {
   for (int world = 1; world <= kMaxDeviceRanks; ++world) {
     for (const std::uint64_t workspace : {kLeastDeviceWorkspace, 32 * kMiB, 64 * kMiB}) {
       const DeviceLayout layout = DeviceLayout::of(world, workspace);
       SCOPED_TRACE(std::to_string(world) + " ranks, " + std::to_string(workspace));
-      EXPECT_GE(layout.bulk_blocks, 1u);
       EXPECT_GE(layout.bulk_slot_bytes, kLeastBulkSlot);
       EXPECT_EQ(layout.bulk_slot_bytes % kLeastBulkSlot, 0u);
+      EXPECT_LE(layout.bulk_lanes, static_cast<std::uint64_t>(kMostLanes));
+      EXPECT_EQ(layout.bulk_second_hop, layout.bulk_lanes / 2);
       for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
-        const bool two_lists = has_two_lists(static_cast<CollectiveKind>(kind), world);
-        for (const int warps : kWarps) {
-          const int roles = lane_roles(world, two_lists);
-          const LaneShape shape = lane_shape(roles, world - 1, warps);
-          ASSERT_GE(shape.lanes_of_block, 1) << kind;
-          EXPECT_LE(shape.lanes_of_block * shape.warps, warps);
-          // The middles' places in the block's memory (BulkShared).
-          EXPECT_LE(shape.lanes_of_block * world, kMaxDeviceRanks);
-          const std::uint64_t lanes =
-              layout.bulk_blocks * static_cast<std::uint64_t>(shape.lanes_of_block);
-          EXPECT_LE(lanes, layout.bulk_lanes) << kind;
-          if (!two_lists) continue;  // nor a second hop
-          EXPECT_LE(lanes, layout.bulk_second_hop) << kind;
-          EXPECT_LE(layout.bulk_second_hop + lanes, layout.bulk_lanes) << kind;
+        for (const int blocks : {1, 16, 24, 25, kMaxBulkBlocks}) {
+          const LaneShape shape = lane_shape(static_cast<CollectiveKind>(kind), world, blocks);
+          const LaneGrid grid = lane_grid(shape, layout, world, blocks);
+          ASSERT_GE(grid.lanes_of_block, 1) << kind;
+          ASSERT_GE(grid.blocks, 1u) << kind;
+          EXPECT_LE(grid.blocks, static_cast<unsigned>(blocks));
+          EXPECT_LE(shape.warps, kMostLaneWarps);
+          EXPECT_LE(grid.lanes_of_block * shape.warps, kMostBulkWarps);
+          EXPECT_LE(grid.lanes_of_block * shape.warps * world, kBulkPlaces);
+          const std::uint64_t lanes = grid.blocks * static_cast<std::uint64_t>(grid.lanes_of_block);
+          EXPECT_LE(lanes, layout.bulk_lanes / static_cast<std::uint64_t>(shape.hops)) << kind;
         }
       }
     }
   }
 }
 
-TEST(BulkLanes, AWarpServesSeveralPeersWhereALaneHasMoreThanWarps) {
-  const auto shape = [](int world, int warps) {
-    const LaneShape s = lane_shape(lane_roles(world, true), world - 1, warps);
-    return std::vector{s.peers_of_warp, s.warps, s.lanes_of_block};
+TEST(BulkLanes, SharesOfBlocksAndMemoryForTheUsualGroups) {
+  const auto grid = [](CollectiveKind kind, int world, int blocks) {
+    const DeviceLayout layout = DeviceLayout::of(world, 64 * kMiB);
+    const LaneShape shape = lane_shape(kind, world, blocks);
+    const LaneGrid lanes = lane_grid(shape, layout, world, blocks);
+    return std::vector{shape.warps, shape.parts, static_cast<int>(lanes.blocks),
+                       lanes.lanes_of_block};
   };
-  EXPECT_EQ(shape(2, 32), (std::vector{1, 3, 10}));
-  EXPECT_EQ(shape(8, 32), (std::vector{1, 15, 2}));
-  EXPECT_EQ(shape(16, 32), (std::vector{1, 31, 1}));
-  EXPECT_EQ(shape(17, 32), (std::vector{2, 17, 1}));
-  EXPECT_EQ(shape(64, 32), (std::vector{5, 27, 1}));
-  EXPECT_EQ(shape(64, 16), (std::vector{9, 15, 1}));
+  using enum CollectiveKind;
+  EXPECT_EQ(grid(kAllReduce, 2, 64), (std::vector{3, 1, 64, 10}));
+  EXPECT_EQ(grid(kReduce, 2, 64), (std::vector{1, 1, 64, 20}));
+  EXPECT_EQ(grid(kAllReduce, 4, 64), (std::vector{3, 1, 51, 7}));
+  EXPECT_EQ(grid(kAllReduce, 4, 16), (std::vector{3, 1, 16, 10}));
+  EXPECT_EQ(grid(kAllGather, 4, 64), (std::vector{7, 3, 64, 4}));
+  EXPECT_EQ(grid(kAllGather, 4, 16), (std::vector{3, 1, 16, 10}));
+  EXPECT_EQ(grid(kScatter, 8, 32), (std::vector{4, 3, 32, 8}));
+}
+
+// Each peer is served by one warp of a role, and the own piece is copied once.
+TEST(BulkLanes, WarpsShareThePeers) {
+  for (const int world : {1, 2, 3, 4, 8, 64}) {
+    for (const int blocks : {16, kMaxBulkBlocks}) {
+      const LaneShape shape = lane_shape(CollectiveKind::kAllGather, world, blocks);
+      BulkParams<kMaxDeviceRanks> params{};
+      params.first_hop = params.placed = world == 1 ? 0 : 2;
+      set_warps(params, shape, true);
+      int sending = 0;
+      int placing = 0;
+      int copying = 0;
+      for (const LaneWarp& warp : params.warps) {
+        if ((warp.role & kLaneSends) != 0) {
+          EXPECT_EQ(warp.part, sending++);
+        }
+        if ((warp.role & kLanePlaces) != 0) {
+          EXPECT_EQ(warp.part, placing++);
+        }
+        if ((warp.role & kLaneCopiesOwn) != 0) ++copying;
+      }
+      EXPECT_EQ(sending, world == 1 ? 0 : shape.parts) << world;
+      EXPECT_EQ(placing, sending) << world;
+      EXPECT_EQ(copying, 1) << world;
+      EXPECT_LE(sending + placing, shape.warps) << world;
+    }
+  }
 }
 
 // The size of a share decides, in each direction by itself.

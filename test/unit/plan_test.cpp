@@ -151,8 +151,8 @@ TEST(Plan, LimitsOfTheGpuTable) {
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 8, (512 << 10) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 4 << 20), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (4 << 20) + 1), kBulk);
-  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 2 << 20), kLL);
-  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (2 << 20) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 4 << 20), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (4 << 20) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllToAll, 4, 1), kPipelined);
   EXPECT_EQ(PlanTable::built_in_gpu(WireKind::kLine).copy_engine_bytes(), std::uint64_t{64} << 20);
 }

@@ -19,8 +19,23 @@ struct BulkPiece {
   std::uint64_t bytes;
 };
 
+// What a warp of a lane does (NOTE [Lanes] in lane.cuh): nothing, one of these, or one of them and
+// the copy of this rank's own piece.
+enum LaneRole : std::uint8_t {
+  kLaneSends = 1,
+  kLanePasses = 2,
+  kLanePlaces = 4,
+  kLaneCopiesOwn = 8,
+};
+// For the peers of number `part` modulo `parts`, counted from this rank on.
+struct LaneWarp {
+  std::uint8_t role;
+  std::uint8_t part;
+  std::uint8_t parts;
+};
+
 // NOTE [Routes] in wire_params.hpp says what the hops of a call are. All ranks launch equally many
-// blocks, with the same roles and slot_bytes.
+// blocks, with the same warps_of_lane, lanes_of_block and slot_bytes.
 template <int kRanks>
 struct BulkParams {
   std::int32_t rank;
@@ -30,19 +45,21 @@ struct BulkParams {
   bool sends_same;
   bool combines;
   bool relays;
-  bool copies_own;     // send[rank] to take[rank]
   bool premultiplies;  // PREMUL_SUM
   bool counts_calls;   // in the page of host memory
   bool has_table;      // this rank knows symmetric segments: peers may want direct chunks
   Dtype dtype;         // this and op: the compiled rule of a reduction
   ReduceOp op;
-  std::int32_t roles;  // of a lane, on the rank that has most of them
+  std::uint8_t warps_of_lane;
+  std::uint8_t lanes_of_block;     // at most, where a block has so many warps
+  LaneWarp warps[kMostLaneWarps];  // this rank's
   std::uint32_t poll_period;
   std::uint32_t slot_bytes;  // hence at most of a chunk
   double factor;
-  std::uint64_t poison;  // NOTE [Poison] in poison.cuh; 0: none
-  std::uint64_t
-      second_hop;  // to whom this rank sends what it has combined or relayed: a bit a rank
+  std::uint64_t poison;      // NOTE [Poison] in poison.cuh; 0: none
+  std::uint64_t first_hop;   // to whom this rank sends: a bit a rank
+  std::uint64_t second_hop;  // what it has combined or relayed
+  std::uint64_t placed;      // whose pieces of the last hop it places
   std::uint64_t timeout_ns;
   std::uint64_t local;  // offsets in a segment, as in DeviceLayout
   std::uint64_t signals;
@@ -51,10 +68,6 @@ struct BulkParams {
   std::uint64_t table;
   SymmetricRange output;  // where peers may store this rank's output; without bytes nowhere
   std::uint32_t second_hop_lanes;  // the first of them
-  std::uint8_t sender_count;
-  std::uint8_t placer_count;
-  std::uint8_t senders[kRanks];  // to whom this rank sends in hop 1, and from whom it places
-  std::uint8_t placers[kRanks];  // pieces in the last hop, in the order in which it does
   DevicePage* page;
   std::byte* segments[kRanks];  // by rank
   BulkPiece send[kRanks];

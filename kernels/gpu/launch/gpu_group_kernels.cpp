@@ -343,15 +343,16 @@ void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectivePara
         reduce_table()[static_cast<std::size_t>(call.dtype)][static_cast<std::size_t>(call.op)]
             .bulk;
   }
-  const int most_blocks =
-      std::max(1, std::min({static_cast<int>(config_.layout.bulk_blocks), config_.most_blocks,
-                            kMostBulkBlocksOfGpu / ranks_of_gpu_}));
-  const auto blocks = static_cast<unsigned>(std::clamp(channels, 1, most_blocks));
+  const int most_blocks = std::max(1, std::min({kMaxBulkBlocks, config_.most_blocks,  //
+                                                kMostBulkBlocksOfGpu / ranks_of_gpu_}));
+  const int wanted = std::clamp(channels, 1, most_blocks);
+  const LaneShape shape = lane_shape(call.kind, config_.world_size, wanted);
+  const LaneGrid grid = lane_grid(shape, config_.layout, config_.world_size, wanted);
   const LaunchContext context{config_, group_, wire_, options, has_table_};
   by_world(kernels.of, [&](const void* kernel, auto ranks) {
-    auto params = bulk_params<ranks()>(launch, call, context);
+    auto params = bulk_params<ranks()>(launch, call, shape, grid.lanes_of_block, context);
     void* arguments[] = {&params};
-    check_gpu(gpuLaunchKernel(kernel, dim3(blocks), dim3(kBulkThreads), arguments, 0,
+    check_gpu(gpuLaunchKernel(kernel, dim3(grid.blocks), dim3(kBulkThreads), arguments, 0,
                               static_cast<gpuStream_t>(options.stream)),
               "launching a kernel");
   });

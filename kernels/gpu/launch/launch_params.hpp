@@ -41,7 +41,6 @@ void set_call(Params& params, const WireLaunch& launch, const CollectiveParams& 
   params.sends_same = launch.sends_same;
   params.combines = launch.combines;
   params.relays = launch.relays;
-  params.copies_own = launch.copies_own;
   params.premultiplies = call.premultiplies;
   params.counts_calls = config.counts_wire_calls;
   params.dtype = call.dtype;
@@ -61,6 +60,7 @@ WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams&
   const DeviceLayout& layout = config.layout;
   WireParams<kRanks> params{};
   set_call(params, launch, call, context);
+  params.copies_own = launch.copies_own;
   params.ends_call = launch.ends_call;
   params.tiles_per_block = launch.tiles_per_block;
   params.box_tiles = layout.wire_box_tiles(context.wire);
@@ -82,33 +82,85 @@ WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams&
   return params;
 }
 
-// Whether ranks both send and place in a lane, or the call has a second hop.
-constexpr bool has_two_lists(CollectiveKind kind, int world_size) {
+// The lanes of a call: the same on all ranks.
+struct LaneShape {
+  int warps;  // as many as the rank with most of them needs
+  int parts;  // into which the peers of a sender or placer are divided, a warp a part
+  int hops;
+};
+constexpr LaneShape lane_shape(CollectiveKind kind, int world_size, int blocks) {
+  // Beside a middle one warp for all peers keeps pace. Where all only copy, pairs of ranks should
+  // not wait for each other, unless blocks are so few that each needs all its warps; nor for the
+  // copy of the own piece, which has a warp of its own.
+  constexpr int kFewBlocks = 24;
+  const int parts = blocks <= kFewBlocks ? 1 : std::clamp(world_size - 1, 1, kMostLaneWarps / 2);
   switch (kind) {
     case CollectiveKind::kAllReduce:
+      return {3, 1, 2};
+    case CollectiveKind::kReduce:
+      return world_size > 2 ? LaneShape{3, 1, 2} : LaneShape{1, 1, 1};
+    case CollectiveKind::kReduceScatter:
+      return {2, 1, 1};
     case CollectiveKind::kAllGather:
     case CollectiveKind::kAllToAll:
-      return true;
-    case CollectiveKind::kReduce:
+      return {2 * parts + 1, parts, 1};
     case CollectiveKind::kBroadcast:
-      return world_size > 2;
-    default:
-      return false;
+      return {parts + 1, parts, world_size > 2 ? 2 : 1};
+    default:  // gather, scatter: a rank sends or places
+      return {parts + 1, parts, 1};
   }
+}
+
+struct LaneGrid {
+  unsigned blocks;
+  int lanes_of_block;
+};
+// At most `blocks`, and fewer where the group's lanes would leave most warps of a block idle.
+inline LaneGrid lane_grid(const LaneShape& shape, const DeviceLayout& layout, int world_size,
+                          int blocks) {
+  constexpr int kFewWarps = 20;
+  const int lanes = static_cast<int>(layout.bulk_lanes) / shape.hops;
+  const int most = lanes_of_block(shape.warps, world_size, kMostBulkWarps);
+  const int few = std::min(most, (kFewWarps - 1) / shape.warps + 1);
+  blocks = std::clamp(blocks, 1, std::max(1, lanes / few));
+  return {static_cast<unsigned>(blocks), std::min(most, std::max(1, lanes / blocks))};
+}
+
+// What this rank's warps of a lane do. Its own piece is copied by a warp that has nothing else to
+// do, or else by one that places, or that sends.
+template <int kRanks>
+void set_warps(BulkParams<kRanks>& params, const LaneShape& shape, bool copies_own) {
+  params.warps_of_lane = static_cast<std::uint8_t>(shape.warps);
+  LaneWarp* next = params.warps;
+  const auto add = [&](LaneRole role, int parts) {
+    for (int part = 0; part < parts; ++part) {
+      *next++ = {role, static_cast<std::uint8_t>(part), static_cast<std::uint8_t>(parts)};
+    }
+  };
+  if (params.first_hop != 0) add(kLaneSends, shape.parts);
+  if (params.combines || params.relays) add(kLanePasses, 1);
+  if (params.placed != 0) add(kLanePlaces, shape.parts);
+  if (!copies_own) return;
+  const bool has_idle_warp = next - params.warps < shape.warps;
+  if (has_idle_warp) ++next;
+  next[-1].role |= kLaneCopiesOwn;
 }
 
 template <int kRanks>
 BulkParams<kRanks> bulk_params(const WireLaunch& launch, const CollectiveParams& call,
+                               const LaneShape& shape, int lanes_of_block,
                                const LaunchContext& context) {
   const GroupKernelsConfig& config = context.config;
   const DeviceLayout& layout = config.layout;
-  const int world = config.world_size;
   BulkParams<kRanks> params{};
   set_call(params, launch, call, context);
-  params.roles = lane_roles(world, has_two_lists(call.kind, world));
   params.slot_bytes = static_cast<std::uint32_t>(layout.bulk_slot_bytes);
   params.factor = call.factor;
+  params.first_hop = launch.sends[0];
   params.second_hop = launch.sends[1];
+  params.placed = launch.hears[launch.combines || launch.relays ? 1 : 0];
+  params.lanes_of_block = static_cast<std::uint8_t>(lanes_of_block);
+  set_warps(params, shape, launch.copies_own);
   params.signals = layout.bulk_signals;
   params.counts = layout.bulk_counts;
   params.slots = layout.bulk_slots;
@@ -116,18 +168,6 @@ BulkParams<kRanks> bulk_params(const WireLaunch& launch, const CollectiveParams&
   params.has_table = context.has_table;
   params.output = context.options.output;
   params.second_hop_lanes = static_cast<std::uint32_t>(layout.bulk_second_hop);
-  // Each rank begins with its neighbour, so that no two send to one at a time.
-  const std::uint64_t placed = launch.hears[launch.combines || launch.relays ? 1 : 0];
-  for (int i = 1; i < world; ++i) {
-    const int to = (config.rank + i) % world;
-    if ((launch.sends[0] >> to & 1) != 0) {
-      params.senders[params.sender_count++] = static_cast<std::uint8_t>(to);
-    }
-    const int from = (config.rank + world - i) % world;
-    if ((placed >> from & 1) != 0) {
-      params.placers[params.placer_count++] = static_cast<std::uint8_t>(from);
-    }
-  }
   const auto piece = [](const RoutePiece& each) { return BulkPiece{each.data, each.bytes}; };
   std::transform(launch.send.begin(), launch.send.end(), params.send, piece);
   std::transform(launch.take.begin(), launch.take.end(), params.take, piece);

@@ -337,8 +337,7 @@ __device__ inline bool warp_all(bool condition) {
 #endif
 }
 
-// `value` of the thread whose number differs in the bits of `mask`, which is less than 32. By all
-// threads of the warp.
+// `value` of the thread whose number differs in the bits of `mask`. By all threads of the warp.
 template <class T>
 __device__ inline T shuffle_xor(T value, unsigned mask) {
 #if SYMM_GPU_AMD
@@ -346,6 +345,15 @@ __device__ inline T shuffle_xor(T value, unsigned mask) {
 #else
   return __shfl_xor_sync(0xffff'ffffu, value, static_cast<int>(mask));
 #endif
+}
+// The largest `value` of the warp's threads. By all of them.
+__device__ inline unsigned warp_max(unsigned value) {
+#pragma unroll
+  for (unsigned mask = kWarpThreads / 2; mask > 0; mask /= 2) {
+    const unsigned other = shuffle_xor(value, mask);
+    value = other > value ? other : value;
+  }
+  return value;
 }
 
 // Of memory with two addresses: orders accesses by one before those by the other.

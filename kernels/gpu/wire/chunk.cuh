@@ -79,7 +79,9 @@ __device__ inline void store_odd(std::byte* const* to, int world, int rank, std:
 // Units of one thread that are combined together, and the ranks whose units are in registers at
 // once: as many as leave room for the sums.
 template <int N>
-inline constexpr std::uint32_t kUnitsAtOnce = N == 2 ? 3 : 1;
+inline constexpr std::uint32_t kUnitsAtOnce = N == 2   ? 3
+                                              : N == 4 ? 2
+                                                       : 1;
 template <int N>
 inline constexpr int kRanksAtOnce = N == 0 ? 4 : N;
 
@@ -154,20 +156,20 @@ static __device__ SYMM_OUTLINED_METHOD void combine_chunk(const std::byte* const
   }
 }
 
-// One chunk to all of `to`. By a warp.
+// One chunk to all of `to`, from a slot or at any address. By a warp.
 template <int N>
 static __device__ SYMM_OUTLINED_METHOD void forward_chunk(const std::byte* from,
                                                           std::byte* const* to, int any_world,
                                                           int rank, std::uint32_t bytes) {
   const int world = N == 0 ? any_world : N;
-  const auto* const units_from = reinterpret_cast<const Unit*>(from);
-  const std::uint32_t whole =
-      is_aligned(load_shared(&to[rank]), kUnitBytes) ? bytes / kUnitBytes : 0;
-  move_units(units_from, whole,
+  const bool aligned =
+      is_aligned(from, kUnitBytes) && is_aligned(load_shared(&to[rank]), kUnitBytes);
+  const std::uint32_t whole = aligned ? bytes / kUnitBytes : 0;
+  move_units(reinterpret_cast<const Unit*>(from), whole,
              [&](std::uint32_t at, const Unit& unit) { store_all<N>(to, world, at, unit); });
   for (std::uint32_t at = whole + warp_thread(); at * kUnitBytes < bytes; at += kWarpThreads) {
-    store_odd(to, world, rank, at, load_data(units_from + at),
-              bytes - at * static_cast<std::uint32_t>(kUnitBytes));
+    const std::uint32_t left = bytes - at * static_cast<std::uint32_t>(kUnitBytes);
+    store_odd(to, world, rank, at, load_odd_unit(from + at * kUnitBytes, left), left);
   }
 }
 

@@ -3,21 +3,25 @@
 // NOTE [Lanes]
 // Large messages cross in chunks. The sender stores a chunk into a slot in the receiver's memory,
 // and then its number, behind a fence; the receiver takes it and gives the slot back. One lane does
-// that for every n-th chunk of all pieces of a call, and each of its warps has one role:
+// that for every n-th chunk of all pieces of a call, and each of its warps has a role:
 //
-//   sender   of hop 1, for a peer: waits for a free slot there, copies a chunk into it
+//   sender   of hop 1: waits for free slots at its peers, copies a chunk of each peer's piece there
 //   middle   combines the chunks of all ranks in rank order, or relays the root's, into its output
-//            and the slots of hop 2; or copies this rank's own piece
-//   placer   of the last hop, for a peer: copies its chunk to the output, gives the slot back
+//            and the slots of hop 2
+//   placer   of the last hop: copies the chunks of its peers to the output, gives the slots back
 //
 // A warp waits, copies, fences and posts for itself, so that the fence and the waits of one are
 // beside the copies of the thirty others of its multiprocessor: a chunk is a chain of dependent
 // steps, and many chains at once hide it. (MSCCL++ divides a kernel into roles by blocks, NCCL has
 // one more warp for the fence; a chain a warp needs no barrier in the block at all.)
 //
+// In a step a warp serves all its peers, one thread each waiting and posting, so that they share a
+// fence, and the roles take about equally long whatever the number of ranks: a middle reads as many
+// chunks as a sender stores. With a warp a peer, middles were what a call waited for, and most
+// warps of a block were idle (docs/benchmarks.md, "Lanes").
+//
 // The lanes of a block meet those of the same block on every other rank and no other, so blocks
-// need not be on their GPUs all at once. Where a lane has more peers than warps, a warp serves
-// several in turn, step by step.
+// need not be on their GPUs all at once.
 //
 // Progress: order the events of a lane by step, and in a step sends before combining before
 // placing. Each wait is for an event before it (a slot is freed by an event kBulkSlots steps
@@ -55,44 +59,44 @@ template <int N>
 class Lane {
  public:
   using Params = BulkParams<kWireRanks<N>>;
-  // Whether a warp has one peer, in every call.
-  static constexpr bool kOnePeer = N != 0 && 2 * N - 1 <= static_cast<int>(kBulkWarps);
 
-  __device__ explicit Lane(const Params& params)
-      : params_(params),
-        local_(*reinterpret_cast<LocalState*>(segment(params.rank) + params.local)) {
-    const LaneShape shape =
-        kOnePeer ? LaneShape{1, params.roles, static_cast<int>(kBulkWarps) / params.roles}
-                 : lane_shape(params.roles, world_size() - 1, static_cast<int>(kBulkWarps));
-    peers_of_warp_ = shape.peers_of_warp;
+  __device__ explicit Lane(const Params& params) : params_(params) {
+    const unsigned warps = params.warps_of_lane;
+    const unsigned with_warps = kBulkWarps / warps;
+    const unsigned of_block =
+        params.lanes_of_block < with_warps ? params.lanes_of_block : with_warps;
     const unsigned warp = threadIdx.x / kWarpThreads;
-    const auto roles = static_cast<unsigned>(shape.warps);
-    const auto lanes_of_block = static_cast<unsigned>(shape.lanes_of_block);
-    number_in_block_ = warp / roles;
-    role_ = static_cast<int>(warp % roles);
-    exists_ = number_in_block_ < lanes_of_block;
-    lanes_ = gridDim.x * lanes_of_block;
-    lane_ = blockIdx.x * lanes_of_block + number_in_block_;
+    const unsigned in_block = warp / warps;
+    if (in_block < of_block) warp_ = params.warps[warp % warps];
+    lanes_ = gridDim.x * of_block;
+    lane_ = blockIdx.x * of_block + in_block;
   }
 
   __device__ int rank() const { return params_.rank; }
   __device__ int world_size() const { return N == 0 ? params_.world_size : N; }
-  __device__ bool exists() const { return exists_; }
-  __device__ unsigned number_in_block() const { return number_in_block_; }
-  // Of this warp, from 0.
-  __device__ int role() const { return role_; }
-  __device__ int peers_of_warp() const { return kOnePeer ? 1 : peers_of_warp_; }
-  __device__ LocalState& local() const { return local_; }
+  __device__ LocalState& local() const {
+    return *reinterpret_cast<LocalState*>(segment(rank()) + params_.local);
+  }
+
+  // Of this warp. One that is in no lane has none.
+  __device__ bool has_role(LaneRole role) const { return (warp_.role & role) != 0; }
+  __device__ bool serves_all() const { return warp_.parts == 1; }
+  // Whether `peer` is among those of its role.
+  __device__ bool serves(int peer) const {
+    const int away = peer - rank() + (peer < rank() ? world_size() : 0);
+    return away != 0 && static_cast<unsigned>(away - 1) % warp_.parts == warp_.part;
+  }
 
   // How a piece is cut: what its size alone says, so that both its ends cut it alike.
   struct Cut {
-    std::uint64_t bytes;  // of the piece
     std::uint32_t chunk;  // bytes of a chunk
     std::uint32_t steps;  // chunks of this lane
 
-    // Of the chunk that begins at `offset`.
-    __device__ std::uint32_t bytes_of(std::uint64_t offset) const {
-      return offset < bytes ? static_cast<std::uint32_t>(min_size(bytes - offset, chunk)) : 0;
+    // Of the chunk that begins at `offset` of a piece.
+    __device__ std::uint32_t bytes_of(std::uint64_t piece_bytes, std::uint64_t offset) const {
+      return offset < piece_bytes
+                 ? static_cast<std::uint32_t>(min_size(piece_bytes - offset, chunk))
+                 : 0;
     }
   };
   __device__ Cut cut(std::uint64_t bytes) const {
@@ -102,7 +106,7 @@ class Lane {
     const std::uint32_t least = kLeastChunk / kChunkUnit;
     const std::uint32_t of_chunk = fair > most ? most : fair < least ? least : fair;
     const std::uint32_t chunks = units == 0 ? 1 : (units - 1) / of_chunk + 1;
-    return {bytes, of_chunk * kChunkUnit, chunks > lane_ ? (chunks - lane_ - 1) / lanes_ + 1 : 0};
+    return {of_chunk * kChunkUnit, chunks > lane_ ? (chunks - lane_ - 1) / lanes_ + 1 : 0};
   }
   // Where the lane's chunk `step` of a piece begins.
   __device__ std::uint64_t offset_of(const Cut& cut, std::uint32_t step) const {
@@ -208,8 +212,8 @@ class Lane {
   __device__ bool has_size(const ChunkHeader& header, int sender, std::uint64_t mine) const {
     const std::uint64_t theirs = header.bytes & ~kDirectChunk;
     if (theirs == mine) return true;
-    fail_group(local_, *global_pointer(params_.page), DeviceFault::kCountMismatch, sender,
-               collective_number(local_), false, theirs, mine);
+    fail_group(local(), *global_pointer(params_.page), DeviceFault::kCountMismatch, sender,
+               collective_number(local()), false, theirs, mine);
     return false;
   }
 
@@ -252,20 +256,16 @@ class Lane {
         pause_poll();
         continue;
       }
-      first_look = look_up(&local_, params_.page, params_.timeout_ns, peer, first_look);
+      first_look = look_up(&local(), params_.page, params_.timeout_ns, peer, first_look);
       if (first_look == 0) return false;
     }
     return true;
   }
 
   const Params& params_;
-  LocalState& local_;
-  int peers_of_warp_;
-  int role_;
-  bool exists_;
-  unsigned number_in_block_;
+  LaneWarp warp_{};
   std::uint32_t lane_;
-  std::uint32_t lanes_;
+  std::uint32_t lanes_;  // of the launch, in a hop
 };
 
 }  // namespace symm
