@@ -104,7 +104,7 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit REQUIRED)
-# As many compilers at once as there are cores: more hold each other up. On 2 cores all takes 117 s,
+# As many compilers at once as there are cores: more hold each other up. On 2 cores all took 117 s,
 # 130 without the pool, 153 where each nvcc has threads too. Those are for machines with more cores
 # than long sources.
 cmake_host_system_information(RESULT _cuda_cores QUERY NUMBER_OF_LOGICAL_CORES)
