@@ -58,7 +58,7 @@ struct BulkParams {
   double factor;
   std::uint64_t poison;      // NOTE [Poison] in poison.cuh; 0: none
   std::uint64_t first_hop;   // to whom this rank sends: a bit a rank
-  std::uint64_t second_hop;  // what it has combined or relayed
+  std::uint64_t second_hop;  // to whom it sends what it has combined or relayed
   std::uint64_t placed;      // whose pieces of the last hop it places
   std::uint64_t timeout_ns;
   std::uint64_t local;  // offsets in a segment, as in DeviceLayout

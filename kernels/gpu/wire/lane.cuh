@@ -15,10 +15,12 @@
 // steps, and many chains at once hide it. (MSCCL++ divides a kernel into roles by blocks, NCCL has
 // one more warp for the fence; a chain a warp needs no barrier in the block at all.)
 //
-// In a step a warp serves all its peers, one thread each waiting and posting, so that they share a
-// fence, and the roles take about equally long whatever the number of ranks: a middle reads as many
-// chunks as a sender stores. With a warp a peer, middles were what a call waited for, and most
-// warps of a block were idle (docs/benchmarks.md, "Lanes").
+// In a step a warp serves its peers together, one thread each waiting and posting, so that they
+// share a fence. Beside a middle they are all peers: then the roles take about equally long
+// whatever the number of ranks, as a middle reads as many chunks as a sender stores. With a warp a
+// peer, middles were what a call waited for, and most warps of a block were idle
+// (docs/benchmarks.md, "Lanes"). lane_shape() in launch_params.hpp has the warps of each
+// collective.
 //
 // The lanes of a block meet those of the same block on every other rank and no other, so blocks
 // need not be on their GPUs all at once.
