@@ -2,6 +2,7 @@
 rounds in one program, runs after a killed one, restarts by torchrun, two jobs on one Store."""
 
 import datetime
+import fcntl
 import multiprocessing
 import os
 import random
@@ -204,6 +205,7 @@ def join_a_torn_store(rank, where, tail):
     if rank == 0:  # It leaves the file as a process does that is killed inside set().
         time.sleep(0.1)
         with open(where, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # set() holds it, and readers count on that
             file.write(tail)
         return None
     start = time.monotonic()
