@@ -322,7 +322,6 @@ TransferWork::TransferWork(int rank, c10d::OpType type, const char* title, std::
 
 void TransferWork::start(std::shared_ptr<Transfer> transfer) {
   transfer_ = std::move(transfer);
-  ticket().started();
   started_.store(true, std::memory_order_release);
   transfer_done();
 }

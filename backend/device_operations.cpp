@@ -1,12 +1,4 @@
 // The half of the process group that works on a GPU: how calls get there.
-//
-// NOTE [Calls without a Work]
-// A call with async_op=False is on the caller's current stream when it returns: there is nothing to
-// wait for, and c10d takes no Work for an answer, as it does from ProcessGroupNCCL. A failure shows
-// at the group's next call. With SYMM_RETURN_WORK=1 such a call returns its Work, for programs that
-// call wait() on whatever a group gives them; a call that a profile watches has one too, which is
-// its range, and so has one whose end a completion hook is told of. In a coalescing block, whose
-// Work cannot be waited for before its end, such a call has none.
 #include <ATen/Context.h>
 #include <c10/util/Logging.h>
 
@@ -56,7 +48,7 @@ WorkPtr ProcessGroupSymm::Impl::issue_on_device(const Operation& operation, cons
       note_on_device(ticket, device.last_collective());
       return async_op ? block.work : nullptr;
     }
-    if (!async_op && !returns_work_ && operation.title == nullptr && !pending_->has_hook()) {
+    if (!async_op && !gives_work(operation)) {
       device.collectives(calls, timeout);
       note_on_device(ticket, device.last_collective());
       return nullptr;
@@ -167,7 +159,7 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_device(const Operation& operation,
     return work;
   }
   const FlightTicket ticket =
-      flight_->message(tensor, op, sequence, engine_->timeout(), block != nullptr);
+      flight_->message(tensor, op, sequence, engine_->timeout(), block != nullptr, false);
   TransferOp inside = op;
   if (hosts_) inside.peer = hosts_->local_of(op.peer);
   if (block) {

@@ -123,7 +123,7 @@ FlightTicket GroupFlight::collective(c10d::OpType type, const CallBatch& calls,
 
 FlightTicket GroupFlight::message(const at::Tensor& tensor, const TransferOp& op,
                                   std::uint64_t sequence, std::chrono::milliseconds timeout,
-                                  bool in_block) {
+                                  bool in_block, bool starts) {
   if (record_ == nullptr) return {};
   if (!in_block) begin_block();
   const FlightCall call{
@@ -134,6 +134,7 @@ FlightTicket GroupFlight::message(const at::Tensor& tensor, const TransferOp& op
       .peer = op.peer,
       .is_send = op.is_send,
       .is_message = true,
+      .starts = starts,
       .timeout = timeout,
   };
   return record_->add(described(), call, [&](FlightTensors& entry) {

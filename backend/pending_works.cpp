@@ -10,6 +10,22 @@
 
 namespace symm {
 
+namespace {
+
+// One more in `count` for as long as this lives.
+class Counted {
+ public:
+  explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+  ~Counted() { count_.fetch_sub(1); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
+}  // namespace
+
 void PendingWorks::set_hook(Hook hook) {
   if (!hook) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -46,7 +62,8 @@ void PendingWorks::ended(const Record& record) noexcept {
       LOG(WARNING) << "symm: a completion hook was not called: " << error.what();
     }
   }
-  if (count_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  // In one order with what a waiter does: either it sees this end or it is seen here.
+  if (count_.fetch_sub(1) != 1 || waiters_.load() == 0) return;
   // The lock orders this against a waiter that has tested the count but does not sleep yet.
   const std::lock_guard lock(mutex_);
   changed_.notify_all();
@@ -59,6 +76,7 @@ void PendingWorks::wait() {
                 "waits for, got one inside");
   }
   constexpr std::chrono::milliseconds kLookPeriod{5};
+  const Counted waiting(waiters_);
   std::unique_lock lock(mutex_);
   // An end is counted once its record is with the hook's thread.
   while (!changed_.wait_for(lock, kLookPeriod, [this] { return none() && hook_thread_->idle(); })) {

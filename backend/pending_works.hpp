@@ -52,11 +52,12 @@ class PendingWorks : public std::enable_shared_from_this<PendingWorks> {
   void wait();
 
  private:
-  bool none() const noexcept { return count_.load(std::memory_order_acquire) == 0; }
+  bool none() const noexcept { return count_.load() == 0; }
   void report(const Record& record);
 
   const std::shared_ptr<AsyncQueue> hook_thread_;
   std::atomic<std::size_t> count_{0};
+  std::atomic<int> waiters_{0};  // threads inside wait()
   std::atomic<bool> has_hook_{false};
   Hook hook_;  // set once, before has_hook_
   std::mutex mutex_;

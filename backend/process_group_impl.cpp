@@ -149,6 +149,7 @@ WorkPtr ProcessGroupSymm::Impl::put(const Operation& operation, CallBatch&& call
     add_coalesced(work);
   } else if (!async_op) {
     work->wait();
+    if (!gives_work(operation)) return nullptr;
   }
   return work;
 }
@@ -156,10 +157,13 @@ WorkPtr ProcessGroupSymm::Impl::put(const Operation& operation, CallBatch&& call
 WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const CallBatch& calls,
                                            Milliseconds timeout) {
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  auto work =
-      c10::make_intrusive<WorkSymm>(rank_, operation.type, operation.title, sequence,
-                                    outputs_of(calls), profiled_inputs(operation.title, calls));
-  if (pending_->has_hook()) work->pend_in(pending_);
+  c10::intrusive_ptr<WorkSymm> work;
+  if (gives_work(operation)) [[unlikely]] {
+    work =
+        c10::make_intrusive<WorkSymm>(rank_, operation.type, operation.title, sequence,
+                                      outputs_of(calls), profiled_inputs(operation.title, calls));
+    if (pending_->has_hook()) work->pend_in(pending_);
+  }
   const FlightTicket ticket = flight_->collective(operation.type, calls, sequence, timeout, true);
   try {
     for (const CollectiveCall& call : calls) {
@@ -170,18 +174,18 @@ WorkPtr ProcessGroupSymm::Impl::run_inline(const Operation& operation, const Cal
     if (is_refusal(error)) {
       sequence_.fetch_sub(1, std::memory_order_relaxed);
       ticket.discard();
-      work->pend_no_more();
+      if (work) work->pend_no_more();
     }
     ticket.ended(false);  // unless it was discarded
-    work->finish_at_birth();
+    if (work) work->finish_at_birth();
     throw;
   } catch (...) {  // of torch's own operations, which a sparse tensor needs
     ticket.ended(false);
-    work->finish_at_birth();
+    if (work) work->finish_at_birth();
     throw;
   }
   ticket.ended(true);
-  work->finish_at_birth();
+  if (work) work->finish_at_birth();
   return work;
 }
 

@@ -6,6 +6,15 @@
 // symm::Error into PyTorch's exception (errors.hpp). Everything else is below the torch seam.
 //
 // The members of the group's interface throw PyTorch's exceptions, all others Error.
+//
+// NOTE [Calls without a Work]
+// A collective with async_op=False is done when it returns, or on a GPU on the caller's current
+// stream: there is nothing to wait for, and c10d takes no Work for an answer, as it does from
+// ProcessGroupNCCL. A failure raises, on a GPU in the group's next call. With SYMM_RETURN_WORK=1
+// such a call gives its Work, for programs that call wait() on whatever a group gives them; a call
+// that a profile watches has one too, which is its range, and so has one whose end a completion
+// hook is told of. In a coalescing block on a GPU, whose Work cannot be waited for before its end,
+// such a call has none.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -168,6 +177,10 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   void describe_sparse(CollectiveCall& call, const at::Tensor& tensor, const c10d::ReduceOp& op);
   WorkPtr all_reduce_sparse_on_device(ProcessGroupSymm& group, const at::Tensor& tensor,
                                       const c10d::AllreduceOptions& opts);
+  // Whether a call with async_op=False does; NOTE [Calls without a Work].
+  bool gives_work(const Operation& operation) const {
+    return returns_work_ || operation.title != nullptr || pending_->has_hook();
+  }
   WorkPtr run_inline(const Operation& operation, const CallBatch& calls, Milliseconds timeout);
   WorkPtr enqueue(const Operation& operation, CallBatch&& calls, Milliseconds timeout);
 
@@ -181,7 +194,6 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   }
   // The half on `device`, made on first use. Throws as DeviceLauncher::DeviceLauncher.
   DeviceLauncher& device_launcher(at::Device device);
-  // NOTE [Calls without a Work] in device_operations.cpp.
   WorkPtr issue_on_device(const Operation& operation, const CallBatch& calls, Milliseconds timeout,
                           bool async_op);
   // The barrier: on the device inside a capture, else on the host behind the device's work.
@@ -239,7 +251,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   const c10::intrusive_ptr<Options> options_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const NanCheck nan_check_;
-  const bool returns_work_;  // also of a call that has been put on the current stream
+  const bool returns_work_;  // also of a call with nothing to wait for
   std::unique_ptr<GroupFlight> flight_;
   std::optional<ProfiledGroup> profiled_;  // from the constructor on
   std::shared_ptr<CallAudit> audit_;       // null where SYMM_AUDIT is not set

@@ -77,7 +77,7 @@ WorkPtr ProcessGroupSymm::Impl::transfer_on_host(const Operation& operation,
       rank_, operation.type, operation.title, sequence_.load(std::memory_order_relaxed), tensor,
       engine_->shared_communicator(), engine_->transfer_callbacks());
   work->record_as(flight_->message(tensor, op, sequence_.load(std::memory_order_relaxed),
-                                   engine_->timeout(), coalescing()));
+                                   engine_->timeout(), coalescing(), !coalescing()));
   // The engine keeps the Work, and so the tensor, until the transfer is done.
   Message message{op, [work] { work->transfer_done(); }};
   if (coalescing()) {
@@ -110,6 +110,7 @@ void ProcessGroupSymm::Impl::start_messages(std::vector<HostMessage> block) {
   }
   for (std::size_t i = 0; i < block.size(); ++i) {
     block[i].work->pend_in(pending_);
+    block[i].work->ticket().started();
     block[i].work->start(std::move(started[i]));
   }
 }

@@ -12,7 +12,7 @@
 #include "kernels/protocol/mailbox.hpp"
 #include "test/support/device_ranks.hpp"
 #include "test/support/expect_error.hpp"
-#include "test/support/instruction_count.hpp"
+#include "test/support/call_cost.hpp"
 
 namespace symm {
 namespace {

@@ -21,7 +21,7 @@ Algorithm algorithm_in_environment();
 bool deterministic_in_environment();
 // SYMM_POISON. 0: a GPU's kernels that give up leave their outputs as they are; 1: as unset.
 bool poison_in_environment();
-// SYMM_RETURN_WORK. 1: calls on a GPU return a Work also where nothing is to be waited for. Throws
+// SYMM_RETURN_WORK. 1: calls return a Work also where nothing is to be waited for. Throws
 // likewise.
 bool return_work_in_environment();
 // SYMM_NAN_CHECK. 1: inputs with NaN are refused. Throws likewise.

@@ -164,10 +164,12 @@ void MailboxEngine::begin(const TransferPtr& item) {
 
 void MailboxEngine::progress_in_background() {
   if (memory_ == nullptr) return;  // a group of one only copies
+  if (has_thread_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   if (stopping_ || thread_.joinable()) return;
   try {
     thread_ = std::thread([this] { background(); });
+    has_thread_.store(true, std::memory_order_relaxed);
     pthread_setname_np(thread_.native_handle(), "symm_transfers");
   } catch (const std::system_error& error) {
     throw_no_thread("messages", error);
@@ -180,7 +182,9 @@ void MailboxEngine::run_callbacks(std::unique_lock<std::mutex>& lock) {
   callbacks.swap(callbacks_);
   lock.unlock();
   for (const auto& callback : callbacks) callback();
+  callbacks.clear();
   lock.lock();
+  if (callbacks_.empty()) callbacks_.swap(callbacks);  // for its memory
 }
 
 bool MailboxEngine::turn() {
@@ -188,17 +192,21 @@ bool MailboxEngine::turn() {
   moved_ = false;
   progress();
   const bool moved = moved_;
-  const Clock::time_point now = Clock::now();
-  if (!moved && now >= next_look_) {
-    next_look_ = now + kLookPeriod;
-    look_for_trouble();
+  if (!moved) {
+    const Clock::time_point now = Clock::now();
+    if (now >= next_look_) {
+      next_look_ = now + kLookPeriod;
+      look_for_trouble();
+    }
   }
   run_callbacks(lock);
   return moved;
 }
 
 void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
-  const Clock::time_point end = Clock::now() + within_longest(limit);
+  const bool has_limit = limit.count() > 0;
+  const Clock::time_point end =
+      has_limit ? Clock::now() + within_longest(limit) : Clock::time_point{};
   waiters_.fetch_add(1);
   std::exception_ptr interruption;
   int round = 0;
@@ -208,7 +216,7 @@ void MailboxEngine::wait(Transfer& transfer, milliseconds limit) {
       round = 0;
       continue;
     }
-    if (transfer.done() || (limit.count() > 0 && Clock::now() >= end)) break;
+    if (transfer.done() || (has_limit && Clock::now() >= end)) break;
     note_cpu(*doorbell_);
     const int peer = transfer.peer();
     const SignalLine* awaited = peer == kAnySource ? nullptr : &memory_->control(peer).doorbell;

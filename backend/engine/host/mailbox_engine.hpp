@@ -160,6 +160,7 @@ class MailboxEngine {
   std::atomic<int> waiters_{0};  // threads inside wait(): the background thread keeps out
   std::condition_variable wake_;
   std::thread thread_;
+  std::atomic<bool> has_thread_{false};  // has had one
   std::atomic<std::thread::id> background_id_{};
   bool stopping_ = false;
   bool asleep_ = false;  // the background thread waits without a limit

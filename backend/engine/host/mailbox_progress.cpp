@@ -125,7 +125,9 @@ void MailboxEngine::take_envelopes(PeerTraffic& traffic) {
   const MailboxLayout& layout = memory_->mailbox_layout();
   std::byte* mailboxes = memory_->mailboxes(traffic.peer);
   std::uint64_t taken = load_relaxed(&traffic.inbox->taken);
-  while (taken != load_acquire(&traffic.peer_outbox->posted)) {
+  // Those that are there now: a sender that posts as fast as this takes must not keep the caller.
+  const std::uint64_t posted = load_acquire(&traffic.peer_outbox->posted);
+  while (taken != posted) {
     const Envelope& envelope = layout.envelope(mailboxes, traffic.peer, config_.rank, taken);
     const bool fits = envelope.bytes <= kInlineBytes;
     Arrival arrival{

@@ -41,7 +41,7 @@ VARIABLES = {
     "SYMM_POISON": "0: kernels that give up leave their outputs as they are",
     "SYMM_RACE_CHECK": "1: Triton's interpreter looks for races between ranks",
     "SYMM_REPLACE_BACKEND": "the backend whose name stands for symm",
-    "SYMM_RETURN_WORK": "1: calls on a GPU return a Work also where nothing is to be waited for",
+    "SYMM_RETURN_WORK": "1: calls return a Work also where nothing is to be waited for",
     "SYMM_SIGNAL_TRAP": "1: signals of symmetric memory that time out on a GPU end its context",
     "SYMM_SINGLE_COPY": "1: ranks read ordinary memory of each other's processes",
     "SYMM_TIMELINE": "1: kernels over torch_symm.triton write when puts and waits begin and end",
