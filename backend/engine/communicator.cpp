@@ -168,21 +168,44 @@ void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
   }
   CallRecord record = make_record(args, plan, next_sequence());
   const InputArray input = input_array(args, rank(), plan.algorithm);
-  if (input.data != nullptr && input.bytes > 0) {
-    if (const auto found = group_->segments().find(input.data, input.bytes)) {
-      record.segment = static_cast<std::uint32_t>(found->number + 1);
-      record.offset = found->offset;
-    }
+  std::optional<SegmentTable::Location> location;
+  if (args.kind == CollectiveKind::kAllToAll) {
+    location = location_of_shares(args);
+  } else if (input.data != nullptr && input.bytes > 0) {
+    location = group_->segments().find(input.data, input.bytes);
+  }
+  if (location) {
+    record.segment = static_cast<std::uint32_t>(location->number + 1);
+    record.offset = location->offset;
   }
   executor_->begin(
       {.element_bytes = dtype_bytes(args.dtype),
        .kernels = kernels,
        .factor = args.factor,
-       .in_place = record.segment != 0,
+       .in_place = location.has_value(),
+       .base = location ? group_->segments().at(location->number)->base(rank()) : nullptr,
        .reads_processes = peer_memory_->is_used(),
        .streams = output_bytes(args) >= kStreamingBytes && !reduces_in_place(args, rank())});
   run_call(record, args, timeout,
            [&] { return run_collective(*executor_, args, plan, *memory_) && executor_->end(); });
+}
+
+std::optional<SegmentTable::Location> Communicator::location_of_shares(
+    const CollectiveArgs& args) const {
+  const std::size_t size = dtype_bytes(args.dtype);
+  std::optional<SegmentTable::Location> location;
+  std::size_t total = 0;
+  for (std::size_t r = 0; r < args.input_parts.size(); ++r) {
+    const std::size_t bytes = args.input_parts[r].count * size;
+    if (static_cast<int>(r) == rank() || bytes == 0) continue;
+    const auto found = group_->segments().find(args.input_parts[r].data, bytes);
+    if (!found || (location && location->number != found->number)) return std::nullopt;
+    location = found;
+    total += bytes;
+  }
+  if (!location || total <= kSmallSlotBytes) return std::nullopt;
+  location->offset = 0;
+  return location;
 }
 
 void Communicator::validate(const CollectiveArgs& args) const {

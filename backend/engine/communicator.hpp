@@ -142,6 +142,9 @@ class Communicator {
 
  private:
   void adopt_agreement();
+  // The segment that has all shares of an all_to_all for peers; nullopt where there is none, and
+  // where they are so few bytes that they travel with their counts.
+  std::optional<SegmentTable::Location> location_of_shares(const CollectiveArgs& args) const;
   void probe_memory(const std::vector<Agreement>& proposals);
   // With device_mutex_ held. Throws kInvalidArgument where the group uses another device.
   void use_device(DeviceId device);

@@ -9,9 +9,10 @@
 // others.
 // Steps: 1 + ceil(largest share / (chunk / world_size)).
 //
-// Where ranks read each other's processes, a second row of step 0 has the address of each share,
-// and one step follows in which each rank reads its shares there; where a share cannot be read so,
-// all rounds are as above.
+// On the host a second row of step 0 says where each share is, for those who may read it there. The
+// shares of a rank that has them in symmetric memory are read in step 0 itself, and are not in the
+// rounds. Where ranks read each other's processes, one step follows in which each rank reads its
+// shares there; where one of them cannot be read so, all rounds are as above.
 #pragma once
 
 #include "kernels/algorithms/executor.hpp"
@@ -20,19 +21,19 @@ namespace symm {
 
 namespace all_to_all_header {
 
+// Whether ranks may say where their shares are.
+template <typename X>
+inline constexpr bool has_places = requires(X& x) {
+  x.place_for_peers(nullptr, std::size_t{0});
+};
+
 // Of `rows` rows of a word a rank.
 SYMM_INLINE constexpr std::size_t bytes(int world_size, int rows) {
   return align_up(static_cast<std::size_t>(rows * world_size) * sizeof(std::uint64_t), kCacheLine);
 }
 
 template <Executor X>
-SYMM_INLINE int rows(X& x) {
-  if constexpr (requires { x.reads_processes(); }) {
-    return x.reads_processes() ? 2 : 1;
-  } else {
-    return 1;
-  }
-}
+inline constexpr int rows = has_places<X> ? 2 : 1;
 
 SYMM_INLINE std::uint64_t row_total(const std::uint64_t* counts, int begin, int end) {
   std::uint64_t total = 0;
@@ -51,7 +52,7 @@ SYMM_INLINE bool is_inline(const std::uint64_t* counts, int world_size, std::siz
 // What a rank knows after step 0.
 struct AllToAllState {
   std::size_t largest = 0;       // bytes of the largest share that is still to be moved
-  bool arrived[kMaxRanks] = {};  // by sender: its data was in step 0
+  bool arrived[kMaxRanks] = {};  // by sender: its data has been read in step 0
   bool readable = false;         // every share that is still to be moved, in its owner's process
   std::uint64_t addresses[kMaxRanks] = {};  // by sender: of its share for this rank, there
 };
@@ -68,15 +69,15 @@ SYMM_HOST_DEVICE bool all_to_all_exchange_counts(X& x, const Part* inputs, const
   if (slot == nullptr) return false;
   auto* row = reinterpret_cast<std::uint64_t*>(slot);
   for (int r = 0; r < world; ++r) row[r] = r == me ? 0 : inputs[r].count;
-  const int rows = header::rows(x);
+  constexpr int rows = header::rows<X>;
   const std::size_t header_bytes = header::bytes(world, rows);
   const std::size_t capacity = x.chunk_bytes() - header_bytes;
-  if constexpr (requires { x.address_for_peers(slot, size); }) {
-    for (int r = 0; r < world && rows == 2; ++r) {
-      row[world + r] = x.address_for_peers(inputs[r].data, row[r] * size);
+  if constexpr (header::has_places<X>) {
+    for (int r = 0; r < world; ++r) {
+      row[world + r] = x.place_for_peers(inputs[r].data, row[r] * size);
     }
+    state->readable = x.reads_processes();
   }
-  state->readable = rows == 2;
   if (header::is_inline(row, world, size, capacity)) {
     std::byte* data = slot + header_bytes;
     for (int r = 0; r < world; ++r) {
@@ -95,6 +96,16 @@ SYMM_HOST_DEVICE bool all_to_all_exchange_counts(X& x, const Part* inputs, const
       return x.count_mismatch(peer, counts[me], outputs[peer].count);
     }
     state->arrived[peer] = header::is_inline(counts, world, size, capacity);
+    if constexpr (header::has_places<X>) {
+      if (!state->arrived[peer] && x.is_in_place(peer)) {
+        state->arrived[peer] = true;
+        if (peer != me && !x.copy_share(as_bytes(outputs[peer].data), peer, counts[world + me],
+                                        counts[me] * size)) {
+          return false;
+        }
+        continue;
+      }
+    }
     if (!state->arrived[peer]) {
       for (int r = 0; r < world; ++r) {
         if (counts[r] * size > state->largest) state->largest = counts[r] * size;

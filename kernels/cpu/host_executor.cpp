@@ -119,6 +119,20 @@ bool HostExecutor::await_all(std::uint32_t step) {
   return true;
 }
 
+std::uint64_t HostExecutor::place_for_peers(const void* data, std::size_t bytes) {
+  if (bytes == 0) return 0;
+  if (call_.in_place) return static_cast<std::uint64_t>(as_bytes(data) - call_.base);
+  return call_.reads_processes ? observer_.address_for_peers(data, bytes) : 0;
+}
+
+bool HostExecutor::copy_share(std::byte* destination, int peer, std::uint64_t offset,
+                              std::size_t bytes) {
+  if (bytes == 0) return true;
+  if (!observer_.check_share(peer, input_bases_[peer], offset, bytes)) return false;
+  copy(destination, input_bases_[peer] + offset, bytes);
+  return true;
+}
+
 bool HostExecutor::read_process(std::byte* destination, int peer, std::uint64_t address,
                                 std::size_t bytes) {
   if (bytes == 0) return true;

@@ -35,6 +35,10 @@ class CallObserver : public WaitSupervisor {
   // still in its call then, so that what was read is what it published. Else keeps the reason and
   // returns false.
   virtual bool check_owner(int peer, bool in_process) = 0;
+  // Whether there are `bytes` at `offset` of `input`, what check_peer() gave for `peer`. Else keeps
+  // the reason and returns false.
+  virtual bool check_share(int peer, const std::byte* input, std::uint64_t offset,
+                           std::size_t bytes) = 0;
   // The address under which peers can read this rank's `data` in its process; 0 where they cannot.
   virtual std::uint64_t address_for_peers(const void* data, std::size_t bytes) = 0;
   // Copies from the memory of the peer's process. False where that cannot be read; keeps the
@@ -70,9 +74,10 @@ class HostExecutor {
     std::size_t element_bytes = 1;
     const ReduceKernels* kernels = nullptr;
     double factor = 1.0;
-    bool in_place = false;         // peers may read this rank's input itself
-    bool reads_processes = false;  // the same on every rank: all can read each other's processes
-    bool streams = false;          // outputs are written past the caches (NOTE [Streaming stores])
+    bool in_place = false;            // peers may read this rank's input itself
+    const std::byte* base = nullptr;  // of what peers know as its input; of an all_to_all in place
+    bool reads_processes = false;     // the same on every rank: all can read each other's processes
+    bool streams = false;  // outputs are written past the caches (NOTE [Streaming stores])
   };
   void begin(const Call& call);
 
@@ -103,9 +108,14 @@ class HostExecutor {
     return base != nullptr ? base + input_offset : slot(peer, step) + slot_offset;
   }
   bool reads_processes() const { return call_.reads_processes; }
-  std::uint64_t address_for_peers(const void* data, std::size_t bytes) {
-    return bytes == 0 ? 0 : observer_.address_for_peers(data, bytes);
+  // Of a share of an all_to_all: where peers may read it, from the start of this rank's input where
+  // that is read in place, else in its process; 0 where they may not.
+  std::uint64_t place_for_peers(const void* data, std::size_t bytes);
+  bool is_in_place(int peer) const {
+    return peer == rank() ? call_.in_place : input_bases_[peer] != nullptr;
   }
+  // The share of a peer whose input is read in place. False where the peer has no such bytes there.
+  bool copy_share(std::byte* destination, int peer, std::uint64_t offset, std::size_t bytes);
   // Copies from the memory of the peer's process; false where that cannot be read any more.
   bool read_process(std::byte* destination, int peer, std::uint64_t address, std::size_t bytes);
   // Peers may read this rank's input itself: end() waits for them.

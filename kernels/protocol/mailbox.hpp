@@ -20,10 +20,12 @@
 // the message are in that tray already, so that a receiver need not ask for them: it copies them
 // before it posts its CTS, which frees the tray, and only what is beyond the tray is streamed. A
 // message that is whole in a tray is done by a CTS that says so, as one that was read below.
-// Where the group's ranks can read each other's processes, the envelope of a message of up to
-// kMostRead bytes that does not fit a tray has the address of the sender's buffer. The receiver
-// copies from there, and its CTS says that it has: the send is done, and nothing is streamed. A
-// receiver that could not read there sends a plain CTS.
+// The envelope of a message in symmetric memory says where it is there, and neither a tray nor the
+// ring is used: the receiver copies from there, and its CTS says that it has. The serial number
+// names the segment, as the two ranks need not be at the same call; a receiver that does not know
+// it yet sends a plain CTS. Where the group's ranks can read each other's processes, the envelope
+// of a message of up to kMostRead bytes that does not fit a tray has the address of the sender's
+// buffer, and the receiver does likewise. One that could not read there sends a plain CTS.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +54,9 @@ struct Envelope {
   union {
     std::byte data[kInlineBytes];
     struct {                  // of a message that is not here
-      std::uint64_t address;  // 0: it may not be read there
+      std::uint64_t segment;  // serial number of the segment that it is in; 0: none
+      std::uint64_t address;  // from the start of the sender's part of that segment, or in its
+                              // process, where 0: it may not be read there
       std::uint64_t tray;     // 1 + the tray that has its first bytes; 0: none has
     } elsewhere;
   };

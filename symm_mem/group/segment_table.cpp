@@ -10,6 +10,7 @@ std::size_t SegmentTable::add(Entry entry) {
   auto free = std::ranges::find(entries_, std::shared_ptr<Segment>(), &Entry::segment);
   if (free == entries_.end()) free = entries_.insert(free, Entry{});
   *free = std::move(entry);
+  free->serial = ++added_;
   known_.fetch_add(1, std::memory_order_release);
   return static_cast<std::size_t>(free - entries_.begin());
 }
@@ -35,6 +36,12 @@ std::shared_ptr<Segment> SegmentTable::at(std::size_t number) const {
   return number < entries_.size() ? entries_[number].segment : nullptr;
 }
 
+std::shared_ptr<Segment> SegmentTable::with_serial(std::uint64_t serial) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(entries_, serial, &Entry::serial);
+  return found == entries_.end() ? nullptr : found->segment;
+}
+
 std::vector<SegmentTable::Entry> SegmentTable::entries() const {
   const std::lock_guard lock(mutex_);
   return entries_;
@@ -52,7 +59,7 @@ std::optional<SegmentTable::Location> SegmentTable::find(const void* data,
     if (!local.contains(data, bytes)) continue;
     const auto offset =
         static_cast<std::size_t>(static_cast<const std::byte*>(data) - local.base());
-    return Location{number, offset, entries_[number].symmetric};
+    return Location{number, entries_[number].serial, offset, entries_[number].symmetric};
   }
   return std::nullopt;
 }

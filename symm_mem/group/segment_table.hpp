@@ -2,11 +2,14 @@
 // buffer location.
 //
 // Every rank adds and removes the same segments in the same order, so segments have the same
-// numbers on every rank. Local, thread safe.
+// numbers on every rank, where ranks are at the same call. A number is free again behind a
+// remove(); a serial number is not, so it names a segment to a rank that is at another call too.
+// Local, thread safe.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,9 +25,11 @@ class SegmentTable {
     std::shared_ptr<Segment> segment;
     // Symmetric registration: the ranks pass tensors at equal offsets of it together.
     bool symmetric = false;
+    std::uint64_t serial = 0;  // add() gives it: from 1, and never the same again
   };
   struct Location {
     std::size_t number = 0;  // of the segment, from 0
+    std::uint64_t serial = 0;
     std::size_t offset = 0;  // from the start of the rank's buffer
     bool symmetric = false;
   };
@@ -38,6 +43,8 @@ class SegmentTable {
 
   // Null where the number is free.
   std::shared_ptr<Segment> at(std::size_t number) const;
+  // Null where it is not in the table, or not yet.
+  std::shared_ptr<Segment> with_serial(std::uint64_t serial) const;
   std::vector<Entry> entries() const;  // by number
 
   // Where [data, data + bytes) of this rank is; nullopt outside of all segments. One load while the
@@ -48,6 +55,7 @@ class SegmentTable {
   std::atomic<std::size_t> known_{0};  // numbers that are not free
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;  // by number; null where it is free
+  std::uint64_t added_ = 0;
 };
 
 }  // namespace symm

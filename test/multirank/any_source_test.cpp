@@ -10,9 +10,9 @@
 
 #include "backend/engine/host/point_to_point.hpp"
 #include "kernels/protocol/mailbox.hpp"
+#include "test/support/call_cost.hpp"
 #include "test/support/device_ranks.hpp"
 #include "test/support/expect_error.hpp"
-#include "test/support/call_cost.hpp"
 
 namespace symm {
 namespace {

@@ -25,6 +25,7 @@ class AgreeingObserver : public CallObserver {
   bool keep_waiting(int) override { return !testing::Test::HasFailure(); }
   bool check_peer(int, const std::byte**, double*) override { return true; }
   bool check_owner(int, bool) override { return true; }
+  bool check_share(int, const std::byte*, std::uint64_t, std::size_t) override { return true; }
   // Ranks are threads of one process.
   std::uint64_t address_for_peers(const void* data, std::size_t) override {
     return reinterpret_cast<std::uintptr_t>(data);

@@ -1,6 +1,7 @@
 // Where a peer says that its input is: believed only inside the segment.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -93,6 +94,82 @@ TEST(InputLocation, OfASegmentThatIsNotThereIsRefused) {
                {"rank 1 (global rank 11) passed memory of segment 5", "does not know"});
 }
 
+// What rank 0's all_to_all makes of a row in which rank 1 says that its share is at `share` of its
+// input, which begins at `begin` of the segment.
+std::optional<Error> error_for_share(std::uint64_t begin, std::uint64_t share) {
+  constexpr std::size_t kLarge = 100'000;
+  test::MemoryStore store;
+  std::optional<Error> found;
+  test::run_ranks(2, [&](int rank) {
+    CommunicatorConfig config;
+    config.group_name = "test";
+    config.rank = rank;
+    config.world_size = 2;
+    config.timeout = std::chrono::milliseconds(20'000);
+    Communicator communicator(store, config);
+    const auto segment =
+        test::join_segment(communicator, LocalSegment::allocate(host_runtime(), 2 * kLarge));
+    std::memset(segment->base(rank), 1, 2 * kLarge);
+    std::vector<std::uint8_t> received(2 * kLarge);
+    const std::vector<Part> inputs = {{segment->base(rank), kLarge},
+                                      {segment->base(rank) + kLarge, kLarge}};
+    const std::vector<Part> outputs = {{received.data(), kLarge},
+                                       {received.data() + kLarge, kLarge}};
+    CollectiveArgs args;
+    args.kind = CollectiveKind::kAllToAll;
+    args.dtype = Dtype::kUInt8;
+    args.input_parts = inputs;
+    args.output_parts = outputs;
+    communicator.run(CollectiveArgs{});
+    if (rank == 0) {
+      found = error_of([&] { communicator.run(args); });
+      if (found) {
+        // Its own share is there, and nothing of the peer's.
+        EXPECT_EQ(received[kLarge - 1], 1);
+        EXPECT_EQ(std::count(received.begin() + kLarge, received.end(), 0),
+                  static_cast<std::ptrdiff_t>(kLarge));
+      }
+      return;
+    }
+    auto& control = *reinterpret_cast<ControlRegion*>(communicator.local_group()->region(rank));
+    const std::uint64_t sequence = communicator.next_sequence();
+    CallRecord record = make_record(args, communicator.plan(args, {}, PlanTarget::kHost), sequence);
+    record.segment = 1;
+    record.offset = begin;
+    control.calls[sequence % kCallRing] = record;
+    store_release(&control.progress.entered, sequence);
+    const std::uint64_t step = load_acquire(&control.ready.value);
+    const std::uint64_t row[] = {kLarge, 0, share, 0};
+    std::memcpy(control.small_slots[step % kSlots], row, sizeof(row));
+    post(control.ready, step + 1);
+    post(control.done, step + 1);
+    const auto* const peer =
+        reinterpret_cast<const ControlRegion*>(communicator.local_group()->region(0));
+    while (load_acquire(&peer->progress.completed) < sequence &&
+           communicator.local_group()->poll("test")) {
+      std::this_thread::yield();
+    }
+    store_release(&control.progress.completed, sequence);
+  });
+  return found;
+}
+
+TEST(InputLocation, AShareInsideTheSegmentIsRead) {
+  EXPECT_FALSE(error_for_share(0, 0));
+  EXPECT_FALSE(error_for_share(0, 100'000));
+}
+
+TEST(InputLocation, AShareOutsideTheSegmentIsRefusedByTheNameOfThePeer) {
+  for (const std::uint64_t share : {std::uint64_t{100'001}, std::uint64_t{200'000},
+                                    std::numeric_limits<std::uint64_t>::max() - 3}) {
+    expect_error(error_for_share(0, share), ErrorCode::kSecurity,
+                 {"all_to_all", "rank 1 says that its 100000 bytes of input",
+                  "byte " + std::to_string(share) + " of segment 0, which has 200000"});
+  }
+  expect_error(error_for_share(8, 0), ErrorCode::kSecurity,
+               {"rank 1 says that its input begins within segment 0"});
+}
+
 TEST(InputLocation, EveryKindOfCallKnowsHowMuchAPeerLetsOthersRead) {
   float value = 0;
   const std::vector<Part> parts = {{&value, 3}, {&value, 5}};
@@ -108,6 +185,7 @@ TEST(InputLocation, EveryKindOfCallKnowsHowMuchAPeerLetsOthersRead) {
   EXPECT_EQ(bytes(CollectiveKind::kAllGather, 1), 5u * 8);
   EXPECT_EQ(bytes(CollectiveKind::kReduceScatter, 0), 8u * 8);
   EXPECT_EQ(bytes(CollectiveKind::kScatter, 0), 14u * 8);
+  EXPECT_EQ(bytes(CollectiveKind::kAllToAll, 0), 0u);
 }
 
 }  // namespace

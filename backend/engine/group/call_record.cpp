@@ -107,6 +107,8 @@ std::size_t input_bytes(const CollectiveArgs& args, int peer, int world_size) {
       return size *
              std::accumulate(args.input_parts.begin(), args.input_parts.end(), std::size_t{0},
                              [](std::size_t sum, const Part& part) { return sum + part.count; });
+    case CollectiveKind::kAllToAll:
+      return 0;  // each share is looked at apart
     default:
       return args.count * size;
   }

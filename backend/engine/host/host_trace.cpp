@@ -65,22 +65,40 @@ bool HostTrace::check_peer(int peer, const std::byte** base, double* factor) {
   return true;
 }
 
-const std::byte* HostTrace::locate_input(int peer, const CallRecord& theirs) {
-  const std::size_t number = theirs.segment - 1;
-  const std::shared_ptr<Segment> segment = group_.segments().at(number);
+std::shared_ptr<Segment> HostTrace::segment_with(int peer, std::size_t number, std::uint64_t offset,
+                                                 std::size_t bytes) {
+  std::shared_ptr<Segment> segment = group_.segments().at(number);
   if (segment == nullptr) {
     fail(ErrorCode::kMismatch, text_of(group_.rank_name(peer), " passed memory of segment ", number,
                                        ", which this rank does not know"));
     return nullptr;
   }
-  const std::size_t bytes = input_bytes(*args_, peer, group_.world_size());
-  if (bytes > segment->bytes() || theirs.offset > segment->bytes() - bytes) {
+  if (bytes > segment->bytes() || offset > segment->bytes() - bytes) {
     fail(ErrorCode::kSecurity,
          text_of(group_.rank_name(peer), " says that its ", bytes, " bytes of input begin at byte ",
-                 theirs.offset, " of segment ", number, ", which has ", segment->bytes()));
+                 offset, " of segment ", number, ", which has ", segment->bytes()));
     return nullptr;
   }
-  return segment->base(peer) + theirs.offset;
+  return segment;
+}
+
+const std::byte* HostTrace::locate_input(int peer, const CallRecord& theirs) {
+  const std::uint64_t offset = theirs.offset;  // read once: the peer can write there
+  const std::size_t bytes = input_bytes(*args_, peer, group_.world_size());
+  const auto segment = segment_with(peer, theirs.segment - 1, offset, bytes);
+  return segment == nullptr ? nullptr : segment->base(peer) + offset;
+}
+
+// An all_to_all in place says for each share where it is.
+bool HostTrace::check_share(int peer, const std::byte* input, std::uint64_t offset,
+                            std::size_t bytes) {
+  const std::size_t number = record(peer, sequence()).segment - 1;
+  const auto segment = segment_with(peer, number, offset, bytes);
+  if (segment == nullptr) return false;
+  if (input == segment->base(peer)) return true;  // nothing else is such an input's base
+  fail(ErrorCode::kSecurity,
+       text_of(group_.rank_name(peer), " says that its input begins within segment ", number));
+  return false;
 }
 
 // An owner does not complete its call before this rank is done with it, so one that is gone has

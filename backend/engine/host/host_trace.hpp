@@ -40,6 +40,8 @@ class HostTrace final : public CallObserver {
   bool keep_waiting(int peer) override;
   bool check_peer(int peer, const std::byte** base, double* factor) override;
   bool check_owner(int peer, bool in_process) override;
+  bool check_share(int peer, const std::byte* input, std::uint64_t offset,
+                   std::size_t bytes) override;
   std::uint64_t address_for_peers(const void* data, std::size_t bytes) override;
   bool read_process(std::byte* destination, int peer, std::uint64_t address,
                     std::size_t bytes) override;
@@ -73,6 +75,10 @@ class HostTrace final : public CallObserver {
   bool verify(int peer, std::uint64_t sequence);
   // Where `peer` says that its input is; null, having failed the group, where that cannot be.
   const std::byte* locate_input(int peer, const CallRecord& theirs);
+  // The segment of a peer's input, of which it says that `bytes` begin at `offset`; null, having
+  // failed the group, where that cannot be.
+  std::shared_ptr<Segment> segment_with(int peer, std::size_t number, std::uint64_t offset,
+                                        std::size_t bytes);
   bool is_there(int peer, const std::string& call);
   const ProgressLine& progress(int rank) const { return memory_->control(rank).progress; }
   const CallRecord& record(int rank, std::uint64_t sequence) const {

@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "kernels/cpu/wait.hpp"
 #include "symm_mem/group/local_group.hpp"
 #include "symm_mem/group/peer_memory.hpp"
+#include "symm_mem/segment/segment.hpp"
 
 namespace symm {
 
@@ -61,15 +63,18 @@ class MailboxEngine {
     std::uint64_t id;
     std::int64_t tag;
     MessageEnd sender;
-    std::uint64_t address;        // where the sender lets it be read; 0: nowhere
+    std::uint64_t segment;        // serial number of the segment that it is in; 0: none
+    std::uint64_t address;        // where the sender lets it be read, as in the envelope
     std::uint64_t tray;           // 1 + the sender's tray with its first bytes; 0: none
     std::vector<std::byte> data;  // what travelled inside the envelope
   };
 
-  // A recv whose message is read in the sender's process.
+  // A recv whose message is read where the sender has it.
   struct Reading {
     TransferPtr recv;
-    std::uint64_t address;
+    std::uint64_t address;             // in the sender's process; of a segment not used
+    std::shared_ptr<Segment> segment;  // null: not in one
+    const std::byte* source;           // in that segment
   };
 
   // A clear-to-send, and the recv that ends when it is posted, if any: while there is something to
@@ -116,6 +121,12 @@ class MailboxEngine {
   void post_envelopes(PeerTraffic& traffic);
   void post_outside(PeerTraffic& traffic, Transfer& send, Envelope& envelope);
   bool may_be_read(const Transfer& send) const;
+  // The message in symmetric memory, in this process; nullopt where it is not there, or where this
+  // rank does not know the segment.
+  std::optional<Reading> in_segment(const PeerTraffic& traffic, const Arrival& arrival,
+                                    const TransferPtr& recv) const;
+  // After a read: whether it gave what the sender had published.
+  bool still_holds(int peer, const Reading& reading) const;
   void take_envelopes(PeerTraffic& traffic);
   void post_cts(PeerTraffic& traffic);
   void take_cts(PeerTraffic& traffic);

@@ -37,6 +37,11 @@ void copy_in(std::byte* ring, std::size_t ring_bytes, std::uint64_t position,
 
 using Copy = void(void* destination, const void* source, std::size_t bytes);
 
+// For what is received of a message.
+Copy& copy_of(std::size_t message_bytes) {
+  return message_bytes >= kStreamingBytes ? streaming_copy : plain_copy;
+}
+
 void copy_out(Copy& copy, const std::byte* ring, std::size_t ring_bytes, std::uint64_t position,
               std::byte* destination, std::size_t bytes) {
   const std::size_t start = position % ring_bytes;
@@ -105,7 +110,12 @@ void MailboxEngine::post_envelopes(PeerTraffic& traffic) {
 // Where the message is that does not fit its envelope.
 void MailboxEngine::post_outside(PeerTraffic& traffic, Transfer& send, Envelope& envelope) {
   const MailboxLayout& layout = memory_->mailbox_layout();
-  envelope.elsewhere = {.address = 0, .tray = 0};
+  envelope.elsewhere = {.segment = 0, .address = 0, .tray = 0};
+  if (const auto found = group_.segments().find(send.data, send.bytes)) {
+    envelope.elsewhere.segment = found->serial;
+    envelope.elsewhere.address = found->offset;
+    return;
+  }
   if (send.bytes > layout.tray_bytes() && may_be_read(send)) {
     envelope.elsewhere.address = reinterpret_cast<std::uintptr_t>(send.data);
     return;
@@ -134,6 +144,7 @@ void MailboxEngine::take_envelopes(PeerTraffic& traffic) {
         .id = envelope.id,
         .tag = envelope.tag,
         .sender = {traffic.peer, envelope.bytes, static_cast<Dtype>(envelope.dtype)},
+        .segment = fits ? 0 : envelope.elsewhere.segment,
         .address = fits ? 0 : envelope.elsewhere.address,
         .tray = fits ? 0 : envelope.elsewhere.tray,
         .data = {},
@@ -185,8 +196,13 @@ void MailboxEngine::deliver(PeerTraffic& traffic, const Arrival& arrival, const 
   const MessageEnd receiver{config_.rank, recv->bytes, recv->dtype};
   const bool same = sender.fits(receiver);
   if (sender.bytes > kInlineBytes) {
-    if (same && arrival.address != 0 && peer_memory_.is_used()) {
-      traffic.reading.push_back({recv, arrival.address});
+    if (same && arrival.segment != 0) {
+      if (auto reading = in_segment(traffic, arrival, recv)) {
+        traffic.reading.push_back(std::move(*reading));
+        return;
+      }
+    } else if (same && arrival.address != 0 && peer_memory_.is_used()) {
+      traffic.reading.push_back({recv, arrival.address, nullptr, nullptr});
       return;
     }
     Answer answer{clear_to_send(*recv), nullptr, std::nullopt};
@@ -206,6 +222,22 @@ void MailboxEngine::deliver(PeerTraffic& traffic, const Arrival& arrival, const 
     if (sender.bytes > 0) std::memcpy(recv->data, data, sender.bytes);
     finish(recv, std::nullopt);
   }
+}
+
+std::optional<MailboxEngine::Reading> MailboxEngine::in_segment(const PeerTraffic& traffic,
+                                                                const Arrival& arrival,
+                                                                const TransferPtr& recv) const {
+  std::shared_ptr<Segment> segment = group_.segments().with_serial(arrival.segment);
+  if (segment == nullptr || recv->bytes > segment->bytes() ||
+      arrival.address > segment->bytes() - recv->bytes) {
+    return std::nullopt;
+  }
+  const std::byte* const source = segment->base(traffic.peer) + arrival.address;
+  return Reading{recv, 0, std::move(segment), source};
+}
+
+bool MailboxEngine::still_holds(int peer, const Reading& reading) const {
+  return reading.source != nullptr ? group_.stands(peer) : peer_memory_.holds(peer);
 }
 
 // Copies what of the message is in the sender's tray; true where that is all of it.
@@ -285,8 +317,8 @@ void MailboxEngine::stream_in(PeerTraffic& traffic) {
     const std::size_t ready = load_acquire(&traffic.peer_outbox->data_written) - read;
     const std::size_t bytes = std::min({kPiece, ready, item->bytes - item->moved});
     if (bytes == 0) return;
-    copy_out(item->bytes >= kStreamingBytes ? streaming_copy : plain_copy, traffic.peer_ring,
-             ring_bytes, read, item->data + item->moved, bytes);
+    copy_out(copy_of(item->bytes), traffic.peer_ring, ring_bytes, read, item->data + item->moved,
+             bytes);
     item->moved += bytes;
     store_release(&traffic.inbox->data_read, read + bytes);
     traffic.rang = true;
@@ -302,14 +334,20 @@ void MailboxEngine::stream_in(PeerTraffic& traffic) {
 // What the look finds out about the sender, look_for_trouble() does too.
 void MailboxEngine::read_in(PeerTraffic& traffic) {
   while (!traffic.reading.empty()) {
-    const auto [item, address] = traffic.reading.front();
+    const Reading& reading = traffic.reading.front();
+    const TransferPtr item = reading.recv;
     const std::uint64_t cts_posted = load_relaxed(&traffic.inbox->cts_posted);
     if (cts_posted - load_acquire(&traffic.peer_outbox->cts_taken) == kClearToSends) return;
     const std::size_t bytes = std::min(kReadPiece, item->bytes - item->moved);
-    const int error =
-        peer_memory_.read(traffic.peer, address + item->moved, item->data + item->moved, bytes);
+    int error = 0;
+    if (reading.source != nullptr) {
+      copy_of(item->bytes)(item->data + item->moved, reading.source + item->moved, bytes);
+    } else {
+      error = peer_memory_.read(traffic.peer, reading.address + item->moved,
+                                item->data + item->moved, bytes);
+    }
     const bool is_last = item->moved + bytes == item->bytes;
-    if ((error != 0 || is_last) && !peer_memory_.holds(traffic.peer)) return;
+    if ((error != 0 || is_last) && !still_holds(traffic.peer, reading)) return;
     moved_ = true;
     if (error != 0) {
       traffic.reading.pop_front();

@@ -58,6 +58,18 @@ def slowest(seconds: float) -> float:
     return float(found)
 
 
+def medians_in_turns(ways: dict) -> dict[str, float]:
+    """Microseconds a call of each way, which take turns. Collective."""
+    calls = {
+        name: max(3, int(SECONDS / slowest(seconds_of(call, 5)))) for name, call in ways.items()
+    }
+    turns: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(TURNS):
+        for name, call in ways.items():
+            turns[name].append(slowest(seconds_of(call, calls[name])))
+    return {name: round(statistics.median(of) * 1e6, 2) for name, of in turns.items()}
+
+
 def wrong(call, tensor: torch.Tensor) -> int:
     """Elements of this rank that are not the sum of small whole numbers."""
     places = torch.arange(tensor.numel()) % 13
@@ -81,17 +93,9 @@ def measure() -> list[dict]:
             bad = torch.tensor([wrong(call, tensor) for call in ways.values()])
             dist.all_reduce(bad)
             tensor.zero_()
-            calls = {
-                name: max(3, int(SECONDS / slowest(seconds_of(call, 5))))
-                for name, call in ways.items()
-            }
-            turns: dict[str, list[float]] = {name: [] for name in ways}
-            for _ in range(TURNS):
-                for name, call in ways.items():
-                    turns[name].append(slowest(seconds_of(call, calls[name])))
+            medians = medians_in_turns(ways)
             row = {"dtype": str(dtype).removeprefix("torch."), "bytes": nbytes}
-            row |= {name: round(statistics.median(of) * 1e6, 2) for name, of in turns.items()}
-            rows.append(row | {"wrong": bad.tolist()})
+            rows.append(row | medians | {"wrong": bad.tolist()})
             if dist.get_rank() == 0:
                 print(rows[-1], flush=True)
     return rows
