@@ -113,17 +113,19 @@ void stage_output(CollectiveCall& call, const at::Tensor& stage) {
 
 // Whether peers of this rank would read the input of `call` by `algorithm`, if that were in a
 // segment and nothing were written there.
-bool peers_read_input(const CollectiveCall& call, int rank, Algorithm algorithm) {
+bool peers_read_input(const CollectiveCall& call, int rank, Algorithm algorithm,
+                      PlanTarget target) {
   if (call.inputs.empty()) return false;
-  switch (remote_access(call.args.kind, algorithm)) {
+  switch (remote_access(call.args.kind, algorithm, target)) {
     case RemoteAccess::kNeedsInput:
     case RemoteAccess::kNeedsBoth:
       return true;
     case RemoteAccess::kReadsInput:
     case RemoteAccess::kReadsInputApart: {
+      if (call.args.kind == CollectiveKind::kAllToAll) return true;  // share by share
       CollectiveArgs apart = call.args;  // as it will be once the input is in a stage
       apart.output = nullptr;
-      return input_array(apart, rank, algorithm).data != nullptr;
+      return input_array(apart, rank, algorithm, target).data != nullptr;
     }
     default:
       return false;
@@ -149,7 +151,7 @@ WorkPtr ProcessGroupSymm::Impl::run_configured(const ConfiguredCall& given, bool
     bool reads_input = false;
     for (const WireKind wire : {WireKind::kLL, WireKind::kLine}) {
       const Plan plan = engine_->communicator().plan(call.args, given.request, target, wire);
-      reads_input = reads_input || peers_read_input(call, rank_, plan.algorithm);
+      reads_input = reads_input || peers_read_input(call, rank_, plan.algorithm, target);
     }
     call.request = given.request;
     if (given.input_stage && reads_input) {

@@ -48,7 +48,7 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> plac
         if (!has_algorithm(kind, algorithm, target)) continue;
         table.emplace_back(collective_name(kind), algorithm_name(algorithm),
                            target == PlanTarget::kHost ? "cpu" : "cuda",
-                           remote_access_name(remote_access(kind, algorithm)));
+                           remote_access_name(remote_access(kind, algorithm, target)));
       }
     }
   }

@@ -167,7 +167,7 @@ void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
     return;
   }
   CallRecord record = make_record(args, plan, next_sequence());
-  const InputArray input = input_array(args, rank(), plan.algorithm);
+  const InputArray input = input_array(args, rank(), plan.algorithm, PlanTarget::kHost);
   std::optional<SegmentTable::Location> location;
   if (args.kind == CollectiveKind::kAllToAll) {
     location = location_of_shares(args);

@@ -10,6 +10,7 @@
 
 #include "kernels/core/collective.hpp"
 #include "kernels/plan/algorithm.hpp"
+#include "kernels/plan/plan.hpp"
 
 namespace symm {
 
@@ -39,10 +40,10 @@ constexpr std::string_view remote_access_name(RemoteAccess access) {
   return kRemoteAccessNames[static_cast<std::size_t>(access)];
 }
 
-// For an algorithm that `kind` has on some target. The two targets run the same algorithms, so the
-// answer does not depend on it. In rooted collectives peers read the input of the ranks that have
-// one: the root of broadcast and scatter; in gather, and in reduce by one_shot, all others.
-constexpr RemoteAccess remote_access(CollectiveKind kind, Algorithm algorithm) {
+// For an algorithm that `kind` has on `target`. In rooted collectives peers read the input of the
+// ranks that have one: the root of broadcast and scatter; in gather, and in reduce by one_shot, all
+// others.
+constexpr RemoteAccess remote_access(CollectiveKind kind, Algorithm algorithm, PlanTarget target) {
   if (algorithm == Algorithm::kCopyEngine) return RemoteAccess::kWritesOutput;
   if (algorithm == Algorithm::kMultimem) {
     if (kind == CollectiveKind::kAllReduce) return RemoteAccess::kNeedsBoth;
@@ -61,6 +62,7 @@ constexpr RemoteAccess remote_access(CollectiveKind kind, Algorithm algorithm) {
       return algorithm == Algorithm::kTwoShot ? RemoteAccess::kReadsInputInPlace
                                               : RemoteAccess::kReadsInputApart;
     case CollectiveKind::kAllToAll:
+      return target == PlanTarget::kHost ? RemoteAccess::kReadsInput : RemoteAccess::kNone;
     case CollectiveKind::kBarrier:
       return RemoteAccess::kNone;
     default:

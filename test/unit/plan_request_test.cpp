@@ -102,23 +102,25 @@ TEST(PlanRequest, RefusesValuesOutOfRange) {
 
 TEST(Placement, OnlyCopyEnginesAndMulticastWriteAndOnlyInputsAreRead) {
   using enum RemoteAccess;
-  EXPECT_EQ(remote_access(kAllReduce, kOneShot), kReadsInputApart);
-  EXPECT_EQ(remote_access(kAllReduce, kTwoShot), kReadsInputInPlace);
-  EXPECT_EQ(remote_access(kAllReduce, kRing), kNone);
-  EXPECT_EQ(remote_access(kAllReduce, kLLTwoShot), kNone);
-  EXPECT_EQ(remote_access(kReduce, kTwoShot), kReadsInput);
-  EXPECT_EQ(remote_access(kBroadcast, kPipelined), kReadsInput);
-  EXPECT_EQ(remote_access(kAllToAll, kOneShot), kNone);
-  EXPECT_EQ(remote_access(kAllToAll, kPipelined), kNone);
-  EXPECT_EQ(remote_access(kBarrier, kOneShot), kNone);
+  using enum PlanTarget;
+  EXPECT_EQ(remote_access(kAllReduce, kOneShot, kHost), kReadsInputApart);
+  EXPECT_EQ(remote_access(kAllReduce, kTwoShot, kHost), kReadsInputInPlace);
+  EXPECT_EQ(remote_access(kAllReduce, kRing, kHost), kNone);
+  EXPECT_EQ(remote_access(kAllReduce, kLLTwoShot, kHost), kNone);
+  EXPECT_EQ(remote_access(kReduce, kTwoShot, kHost), kReadsInput);
+  EXPECT_EQ(remote_access(kBroadcast, kPipelined, kHost), kReadsInput);
+  EXPECT_EQ(remote_access(kAllToAll, kOneShot, kHost), kReadsInput);
+  EXPECT_EQ(remote_access(kAllToAll, kPipelined, kHost), kReadsInput);
+  EXPECT_EQ(remote_access(kAllToAll, kPipelined, kGpu), kNone);
+  EXPECT_EQ(remote_access(kBarrier, kOneShot, kHost), kNone);
   for (const CollectiveKind kind : {kBroadcast, kAllGather, kAllToAll}) {
-    EXPECT_EQ(remote_access(kind, kCopyEngine), kWritesOutput);
-    EXPECT_EQ(remote_access(kind, kLL), kNone);
+    EXPECT_EQ(remote_access(kind, kCopyEngine, kHost), kWritesOutput);
+    EXPECT_EQ(remote_access(kind, kLL, kHost), kNone);
   }
-  EXPECT_EQ(remote_access(kAllReduce, kMultimem), kNeedsBoth);
-  EXPECT_EQ(remote_access(kReduceScatter, kMultimem), kNeedsInput);
-  EXPECT_EQ(remote_access(kAllGather, kMultimem), kWritesOutput);
-  EXPECT_EQ(remote_access(kBroadcast, kMultimem), kWritesOutput);
+  EXPECT_EQ(remote_access(kAllReduce, kMultimem, kHost), kNeedsBoth);
+  EXPECT_EQ(remote_access(kReduceScatter, kMultimem, kHost), kNeedsInput);
+  EXPECT_EQ(remote_access(kAllGather, kMultimem, kHost), kWritesOutput);
+  EXPECT_EQ(remote_access(kBroadcast, kMultimem, kHost), kWritesOutput);
 }
 
 }  // namespace

@@ -213,7 +213,7 @@ DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args,
     choice.plan =
         PlanTable::built_in_gpu(wire_).select(args.kind, plan_world, bytes, Algorithm::kAuto);
   }
-  const InputArray input = input_array(args, rank(), choice.plan.algorithm);
+  const InputArray input = input_array(args, rank(), choice.plan.algorithm, PlanTarget::kGpu);
   if (input.data != nullptr && input.bytes > 0) choice.input = find(input.data, input.bytes);
   return choice;
 }

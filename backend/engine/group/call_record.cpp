@@ -59,10 +59,11 @@ InputArray joined_parts(std::span<const Part> parts, std::size_t element_bytes) 
   return {base, total};
 }
 
-InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm) {
+InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm,
+                       PlanTarget target) {
   const std::size_t size = dtype_bytes(args.dtype);
   const std::size_t bytes = args.count * size;
-  switch (remote_access(args.kind, algorithm)) {
+  switch (remote_access(args.kind, algorithm, target)) {
     case RemoteAccess::kNone:
     case RemoteAccess::kWritesOutput:
     case RemoteAccess::kNeedsInput:

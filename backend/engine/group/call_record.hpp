@@ -20,6 +20,7 @@ namespace symm {
 
 class LocalGroup;
 struct Plan;
+enum class PlanTarget : std::uint8_t;
 
 // The bytes that a plan is chosen by (staged_bytes). Of an all_to_all a rank knows its own row
 // only, so its plan follows from the kind alone: the call finds out in its first step
@@ -31,7 +32,8 @@ struct InputArray {
   const void* data = nullptr;
   std::size_t bytes = 0;
 };
-InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm);
+InputArray input_array(const CollectiveArgs& args, int rank, Algorithm algorithm,
+                       PlanTarget target);
 
 // The bytes of the input that `peer` lets others read in place, by this rank's arguments.
 std::size_t input_bytes(const CollectiveArgs& args, int peer, int world_size);

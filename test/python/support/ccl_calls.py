@@ -20,7 +20,7 @@ CPU = {
     "broadcast": {"one_shot": READ, "pipelined": READ},
     "all_gather": {"one_shot": READ, "pipelined": READ},
     "reduce_scatter": {"one_shot": READ, "pipelined": READ},
-    "all_to_all": {"one_shot": NONE, "pipelined": NONE},
+    "all_to_all": {"one_shot": READ, "pipelined": READ},
 }
 CUDA = {
     "all_reduce": {
