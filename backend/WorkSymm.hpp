@@ -2,9 +2,10 @@
 //
 // NOTE [Life of a Work]
 // A Work is pending until finish() is called, once, with or without an exception; from then on
-// nothing changes. A synchronous operation that ran on its caller's thread returns a Work that was
-// born finished. Waiters are woken before the callbacks of a future run. Tensors are kept until
-// wait() or the destructor, so that they are released on a thread of the user where there is one.
+// nothing changes. A synchronous operation that ran on its caller's thread has none, or one that
+// was born finished (NOTE [Calls without a Work] in process_group_impl.hpp). Waiters are woken
+// before the callbacks of a future run. Tensors are kept until wait() or the destructor, so that
+// they are released on a thread of the user where there is one.
 //
 // In a forked child a Work that was pending at the fork will never end: waiting for it, asking
 // whether it is complete and asking for its future raise what a call on its group raises. One that

@@ -34,9 +34,9 @@ class GroupFlight {
   // An operation of one call or, in the coalesced forms, several. `starts`: at once.
   FlightTicket collective(c10d::OpType type, const CallBatch& calls, std::uint64_t sequence,
                           std::chrono::milliseconds timeout, bool starts);
-  // Messages of a coalescing block have one number, and its end has an entry of its own. `starts`:
-  // at once.
+  // Messages of a coalescing block have one number, and its end has an entry of its own.
   void begin_block() { messages_.fetch_add(1, std::memory_order_relaxed); }
+  // `starts`: at once.
   FlightTicket message(const at::Tensor& tensor, const TransferOp& op, std::uint64_t sequence,
                        std::chrono::milliseconds timeout, bool in_block, bool starts);
   FlightTicket end_of_block(std::uint64_t sequence, std::chrono::milliseconds timeout);

@@ -18,8 +18,8 @@
 
 #include "backend/process_group_impl.hpp"
 #include "test/libtorch/expect_raises.hpp"
-#include "test/support/fake_gpu.hpp"
 #include "test/support/call_cost.hpp"
+#include "test/support/fake_gpu.hpp"
 #include "test/support/torch_on_fake_gpus.hpp"
 
 namespace symm::test {

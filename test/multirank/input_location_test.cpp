@@ -29,6 +29,28 @@ using test::sum_args;
 constexpr std::size_t kBytes = 4096;
 constexpr std::size_t kCount = 100;
 
+// Rank 1 takes part in a call of one step, as far as rank 0 can see: with that record, and `row` in
+// the step's slot.
+void pretend(Communicator& communicator, const CallRecord& record,
+             const std::vector<std::uint64_t>& row = {}) {
+  auto& control = *reinterpret_cast<ControlRegion*>(communicator.local_group()->region(1));
+  const std::uint64_t sequence = record.sequence;
+  control.calls[sequence % kCallRing] = record;
+  store_release(&control.progress.entered, sequence);
+  const std::uint64_t step = load_acquire(&control.ready.value);
+  std::copy(row.begin(), row.end(),
+            reinterpret_cast<std::uint64_t*>(control.small_slots[step % kSlots]));
+  post(control.ready, step + 1);
+  post(control.done, step + 1);
+  const auto* const peer =
+      reinterpret_cast<const ControlRegion*>(communicator.local_group()->region(0));
+  while (load_acquire(&peer->progress.completed) < sequence &&
+         communicator.local_group()->poll("test")) {
+    std::this_thread::yield();
+  }
+  store_release(&control.progress.completed, sequence);
+}
+
 // What rank 0's all_reduce makes of a record in which rank 1 says that its input is at `offset` of
 // segment `number`.
 std::optional<Error> error_for(std::uint32_t number, std::uint64_t offset) {
@@ -54,22 +76,11 @@ std::optional<Error> error_for(std::uint32_t number, std::uint64_t offset) {
       EXPECT_EQ(data[kCount - 1], 1.0f);  // the peer's input is zero, and none is read
       return;
     }
-    auto& control = *reinterpret_cast<ControlRegion*>(communicator.local_group()->region(rank));
-    const std::uint64_t sequence = communicator.next_sequence();
-    CallRecord record = make_record(args, communicator.plan(args, {}, PlanTarget::kHost), sequence);
+    CallRecord record = make_record(args, communicator.plan(args, {}, PlanTarget::kHost),
+                                    communicator.next_sequence());
     record.segment = number + 1;
     record.offset = offset;
-    control.calls[sequence % kCallRing] = record;
-    store_release(&control.progress.entered, sequence);
-    post(control.ready, load_acquire(&control.ready.value) + 1);
-    post(control.done, load_acquire(&control.done.value) + 1);
-    const auto* const peer =
-        reinterpret_cast<const ControlRegion*>(communicator.local_group()->region(0));
-    while (load_acquire(&peer->progress.completed) < sequence &&
-           communicator.local_group()->poll("test")) {
-      std::this_thread::yield();
-    }
-    store_release(&control.progress.completed, sequence);
+    pretend(communicator, record);
   });
   return found;
 }
@@ -131,25 +142,11 @@ std::optional<Error> error_for_share(std::uint64_t begin, std::uint64_t share) {
       }
       return;
     }
-    auto& control = *reinterpret_cast<ControlRegion*>(communicator.local_group()->region(rank));
-    const std::uint64_t sequence = communicator.next_sequence();
-    CallRecord record = make_record(args, communicator.plan(args, {}, PlanTarget::kHost), sequence);
+    CallRecord record = make_record(args, communicator.plan(args, {}, PlanTarget::kHost),
+                                    communicator.next_sequence());
     record.segment = 1;
     record.offset = begin;
-    control.calls[sequence % kCallRing] = record;
-    store_release(&control.progress.entered, sequence);
-    const std::uint64_t step = load_acquire(&control.ready.value);
-    const std::uint64_t row[] = {kLarge, 0, share, 0};
-    std::memcpy(control.small_slots[step % kSlots], row, sizeof(row));
-    post(control.ready, step + 1);
-    post(control.done, step + 1);
-    const auto* const peer =
-        reinterpret_cast<const ControlRegion*>(communicator.local_group()->region(0));
-    while (load_acquire(&peer->progress.completed) < sequence &&
-           communicator.local_group()->poll("test")) {
-      std::this_thread::yield();
-    }
-    store_release(&control.progress.completed, sequence);
+    pretend(communicator, record, {kLarge, 0, share, 0});
   });
   return found;
 }
