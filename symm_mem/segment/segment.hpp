@@ -86,6 +86,8 @@ class Segment {
   int world_size() const { return static_cast<int>(bases_.size()); }
   std::size_t bytes() const { return local_->bytes(); }
   std::size_t mapped_bytes() const { return local_->mapped_bytes(); }
+  // Of all ranks: whether it is memory of the CPU.
+  bool is_on_host() const { return local_->runtime().kind() == DeviceKind::kHost; }
 
   // Start of `rank`'s buffer in this process's address space; base(rank()) is the local one.
   std::byte* base(int rank) const { return bases_[static_cast<std::size_t>(rank)]; }

@@ -1,9 +1,18 @@
 // Tensors in segments of the group: what device groups make of where they are, on fake GPUs.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
 #include "backend/engine/device/device_group.hpp"
+#include "backend/engine/group/call_record.hpp"
+#include "backend/engine/host/mailbox_engine.hpp"
+#include "kernels/plan/plan.hpp"
 #include "test/support/device_ranks.hpp"
 #include "test/support/expect_error.hpp"
+#include "test/support/pretended_rank.hpp"
 
 namespace symm {
 namespace {
@@ -158,6 +167,42 @@ TEST_F(DeviceSegmentsTest, LanesStoreOutputsInSegmentsDirectly) {
       EXPECT_EQ(range.data, expected[i] ? here : nullptr);
       EXPECT_EQ(range.bytes, expected[i] ? kBytes : 0);
       EXPECT_EQ(range.location, expected[i] ? BufferLocation{2} << kLocationShift : 0);
+    }
+  });
+}
+
+// A CPU that follows such an address ends its process.
+TEST_F(DeviceSegmentsTest, ACallOnTheHostReadsNoMemoryOfAGpu) {
+  run_group(2, [](DeviceRank& rank) {
+    constexpr std::size_t kBytes = 4096;
+    const auto segment = register_segment(rank, kBytes, false);
+    std::memset(segment->base(rank.number()), 1, kBytes);
+    Communicator& communicator = rank.communicator;
+    communicator.run(CollectiveArgs{});
+    std::vector<float> data(100);
+    const CollectiveArgs args = test::sum_args(data);
+    if (rank.number() == 0) {
+      test::pretend_to_send(communicator, 0, kBytes, 1, 0);
+      rank.meet();
+      rank.meet();
+      expect_error(error_of([&] { communicator.run(args); }), ErrorCode::kSecurity,
+                   {"rank 1 says that its input is in segment 0, which is memory of a GPU"});
+      EXPECT_EQ(data, std::vector<float>(100));
+    } else {
+      rank.meet();
+      MailboxEngine& engine = communicator.point_to_point();
+      std::vector<std::uint8_t> received(kBytes);
+      const TransferOp op{received.data(), kBytes, 0, 0, false, Dtype::kUInt8};
+      const auto recv = engine.start({op, {}}, {});
+      expect_error(error_of([&] { engine.wait(*recv, std::chrono::milliseconds(30)); }),
+                   ErrorCode::kTimeout, {"not done"});
+      EXPECT_EQ(received, std::vector<std::uint8_t>(kBytes));
+      rank.meet();
+      CallRecord record = make_record(args, communicator.plan(args, {}, PlanTarget::kHost),
+                                      communicator.next_sequence());
+      record.segment = 1;
+      test::pretend(communicator, record);
+      while (!recv->done()) error_of([&] { engine.wait(*recv, {}); });  // with the group's failure
     }
   });
 }

@@ -17,6 +17,7 @@
 #include "test/support/expect_error.hpp"
 #include "test/support/joined_segment.hpp"
 #include "test/support/memory_store.hpp"
+#include "test/support/pretended_rank.hpp"
 #include "test/support/rank_threads.hpp"
 
 namespace symm {
@@ -24,32 +25,11 @@ namespace {
 
 using test::error_of;
 using test::expect_error;
+using test::pretend;
 using test::sum_args;
 
 constexpr std::size_t kBytes = 4096;
 constexpr std::size_t kCount = 100;
-
-// Rank 1 takes part in a call of one step, as far as rank 0 can see: with that record, and `row` in
-// the step's slot.
-void pretend(Communicator& communicator, const CallRecord& record,
-             const std::vector<std::uint64_t>& row = {}) {
-  auto& control = *reinterpret_cast<ControlRegion*>(communicator.local_group()->region(1));
-  const std::uint64_t sequence = record.sequence;
-  control.calls[sequence % kCallRing] = record;
-  store_release(&control.progress.entered, sequence);
-  const std::uint64_t step = load_acquire(&control.ready.value);
-  std::copy(row.begin(), row.end(),
-            reinterpret_cast<std::uint64_t*>(control.small_slots[step % kSlots]));
-  post(control.ready, step + 1);
-  post(control.done, step + 1);
-  const auto* const peer =
-      reinterpret_cast<const ControlRegion*>(communicator.local_group()->region(0));
-  while (load_acquire(&peer->progress.completed) < sequence &&
-         communicator.local_group()->poll("test")) {
-    std::this_thread::yield();
-  }
-  store_release(&control.progress.completed, sequence);
-}
 
 // What rank 0's all_reduce makes of a record in which rank 1 says that its input is at `offset` of
 // segment `number`.

@@ -19,6 +19,7 @@
 #include "test/support/expect_error.hpp"
 #include "test/support/joined_segment.hpp"
 #include "test/support/memory_store.hpp"
+#include "test/support/pretended_rank.hpp"
 #include "test/support/rank_threads.hpp"
 
 namespace symm {
@@ -196,16 +197,10 @@ TEST(SymmetricMessages, BytesBeyondTheSegmentAreNotRead) {
     std::memset(segment->base(rank), 1, kSegmentBytes);
     communicator.run(CollectiveArgs{});
     if (rank == 0) {
-      const MailboxLayout layout(2);
-      std::byte* const own = communicator.local_group()->region(0) + sizeof(ControlRegion);
       std::uint64_t posted = 0;
       for (const std::uint64_t offset :
            {kSegmentBytes - kBytes + 1, kSegmentBytes, ~std::uint64_t{0} - 100}) {
-        Envelope& envelope = layout.envelope(own, 0, 1, posted);
-        envelope = {.id = 1000 + posted, .tag = 0, .bytes = kBytes, .dtype = 0, .data = {}};
-        envelope.dtype = static_cast<std::uint64_t>(Dtype::kUInt8);
-        envelope.elsewhere = {.segment = 1, .address = offset, .tray = 0};
-        store_release(&layout.outbox(own, 0, 1).posted, ++posted);
+        test::pretend_to_send(communicator, posted++, kBytes, 1, offset);
       }
       meeting.arrive_and_wait();
       meeting.arrive_and_wait();

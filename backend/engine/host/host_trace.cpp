@@ -73,6 +73,12 @@ std::shared_ptr<Segment> HostTrace::segment_with(int peer, std::size_t number, s
                                        ", which this rank does not know"));
     return nullptr;
   }
+  if (!segment->is_on_host()) {
+    fail(ErrorCode::kSecurity,
+         text_of(group_.rank_name(peer), " says that its input is in segment ", number,
+                 ", which is memory of a GPU"));
+    return nullptr;
+  }
   if (bytes > segment->bytes() || offset > segment->bytes() - bytes) {
     fail(ErrorCode::kSecurity,
          text_of(group_.rank_name(peer), " says that its ", bytes, " bytes of input begin at byte ",

@@ -228,7 +228,7 @@ std::optional<MailboxEngine::Reading> MailboxEngine::in_segment(const PeerTraffi
                                                                 const Arrival& arrival,
                                                                 const TransferPtr& recv) const {
   std::shared_ptr<Segment> segment = group_.segments().with_serial(arrival.segment);
-  if (segment == nullptr || recv->bytes > segment->bytes() ||
+  if (segment == nullptr || !segment->is_on_host() || recv->bytes > segment->bytes() ||
       arrival.address > segment->bytes() - recv->bytes) {
     return std::nullopt;
   }
