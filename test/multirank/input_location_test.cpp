@@ -31,20 +31,24 @@ using test::sum_args;
 constexpr std::size_t kBytes = 4096;
 constexpr std::size_t kCount = 100;
 
+CommunicatorConfig config_of(int rank) {
+  CommunicatorConfig config;
+  config.group_name = "test";
+  config.rank = rank;
+  config.world_size = 2;
+  config.global_ranks = {10, 11};
+  config.timeout = std::chrono::milliseconds(20'000);
+  config.algorithm = Algorithm::kOneShot;
+  return config;
+}
+
 // What rank 0's all_reduce makes of a record in which rank 1 says that its input is at `offset` of
 // segment `number`.
 std::optional<Error> error_for(std::uint32_t number, std::uint64_t offset) {
   test::MemoryStore store;
   std::optional<Error> found;
   test::run_ranks(2, [&](int rank) {
-    CommunicatorConfig config;
-    config.group_name = "test";
-    config.rank = rank;
-    config.world_size = 2;
-    config.global_ranks = {10, 11};
-    config.timeout = std::chrono::milliseconds(20'000);
-    config.algorithm = Algorithm::kOneShot;
-    Communicator communicator(store, config);
+    Communicator communicator(store, config_of(rank));
     const auto segment =
         test::join_segment(communicator, LocalSegment::allocate(host_runtime(), kBytes));
     std::memset(segment->base(rank), 0, kBytes);
@@ -92,12 +96,7 @@ std::optional<Error> error_for_share(std::uint64_t begin, std::uint64_t share) {
   test::MemoryStore store;
   std::optional<Error> found;
   test::run_ranks(2, [&](int rank) {
-    CommunicatorConfig config;
-    config.group_name = "test";
-    config.rank = rank;
-    config.world_size = 2;
-    config.timeout = std::chrono::milliseconds(20'000);
-    Communicator communicator(store, config);
+    Communicator communicator(store, config_of(rank));
     const auto segment =
         test::join_segment(communicator, LocalSegment::allocate(host_runtime(), 2 * kLarge));
     std::memset(segment->base(rank), 1, 2 * kLarge);
@@ -140,11 +139,11 @@ TEST(InputLocation, AShareOutsideTheSegmentIsRefusedByTheNameOfThePeer) {
   for (const std::uint64_t share : {std::uint64_t{100'001}, std::uint64_t{200'000},
                                     std::numeric_limits<std::uint64_t>::max() - 3}) {
     expect_error(error_for_share(0, share), ErrorCode::kSecurity,
-                 {"all_to_all", "rank 1 says that its 100000 bytes of input",
+                 {"all_to_all", "rank 1 (global rank 11) says that its 100000 bytes of input",
                   "byte " + std::to_string(share) + " of segment 0, which has 200000"});
   }
   expect_error(error_for_share(8, 0), ErrorCode::kSecurity,
-               {"rank 1 says that its input begins within segment 0"});
+               {"rank 1 (global rank 11) says that its input begins within segment 0"});
 }
 
 TEST(InputLocation, EveryKindOfCallKnowsHowMuchAPeerLetsOthersRead) {

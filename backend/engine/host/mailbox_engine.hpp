@@ -72,7 +72,7 @@ class MailboxEngine {
   // A recv whose message is read where the sender has it.
   struct Reading {
     TransferPtr recv;
-    std::uint64_t address;             // in the sender's process; of a segment not used
+    std::uint64_t address;             // in the sender's process; 0 in a segment
     std::shared_ptr<Segment> segment;  // null: not in one
     const std::byte* source;           // in that segment
   };
