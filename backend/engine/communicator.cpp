@@ -147,7 +147,7 @@ void Communicator::run_call(const CallRecord& record, const CollectiveArgs& args
 Plan Communicator::plan(const CollectiveArgs& args, const PlanRequest& request, PlanTarget target,
                         WireKind wire) const {
   check_usable();
-  validate_request(args.kind, request, target, *agreement_, world_size());
+  validate_request(args.kind, request, target, *agreement_);
   const PlanTable& table =
       target == PlanTarget::kHost ? agreement_->tables.host : agreement_->tables.gpu_of(wire);
   return table.select(args.kind, std::max(2, world_size()), plan_bytes(args, world_size()),

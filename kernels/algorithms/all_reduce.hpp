@@ -14,13 +14,11 @@ namespace symm {
 
 // `output` may be `input`, unless data is read in place (a peer could then read a result).
 template <Executor X>
-SYMM_HOST_DEVICE bool all_reduce_one_shot(X& x, const void* input, void* output,
-                                          std::size_t bytes) {
-  const Slice slice = x.slice(bytes);
-  const Pieces pieces{slice.bytes, whole_elements(x.chunk_bytes(), x.element_bytes())};
+bool all_reduce_one_shot(X& x, const void* input, void* output, std::size_t bytes) {
+  const Pieces pieces{bytes, whole_elements(x.chunk_bytes(), x.element_bytes())};
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
-    const std::size_t offset = slice.begin + pieces.offset(step);
-    const std::size_t n = pieces.bytes_of(step, slice.bytes);
+    const std::size_t offset = pieces.offset(step);
+    const std::size_t n = pieces.bytes_of(step, bytes);
     if (!x.stage(step, 0, as_bytes(input) + offset, n)) return false;
     x.publish(step);
     const void* const* sources = await_inputs(x, step, 0, offset, as_bytes(input) + offset);
@@ -33,8 +31,7 @@ SYMM_HOST_DEVICE bool all_reduce_one_shot(X& x, const void* input, void* output,
 
 // `output` may be `input`, and is where data is read in place.
 template <Executor X>
-SYMM_HOST_DEVICE bool all_reduce_two_shot(X& x, const void* input, void* output,
-                                          std::size_t bytes) {
+bool all_reduce_two_shot(X& x, const void* input, void* output, std::size_t bytes) {
   return two_shot_reduction(x, as_bytes(input), as_bytes(output), bytes, true);
 }
 

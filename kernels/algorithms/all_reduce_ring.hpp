@@ -22,13 +22,13 @@ namespace ring {
 inline constexpr std::uint32_t kLag = 3;
 static_assert(kSlots >= 2 * kLag + 2);
 
-SYMM_INLINE constexpr std::uint32_t partial_step(std::uint32_t t) { return 2 * t; }
-SYMM_INLINE constexpr std::uint32_t result_step(std::uint32_t t) { return 2 * t + 1; }
+constexpr std::uint32_t partial_step(std::uint32_t t) { return 2 * t; }
+constexpr std::uint32_t result_step(std::uint32_t t) { return 2 * t + 1; }
 
 // Adds this rank's `count` elements of chunk t to the partial sum; rank N-1 finishes it.
 template <Executor X>
-SYMM_HOST_DEVICE bool pass_partial(X& x, const std::byte* input, std::byte* output,
-                                   std::size_t count, std::uint32_t t) {
+bool pass_partial(X& x, const std::byte* input, std::byte* output, std::size_t count,
+                  std::uint32_t t) {
   const int me = x.rank();
   const std::byte* previous = nullptr;
   if (me > 0) {
@@ -49,7 +49,7 @@ SYMM_HOST_DEVICE bool pass_partial(X& x, const std::byte* input, std::byte* outp
 
 // Copies the result of chunk t - kLag from the predecessor and publishes it. Not for rank N-1.
 template <Executor X>
-SYMM_HOST_DEVICE bool pass_result(X& x, std::byte* output, std::size_t bytes, std::uint32_t t) {
+bool pass_result(X& x, std::byte* output, std::size_t bytes, std::uint32_t t) {
   const int me = x.rank();
   const int last = x.world_size() - 1;
   const int previous = me == 0 ? last : me - 1;
@@ -68,26 +68,25 @@ SYMM_HOST_DEVICE bool pass_result(X& x, std::byte* output, std::size_t bytes, st
 
 // `output` may be `input`. Data is always staged. At least two ranks.
 template <Executor X>
-SYMM_HOST_DEVICE bool all_reduce_ring(X& x, const void* input, void* output, std::size_t bytes) {
+bool all_reduce_ring(X& x, const void* input, void* output, std::size_t bytes) {
   const std::size_t size = x.element_bytes();
   const std::size_t wide = size < x.accumulate_bytes() ? x.accumulate_bytes() : size;
   const std::size_t elements = whole_elements(x.chunk_bytes(), wide) / wide;
-  const Slice slice = x.slice(bytes);
-  const Pieces pieces{slice.bytes, elements * size};
+  const Pieces pieces{bytes, elements * size};
   const std::uint32_t chunks = pieces.count();
   const int me = x.rank();
   for (std::uint32_t t = 0; t < chunks + ring::kLag; ++t) {
     if (t < chunks) {
-      const std::size_t offset = slice.begin + pieces.offset(t);
+      const std::size_t offset = pieces.offset(t);
       if (!ring::pass_partial(x, as_bytes(input) + offset, as_bytes(output) + offset,
-                              pieces.bytes_of(t, slice.bytes) / size, t)) {
+                              pieces.bytes_of(t, bytes) / size, t)) {
         return false;
       }
     }
     if (t >= ring::kLag && me + 1 < x.world_size()) {
       const std::uint32_t c = t - ring::kLag;
-      if (!ring::pass_result(x, as_bytes(output) + slice.begin + pieces.offset(c),
-                             pieces.bytes_of(c, slice.bytes), t)) {
+      if (!ring::pass_result(x, as_bytes(output) + pieces.offset(c), pieces.bytes_of(c, bytes),
+                             t)) {
         return false;
       }
     }

@@ -9,10 +9,11 @@
 // others.
 // Steps: 1 + ceil(largest share / (chunk / world_size)).
 //
-// On the host a second row of step 0 says where each share is, for those who may read it there. The
-// shares of a rank that has them in symmetric memory are read in step 0 itself, and are not in the
-// rounds. Where ranks read each other's processes, one step follows in which each rank reads its
-// shares there; where one of them cannot be read so, all rounds are as above.
+// Where the executor has place_for_peers(), a second row of step 0 says where each share is, for
+// those who may read it there. The shares of a rank that has them in symmetric memory are read in
+// step 0 itself, and are not in the rounds. Where ranks read each other's processes, one step
+// follows in which each rank reads its shares there; where one of them cannot be read so, all
+// rounds are as above.
 #pragma once
 
 #include "kernels/algorithms/executor.hpp"
@@ -28,22 +29,22 @@ inline constexpr bool has_places = requires(X& x) {
 };
 
 // Of `rows` rows of a word a rank.
-SYMM_INLINE constexpr std::size_t bytes(int world_size, int rows) {
+constexpr std::size_t bytes(int world_size, int rows) {
   return align_up(static_cast<std::size_t>(rows * world_size) * sizeof(std::uint64_t), kCacheLine);
 }
 
 template <Executor X>
 inline constexpr int rows = has_places<X> ? 2 : 1;
 
-SYMM_INLINE std::uint64_t row_total(const std::uint64_t* counts, int begin, int end) {
+inline std::uint64_t row_total(const std::uint64_t* counts, int begin, int end) {
   std::uint64_t total = 0;
   for (int r = begin; r < end; ++r) total += counts[r];
   return total;
 }
 
 // True where a rank's data follows its counts in the small slot of step 0.
-SYMM_INLINE bool is_inline(const std::uint64_t* counts, int world_size, std::size_t element_bytes,
-                           std::size_t capacity) {
+inline bool is_inline(const std::uint64_t* counts, int world_size, std::size_t element_bytes,
+                      std::size_t capacity) {
   return row_total(counts, 0, world_size) * element_bytes <= capacity;
 }
 
@@ -59,8 +60,8 @@ struct AllToAllState {
 
 // Step 0: publishes this rank's counts, with the data where it fits, and reads those of all ranks.
 template <Executor X>
-SYMM_HOST_DEVICE bool all_to_all_exchange_counts(X& x, const Part* inputs, const Part* outputs,
-                                                 AllToAllState* state) {
+bool all_to_all_exchange_counts(X& x, const Part* inputs, const Part* outputs,
+                                AllToAllState* state) {
   namespace header = all_to_all_header;
   const int world = x.world_size();
   const int me = x.rank();
@@ -141,8 +142,7 @@ bool all_to_all_read(X& x, const Part* outputs, const AllToAllState& state) {
 
 // The rounds that follow instead of it.
 template <Executor X>
-SYMM_HOST_DEVICE bool all_to_all_rounds(X& x, const Part* inputs, const Part* outputs,
-                                        const AllToAllState& state) {
+bool all_to_all_rounds(X& x, const Part* inputs, const Part* outputs, const AllToAllState& state) {
   const int world = x.world_size();
   const int me = x.rank();
   const std::size_t size = x.element_bytes();

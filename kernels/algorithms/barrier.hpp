@@ -8,7 +8,7 @@
 namespace symm {
 
 template <Executor X>
-SYMM_HOST_DEVICE bool barrier(X& x) {
+bool barrier(X& x) {
   x.publish(0);
   if (!x.await_all(0)) return false;
   x.read_done(0);

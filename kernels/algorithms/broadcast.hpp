@@ -11,13 +11,11 @@ namespace symm {
 
 // `input` is read at the root, `output` (may be the same) is written on every rank; `bytes` long.
 template <Executor X>
-SYMM_HOST_DEVICE bool broadcast(X& x, const void* input, void* output, std::size_t bytes,
-                                int root) {
-  const Slice slice = x.slice(bytes);
-  const Pieces pieces{slice.bytes, x.chunk_bytes()};
+bool broadcast(X& x, const void* input, void* output, std::size_t bytes, int root) {
+  const Pieces pieces{bytes, x.chunk_bytes()};
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
-    const std::size_t offset = slice.begin + pieces.offset(step);
-    const std::size_t n = pieces.bytes_of(step, slice.bytes);
+    const std::size_t offset = pieces.offset(step);
+    const std::size_t n = pieces.bytes_of(step, bytes);
     if (x.rank() == root) {
       if (!x.stage(step, 0, as_bytes(input) + offset, n)) return false;
       x.publish(step);

@@ -1,20 +1,13 @@
 // The operations that an algorithm needs of its executor.
 //
 // NOTE [Executors]
-// Algorithms are written once, over an executor: one thread on the host, a block of threads on a
-// GPU (its operations are then cooperative: all threads of the block make the same call). Steps
-// given to an executor count from 0 in each call; it adds the group's epoch. The executor knows the
-// location of each rank's data: in slots, or in place in a segment that every rank maps. An
-// operation that returns bool returns false when the call cannot go on (a dead peer, an abort, a
-// time-out, a different call on the other side): the algorithm then returns false at once, and the
-// executor keeps the reason.
+// Algorithms are written over an executor: HostExecutor, one a rank and group, or the executor of a
+// test, which prints the operations. Steps given to an executor count from 0 in each call; it adds
+// the group's epoch. The executor knows the location of each rank's data: in slots, or in place in
+// a segment that every rank maps. An operation that returns bool returns false when the call cannot
+// go on (a dead peer, an abort, a time-out, a different call on the other side): the algorithm then
+// returns false at once, and the executor keeps the reason.
 //
-// Where several executors of a rank share one call (the blocks of a GPU grid), each carries out its
-// own slice of every message, with slots and steps of its own; executors of the same number
-// synchronise.
-//
-//   slice(bytes)           the part of a message of `bytes` that this executor carries out, in
-//                          whole elements; a function of facts that all ranks share
 //   stage(step, slot_offset, src, bytes)
 //                          makes `bytes` of this rank's input readable in `step` once published:
 //                          copies into its slot, or does nothing where the data is read in place
@@ -50,12 +43,6 @@
 
 namespace symm {
 
-// A part of a message, in bytes.
-struct Slice {
-  std::size_t begin;
-  std::size_t bytes;
-};
-
 template <class X>
 concept Executor = requires(X& x, int peer, std::uint32_t step, std::size_t n, std::byte* dst,
                             const std::byte* src, const void* const* srcs) {
@@ -65,7 +52,6 @@ concept Executor = requires(X& x, int peer, std::uint32_t step, std::size_t n, s
   { x.element_bytes() } -> std::convertible_to<std::size_t>;
   { x.accumulate_bytes() } -> std::convertible_to<std::size_t>;
   { x.in_place() } -> std::convertible_to<bool>;
-  { x.slice(n) } -> std::same_as<Slice>;
   { x.stage(step, n, src, n) } -> std::same_as<bool>;
   { x.open_slot(step) } -> std::same_as<std::byte*>;
   { x.publish(step) } -> std::same_as<void>;
@@ -90,12 +76,12 @@ struct Pieces {
   std::size_t total;
   std::size_t piece;
 
-  SYMM_HOST_DEVICE constexpr std::uint32_t count() const {
+  constexpr std::uint32_t count() const {
     return total == 0 ? 1u : static_cast<std::uint32_t>((total + piece - 1) / piece);
   }
-  SYMM_HOST_DEVICE constexpr std::size_t offset(std::uint32_t index) const { return index * piece; }
+  constexpr std::size_t offset(std::uint32_t index) const { return index * piece; }
   // Bytes of piece `index` of a message of `bytes` <= total (a shorter share ends earlier).
-  SYMM_HOST_DEVICE constexpr std::size_t bytes_of(std::uint32_t index, std::size_t bytes) const {
+  constexpr std::size_t bytes_of(std::uint32_t index, std::size_t bytes) const {
     const std::size_t start = offset(index);
     return start >= bytes ? 0 : min_size(piece, bytes - start);
   }
@@ -103,7 +89,7 @@ struct Pieces {
 
 // Largest piece of whole elements within `capacity` bytes, at least one element; a multiple of a
 // line where that costs nothing, so that ranks do not write to one line.
-SYMM_INLINE constexpr std::size_t whole_elements(std::size_t capacity, std::size_t element_bytes) {
+constexpr std::size_t whole_elements(std::size_t capacity, std::size_t element_bytes) {
   const std::size_t lines = align_down(capacity, kCacheLine);
   if (lines >= element_bytes && lines % element_bytes == 0) return lines;
   return align_down(capacity, element_bytes);
@@ -111,15 +97,13 @@ SYMM_INLINE constexpr std::size_t whole_elements(std::size_t capacity, std::size
 
 // The `i`-th peer to read from or write to (1 <= i < world_size): ranks start at different peers,
 // so that they do not all read the same memory at once.
-SYMM_INLINE constexpr int nth_peer(int rank, int i, int world_size) {
-  return (rank + i) % world_size;
-}
+constexpr int nth_peer(int rank, int i, int world_size) { return (rank + i) % world_size; }
 
 // Waits for every peer's `step` and lists the inputs to combine by rank: the peers' at the given
 // offsets, this rank's at `own`. Null when the call cannot go on.
 template <Executor X>
-SYMM_HOST_DEVICE const void* const* await_inputs(X& x, std::uint32_t step, std::size_t slot_offset,
-                                                 std::size_t input_offset, const std::byte* own) {
+const void* const* await_inputs(X& x, std::uint32_t step, std::size_t slot_offset,
+                                std::size_t input_offset, const std::byte* own) {
   if (!x.await_all(step)) return nullptr;
   for (int rank = 0; rank < x.world_size(); ++rank) {
     x.list_source(rank, rank == x.rank() ? own : x.source(rank, step, slot_offset, input_offset));
@@ -127,8 +111,8 @@ SYMM_HOST_DEVICE const void* const* await_inputs(X& x, std::uint32_t step, std::
   return x.sources();
 }
 
-SYMM_INLINE std::byte* as_bytes(void* pointer) { return static_cast<std::byte*>(pointer); }
-SYMM_INLINE const std::byte* as_bytes(const void* pointer) {
+inline std::byte* as_bytes(void* pointer) { return static_cast<std::byte*>(pointer); }
+inline const std::byte* as_bytes(const void* pointer) {
   return static_cast<const std::byte*>(pointer);
 }
 

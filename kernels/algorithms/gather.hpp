@@ -9,13 +9,11 @@ namespace symm {
 
 // `input`: `bytes` on every rank; `outputs` [world_size] at the root, unread elsewhere.
 template <Executor X>
-SYMM_HOST_DEVICE bool gather(X& x, const void* input, std::size_t bytes, const Part* outputs,
-                             int root) {
-  const Slice slice = x.slice(bytes);
-  const Pieces pieces{slice.bytes, x.chunk_bytes()};
+bool gather(X& x, const void* input, std::size_t bytes, const Part* outputs, int root) {
+  const Pieces pieces{bytes, x.chunk_bytes()};
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
-    const std::size_t offset = slice.begin + pieces.offset(step);
-    const std::size_t n = pieces.bytes_of(step, slice.bytes);
+    const std::size_t offset = pieces.offset(step);
+    const std::size_t n = pieces.bytes_of(step, bytes);
     if (x.rank() != root) {
       if (!x.stage(step, 0, as_bytes(input) + offset, n)) return false;
       x.publish(step);

@@ -12,13 +12,11 @@ namespace symm {
 
 // `output` is written at the root only and may be `input`.
 template <Executor X>
-SYMM_HOST_DEVICE bool reduce_one_shot(X& x, const void* input, void* output, std::size_t bytes,
-                                      int root) {
-  const Slice slice = x.slice(bytes);
-  const Pieces pieces{slice.bytes, whole_elements(x.chunk_bytes(), x.element_bytes())};
+bool reduce_one_shot(X& x, const void* input, void* output, std::size_t bytes, int root) {
+  const Pieces pieces{bytes, whole_elements(x.chunk_bytes(), x.element_bytes())};
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
-    const std::size_t offset = slice.begin + pieces.offset(step);
-    const std::size_t n = pieces.bytes_of(step, slice.bytes);
+    const std::size_t offset = pieces.offset(step);
+    const std::size_t n = pieces.bytes_of(step, bytes);
     if (x.rank() != root) {
       if (!x.stage(step, 0, as_bytes(input) + offset, n)) return false;
       x.publish(step);
@@ -34,8 +32,7 @@ SYMM_HOST_DEVICE bool reduce_one_shot(X& x, const void* input, void* output, std
 
 // `output` as above. Shares always pass through slots: only the root has memory for results.
 template <Executor X>
-SYMM_HOST_DEVICE bool reduce_two_shot(X& x, const void* input, void* output, std::size_t bytes,
-                                      int root) {
+bool reduce_two_shot(X& x, const void* input, void* output, std::size_t bytes, int root) {
   return two_shot_reduction(x, as_bytes(input), x.rank() == root ? as_bytes(output) : nullptr,
                             bytes, false);
 }

@@ -13,7 +13,7 @@ namespace symm {
 // inputs[r]: the share for rank r. `output`: inputs[rank].count elements; may be
 // inputs[rank].data. In-place reading needs the inputs to be one array in rank order.
 template <Executor X>
-SYMM_HOST_DEVICE bool reduce_scatter(X& x, const Part* inputs, void* output) {
+bool reduce_scatter(X& x, const Part* inputs, void* output) {
   const int world = x.world_size();
   const int me = x.rank();
   const std::size_t size = x.element_bytes();
@@ -22,29 +22,28 @@ SYMM_HOST_DEVICE bool reduce_scatter(X& x, const Part* inputs, void* output) {
   std::size_t largest = 0;
   std::size_t before_mine = 0;
   for (int r = 0; r < world; ++r) {
-    const std::size_t bytes = x.slice(inputs[r].count * size).bytes;
+    const std::size_t bytes = inputs[r].count * size;
     if (bytes > largest) largest = bytes;
-    if (r < me) before_mine += inputs[r].count * size;
+    if (r < me) before_mine += bytes;
   }
-  const Slice mine = x.slice(inputs[me].count * size);
   const Pieces pieces{largest, share_bytes};
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
+    const std::size_t offset = pieces.offset(step);
     for (int r = 0; r < world; ++r) {
       if (r == me) continue;
-      const Slice share = x.slice(inputs[r].count * size);
       if (!x.stage(step, static_cast<std::size_t>(r) * share_bytes,
-                   as_bytes(inputs[r].data) + share.begin + pieces.offset(step),
-                   pieces.bytes_of(step, share.bytes))) {
+                   as_bytes(inputs[r].data) + offset,
+                   pieces.bytes_of(step, inputs[r].count * size))) {
         return false;
       }
     }
     x.publish(step);
-    const std::size_t offset = mine.begin + pieces.offset(step);
     const void* const* sources =
         await_inputs(x, step, static_cast<std::size_t>(me) * share_bytes, before_mine + offset,
                      as_bytes(inputs[me].data) + offset);
     if (sources == nullptr) return false;
-    x.reduce(as_bytes(output) + offset, sources, pieces.bytes_of(step, mine.bytes) / size);
+    x.reduce(as_bytes(output) + offset, sources,
+             pieces.bytes_of(step, inputs[me].count * size) / size);
     x.read_done(step);
   }
   return true;

@@ -11,16 +11,15 @@ namespace symm {
 // `inputs` [world_size] at the root (unread elsewhere), each `bytes` long; `output` on every rank.
 // In-place reading needs the inputs to be one array: share r at offset r * bytes.
 template <Executor X>
-SYMM_HOST_DEVICE bool scatter(X& x, const Part* inputs, void* output, std::size_t bytes, int root) {
+bool scatter(X& x, const Part* inputs, void* output, std::size_t bytes, int root) {
   const int world = x.world_size();
   const int me = x.rank();
   const std::size_t share_bytes =
       whole_elements(x.chunk_bytes() / static_cast<std::size_t>(world), 1);
-  const Slice slice = x.slice(bytes);
-  const Pieces pieces{slice.bytes, share_bytes};
+  const Pieces pieces{bytes, share_bytes};
   for (std::uint32_t step = 0; step < pieces.count(); ++step) {
-    const std::size_t offset = slice.begin + pieces.offset(step);
-    const std::size_t n = pieces.bytes_of(step, slice.bytes);
+    const std::size_t offset = pieces.offset(step);
+    const std::size_t n = pieces.bytes_of(step, bytes);
     if (me == root) {
       for (int r = 0; r < world; ++r) {
         if (r == root) continue;

@@ -15,40 +15,36 @@ namespace symm {
 
 namespace two_shot {
 
-SYMM_INLINE constexpr std::uint32_t in_step(std::uint32_t chunk) {
-  return chunk == 0 ? 0 : 2 * chunk - 1;
-}
-SYMM_INLINE constexpr std::uint32_t out_step(std::uint32_t chunk) { return 2 * chunk + 2; }
+constexpr std::uint32_t in_step(std::uint32_t chunk) { return chunk == 0 ? 0 : 2 * chunk - 1; }
+constexpr std::uint32_t out_step(std::uint32_t chunk) { return 2 * chunk + 2; }
 
 // The geometry of a call. Bytes throughout.
 struct Geometry {
-  std::size_t begin;  // of the executor's slice
   Pieces chunks;
   std::size_t element_bytes;
   int world_size;
   bool results_in_place;  // a rank whose input is read in place also leaves its results there
 
   // Shares of a chunk of n bytes: all equal but the last ones, which may be shorter or empty.
-  SYMM_HOST_DEVICE std::size_t share(std::size_t n) const {
+  std::size_t share(std::size_t n) const {
     const std::size_t elements = n / element_bytes;
     const std::size_t even = (elements + static_cast<std::size_t>(world_size) - 1) /
                              static_cast<std::size_t>(world_size);
     return align_up(even * element_bytes, element_bytes < kCacheLine ? kCacheLine : element_bytes);
   }
-  SYMM_HOST_DEVICE std::size_t share_begin(std::size_t n, int rank) const {
+  std::size_t share_begin(std::size_t n, int rank) const {
     return min_size(share(n) * static_cast<std::size_t>(rank), n);
   }
-  SYMM_HOST_DEVICE std::size_t share_bytes(std::size_t n, int rank) const {
+  std::size_t share_bytes(std::size_t n, int rank) const {
     return share_begin(n, rank + 1) - share_begin(n, rank);
   }
 };
 
 // Stages this rank's part of chunk `c`, except the share that this rank combines itself.
 template <Executor X>
-SYMM_HOST_DEVICE bool stage_chunk(X& x, const Geometry& g, const std::byte* input,
-                                  std::uint32_t c) {
+bool stage_chunk(X& x, const Geometry& g, const std::byte* input, std::uint32_t c) {
   const std::size_t n = g.chunks.bytes_of(c, g.chunks.total);
-  const std::byte* chunk = input + g.begin + g.chunks.offset(c);
+  const std::byte* chunk = input + g.chunks.offset(c);
   const std::size_t mine = g.share_begin(n, x.rank());
   const std::size_t rest = g.share_begin(n, x.rank() + 1);
   if (!x.stage(in_step(c), 0, chunk, mine)) return false;
@@ -59,9 +55,9 @@ SYMM_HOST_DEVICE bool stage_chunk(X& x, const Geometry& g, const std::byte* inpu
 
 // Combines this rank's share of chunk `c` into `result` and publishes it.
 template <Executor X>
-SYMM_HOST_DEVICE bool combine_share(X& x, const Geometry& g, const std::byte* input,
-                                    std::byte* output, std::uint32_t c) {
-  const std::size_t offset = g.begin + g.chunks.offset(c);
+bool combine_share(X& x, const Geometry& g, const std::byte* input, std::byte* output,
+                   std::uint32_t c) {
+  const std::size_t offset = g.chunks.offset(c);
   const std::size_t n = g.chunks.bytes_of(c, g.chunks.total);
   const std::size_t begin = g.share_begin(n, x.rank());
   const std::size_t bytes = g.share_bytes(n, x.rank());
@@ -85,8 +81,8 @@ SYMM_HOST_DEVICE bool combine_share(X& x, const Geometry& g, const std::byte* in
 
 // Reads the other ranks' shares of chunk `c` into `output`.
 template <Executor X>
-SYMM_HOST_DEVICE bool collect_shares(X& x, const Geometry& g, std::byte* output, std::uint32_t c) {
-  const std::size_t offset = g.begin + g.chunks.offset(c);
+bool collect_shares(X& x, const Geometry& g, std::byte* output, std::uint32_t c) {
+  const std::size_t offset = g.chunks.offset(c);
   const std::size_t n = g.chunks.bytes_of(c, g.chunks.total);
   for (int i = 1; i < x.world_size(); ++i) {
     const int peer = nth_peer(x.rank(), i, x.world_size());
@@ -104,11 +100,9 @@ SYMM_HOST_DEVICE bool collect_shares(X& x, const Geometry& g, std::byte* output,
 // `output` is null on a rank that needs no result. With results_in_place every rank needs one, and
 // a rank whose data is read in place has output == input. `bytes`: a multiple of the element size.
 template <Executor X>
-SYMM_HOST_DEVICE bool two_shot_reduction(X& x, const std::byte* input, std::byte* output,
-                                         std::size_t bytes, bool results_in_place) {
-  const Slice slice = x.slice(bytes);
-  const two_shot::Geometry g{slice.begin,
-                             {slice.bytes, whole_elements(x.chunk_bytes(), x.element_bytes())},
+bool two_shot_reduction(X& x, const std::byte* input, std::byte* output, std::size_t bytes,
+                        bool results_in_place) {
+  const two_shot::Geometry g{{bytes, whole_elements(x.chunk_bytes(), x.element_bytes())},
                              x.element_bytes(),
                              x.world_size(),
                              results_in_place};

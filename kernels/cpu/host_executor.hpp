@@ -94,7 +94,6 @@ class HostExecutor {
   std::size_t element_bytes() const { return call_.element_bytes; }
   std::size_t accumulate_bytes() const { return call_.kernels->accumulate_bytes; }
   bool in_place() const { return call_.in_place; }
-  Slice slice(std::size_t bytes) const { return {0, bytes}; }
 
   bool stage(std::uint32_t step, std::size_t slot_offset, const std::byte* source,
              std::size_t bytes);

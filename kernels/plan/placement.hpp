@@ -50,19 +50,14 @@ constexpr RemoteAccess remote_access(CollectiveKind kind, Algorithm algorithm, P
     return kind == CollectiveKind::kReduceScatter ? RemoteAccess::kNeedsInput
                                                   : RemoteAccess::kWritesOutput;
   }
-  // Tiles and chunks are stored straight from the input, and a ring passes sums on.
-  if (algorithm != Algorithm::kOneShot && algorithm != Algorithm::kTwoShot &&
-      algorithm != Algorithm::kPipelined) {
-    return RemoteAccess::kNone;
-  }
+  // A GPU stores tiles and chunks straight from the input, and a ring passes sums on.
+  if (target == PlanTarget::kGpu || algorithm == Algorithm::kRing) return RemoteAccess::kNone;
   switch (kind) {
     case CollectiveKind::kAllReduce:
       // Results of a two-shot replace the input; a one-shot would overwrite data that peers still
       // read.
       return algorithm == Algorithm::kTwoShot ? RemoteAccess::kReadsInputInPlace
                                               : RemoteAccess::kReadsInputApart;
-    case CollectiveKind::kAllToAll:
-      return target == PlanTarget::kHost ? RemoteAccess::kReadsInput : RemoteAccess::kNone;
     case CollectiveKind::kBarrier:
       return RemoteAccess::kNone;
     default:

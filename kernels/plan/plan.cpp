@@ -22,12 +22,23 @@ std::string row_name(const PlanRow& row) {
   throw Error(ErrorCode::kInvalidArgument, "tuning table: " + message);
 }
 
-void check_channels(PlanTarget target, const PlanRow& row) {
-  if (target == PlanTarget::kHost) {
-    if (row.channels != 0) {
-      refuse(row_name(row) + ": channels are for gpu_rows, got " + std::to_string(row.channels));
-    }
-  } else if (row.channels < 1 || row.channels > kMaxChannels) {
+void check_chunks(const PlanRow& row) {
+  if (row.channels != 0) {
+    refuse(row_name(row) + ": channels are for gpu_rows, got " + std::to_string(row.channels));
+  }
+  if (row.chunk_bytes < kLeastChunkBytes || row.chunk_bytes % kCacheLine != 0) {
+    refuse(row_name(row) + ": chunk_bytes must be a multiple of " + std::to_string(kCacheLine) +
+           " and at least " + std::to_string(kLeastChunkBytes) + ", got " +
+           std::to_string(row.chunk_bytes));
+  }
+}
+
+void check_channels(const PlanRow& row) {
+  if (row.chunk_bytes != 0) {
+    refuse(row_name(row) + ": chunk_bytes are for rows of the host, got " +
+           std::to_string(row.chunk_bytes));
+  }
+  if (row.channels < 1 || row.channels > kMaxChannels) {
     refuse(row_name(row) + ": channels must be in [1, " + std::to_string(kMaxChannels) + "], got " +
            std::to_string(row.channels));
   }
@@ -41,15 +52,10 @@ void check_row(PlanTarget target, const PlanRow& row) {
   if (row.algorithm == Algorithm::kCopyEngine) {
     refuse(row_name(row) + ": copy engines are chosen by copy_engine_bytes, not by rows");
   }
-  check_channels(target, row);
+  target == PlanTarget::kHost ? check_chunks(row) : check_channels(row);
   if (row.min_world < 2 || row.max_world > kMaxRanks || row.min_world > row.max_world) {
     refuse(row_name(row) +
            ": expected 2 <= min_world <= max_world <= " + std::to_string(kMaxRanks));
-  }
-  if (row.chunk_bytes < kLeastChunkBytes || row.chunk_bytes % kCacheLine != 0) {
-    refuse(row_name(row) + ": chunk_bytes must be a multiple of " + std::to_string(kCacheLine) +
-           " and at least " + std::to_string(kLeastChunkBytes) + ", got " +
-           std::to_string(row.chunk_bytes));
   }
 }
 
@@ -115,18 +121,15 @@ constexpr unsigned set_of(std::initializer_list<Algorithm> algorithms) {
 // By CollectiveKind: the algorithms that have it on the host and on a GPU.
 constexpr unsigned kAlgorithms[kCollectiveKindCount][2] = {
     {set_of({kOneShot, kTwoShot, kRing}),
-     set_of({kLL, kLLTwoShot, kOneShot, kTwoShot, kRing, kBulk, kMultimem})},  // all_reduce
-    {set_of({kOneShot, kTwoShot}), set_of({kLL, kOneShot, kTwoShot, kBulk})},  // reduce
-    {set_of({kOneShot, kPipelined}),
-     set_of({kLL, kPipelined, kBulk, kCopyEngine, kMultimem})},  // broadcast
-    {set_of({kOneShot, kPipelined}),
-     set_of({kLL, kPipelined, kBulk, kCopyEngine, kMultimem})},          // all_gather
-    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined, kBulk})},  // gather
-    {set_of({kOneShot, kPipelined}), set_of({kLL, kPipelined, kBulk})},  // scatter
-    {set_of({kOneShot, kPipelined}),
-     set_of({kLL, kPipelined, kBulk, kMultimem})},                        // reduce_scatter
+     set_of({kLL, kLLTwoShot, kBulk, kMultimem})},                                   // all_reduce
+    {set_of({kOneShot, kTwoShot}), set_of({kLL, kBulk})},                            // reduce
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kBulk, kCopyEngine, kMultimem})},  // broadcast
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kBulk, kCopyEngine, kMultimem})},  // all_gather
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kBulk})},                          // gather
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kBulk})},                          // scatter
+    {set_of({kOneShot, kPipelined}), set_of({kLL, kBulk, kMultimem})},    // reduce_scatter
     {set_of({kOneShot, kPipelined}), set_of({kPipelined, kCopyEngine})},  // all_to_all
-    {set_of({kOneShot}), set_of({kLL, kOneShot})},                        // barrier
+    {set_of({kOneShot}), set_of({kLL})},                                  // barrier
 };
 
 }  // namespace
@@ -181,9 +184,7 @@ Plan default_plan(Algorithm algorithm, PlanTarget target) {
   if (target == PlanTarget::kHost) {
     return {algorithm, algorithm == Algorithm::kOneShot ? kSmallSlotBytes : 256 * 1024, 0};
   }
-  const bool few_blocks = algorithm == Algorithm::kLL || algorithm == Algorithm::kLLTwoShot ||
-                          algorithm == Algorithm::kBulk || algorithm == Algorithm::kMultimem;
-  return {algorithm, 64 * 1024, few_blocks ? 16 : kMaxChannels};
+  return {algorithm, 0, 16};
 }
 
 }  // namespace

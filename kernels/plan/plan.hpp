@@ -26,8 +26,8 @@ enum class PlanTarget : std::uint8_t { kHost, kGpu };
 // How one call is carried out.
 struct Plan {
   Algorithm algorithm = Algorithm::kOneShot;
-  std::size_t chunk_bytes = 0;  // bytes that a step puts in a slot at most
-  int channels = 0;             // blocks of a GPU's kernel; 0 on the host
+  std::size_t chunk_bytes = 0;  // of the host: bytes that a step puts in a slot at most
+  int channels = 0;             // of a GPU: blocks of a kernel
 
   bool operator==(const Plan&) const = default;
 };
@@ -83,7 +83,7 @@ class PlanTable {
 
   // Throws Error(kInvalidArgument) unless rows of each collective cover every world size and every
   // number of bytes once: no gap, no overlap, only algorithms that the collective has on `target`,
-  // channels on a GPU and none on the host.
+  // chunks and no channels on the host, channels and no chunks on a GPU.
   PlanTable(PlanTarget target, std::vector<PlanRow> rows,
             std::uint64_t copy_engine_bytes = PlanRow::kNoLimit);
 
@@ -117,9 +117,9 @@ struct PlanTables {
 
   // Parses {"rows": [...], "gpu_rows": [...], "gpu_line_rows": [...], "copy_engine_bytes": n}, of
   // which at least one must be there. A row is {"collective", "min_world", "max_world", "max_bytes"
-  // (null: no limit), "algorithm", "chunk_bytes", "channels" (GPU rows only)}. Collectives that are
-  // named replace all their built-in rows; gpu_rows are for both wires, and gpu_line_rows replace
-  // them where the wire is line. `source` names the text in messages. Throws
+  // (null: no limit), "algorithm", and "chunk_bytes" or, of a GPU, "channels"}. Collectives that
+  // are named replace all their built-in rows; gpu_rows are for both wires, and gpu_line_rows
+  // replace them where the wire is line. `source` names the text in messages. Throws
   // Error(kInvalidArgument).
   static PlanTables from_json(std::string_view text, std::string_view source);
 

@@ -40,7 +40,7 @@ PlanRow parse_row(const json& row) {
       .max_world = row.at("max_world").get<int>(),
       .max_bytes = max_bytes.is_null() ? PlanRow::kNoLimit : max_bytes.get<std::uint64_t>(),
       .algorithm = parse_algorithm(row.at("algorithm").get<std::string>(), "algorithm"),
-      .chunk_bytes = row.at("chunk_bytes").get<std::size_t>(),
+      .chunk_bytes = row.value("chunk_bytes", std::size_t{0}),
       .channels = row.value("channels", 0)};
 }
 
@@ -69,9 +69,12 @@ json rows_to_json(const PlanTable& table) {
                    {"min_world", row.min_world},
                    {"max_world", row.max_world},
                    {"max_bytes", max_bytes},
-                   {"algorithm", algorithm_name(row.algorithm)},
-                   {"chunk_bytes", row.chunk_bytes}};
-    if (table.target() == PlanTarget::kGpu) fields["channels"] = row.channels;
+                   {"algorithm", algorithm_name(row.algorithm)}};
+    if (table.target() == PlanTarget::kGpu) {
+      fields["channels"] = row.channels;
+    } else {
+      fields["chunk_bytes"] = row.chunk_bytes;
+    }
     rows.push_back(std::move(fields));
   }
   return rows;

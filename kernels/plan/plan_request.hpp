@@ -18,7 +18,7 @@ enum class PlanTarget : std::uint8_t;
 struct PlanRequest {
   Algorithm algorithm = Algorithm::kAuto;
   int channels = 0;             // blocks of a GPU's kernel
-  std::size_t chunk_bytes = 0;  // upper bound of a step
+  std::size_t chunk_bytes = 0;  // of the host: upper bound of a step
 
   bool empty() const { return algorithm == Algorithm::kAuto && channels == 0 && chunk_bytes == 0; }
   bool operator==(const PlanRequest&) const = default;
@@ -29,7 +29,7 @@ inline constexpr std::size_t kLeastChunkBytes = 16 * 1024;
 
 // Throws Error(kInvalidArgument) that names the field, the valid values and the given one, where
 // `kind` does not have the algorithm on `target`, where the algorithm does not have the field, and
-// where a value is out of range. `largest_chunk`: size of a slot of the group, in bytes. Local.
+// where a value is out of range. `largest_chunk`: size of a slot of the host's, in bytes. Local.
 void check_request(CollectiveKind kind, const PlanRequest& request, PlanTarget target,
                    std::size_t largest_chunk);
 

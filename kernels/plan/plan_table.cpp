@@ -71,9 +71,7 @@ struct WireLimits {
 void add_rows(const WireLimits& limits, std::vector<PlanRow>& rows) {
   const auto add = [&](CollectiveKind kind, std::uint64_t most_bytes, Algorithm algorithm,
                        int channels) {
-    constexpr std::size_t kChunk = 64 * 1024;
-    rows.push_back(
-        {kind, limits.min_world, limits.max_world, most_bytes, algorithm, kChunk, channels});
+    rows.push_back({kind, limits.min_world, limits.max_world, most_bytes, algorithm, 0, channels});
   };
   const auto divide = [&](CollectiveKind kind, std::uint64_t limit, Algorithm wire) {
     add(kind, limit, wire, limits.channels);

@@ -13,7 +13,7 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
     layout.total_bytes += align_up(bytes, 4096);
     return offset;
   };
-  layout.channel_signals = take(kMaxChannels * world * sizeof(ChannelSignal));
+  layout.meeting_signals = take(kMaxChannels * world * sizeof(MeetingSignal));
   // A quarter of the workspace for wire boxes: fewer blocks where the boxes would be too small.
   const std::uint64_t quarter = workspace_bytes / 4;
   const auto box_bytes = [&] {
@@ -28,15 +28,12 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   layout.table = take(kMaxSegments * world * sizeof(std::byte*));
 
   layout.wire_boxes = take(2 * layout.wire_blocks * world * layout.wire_box_bytes);
-  // Three sixteenths for the slots of messages, a thirty-second, or what they need at least, for
-  // those of pipelines, which no row of the plan table names, and the rest for those of lanes; p2p
-  // boxes, an eighth as much at most, are beside the workspace.
+  // Three sixteenths for the slots of messages and the rest for those of lanes; p2p boxes, an
+  // eighth as much at most, are beside the workspace.
   const std::uint64_t senders = world > 1 ? world - 1 : 1;
   const std::uint64_t for_messages = std::max(
       workspace_bytes / 16 * 3, senders * kSlotPartsOfSender * kLeastMessageSlots * kChunkUnit);
-  const std::uint64_t for_pipelines =
-      std::max(workspace_bytes / 32, std::uint64_t{kMaxChannels} * kSlots * 1024);
-  const std::uint64_t for_lanes = workspace_bytes - quarter - for_messages - for_pipelines;
+  const std::uint64_t for_lanes = workspace_bytes - quarter - for_messages;
   const std::uint64_t box_parts =
       senders * kBoxPartsOfSender * kP2pChannelsPerTag * std::uint64_t{kP2pBoxes};
   const std::uint64_t box_part =
@@ -65,8 +62,6 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
       take(world * kTagChannels * layout.message_slots_of_tag * sizeof(MessageSignal));
   layout.message_slots =
       take(senders * kSlotPartsOfSender * layout.message_slots_of_tag * layout.message_slot_part);
-  layout.slot_bytes = align_down(for_pipelines / (kMaxChannels * kSlots), kCacheLine);
-  layout.slots = take(kMaxChannels * kSlots * layout.slot_bytes);
 
   const std::uint64_t of_lane = senders * kBulkSlots;
   const auto lanes_with = [&](std::uint64_t slot) { return for_lanes / (of_lane * slot); };

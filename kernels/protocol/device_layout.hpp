@@ -10,7 +10,6 @@
 //                sender
 //   p2p boxes    tiles of short messages from peers: kP2pBoxes boxes a p2p channel
 //   message slots  chunks of longer messages from peers, by sender and tag channel
-//   slots        this rank's staged data, read by peers (channels): kSlots slots a channel
 //   bulk slots   chunks from peers: kBulkSlots slots a lane, hop and sender
 //
 // All of it is zero at the start. Counters only grow (NOTE [Steps] in kernels/protocol/signal.hpp)
@@ -30,7 +29,7 @@ namespace symm {
 // Ranks of one group that share a host and use GPUs.
 inline constexpr int kMaxDeviceRanks = 64;
 
-// Blocks of a pipelined collective; each is an executor with slots and counters of its own.
+// Blocks of a collective at most; a plan's `channels`.
 inline constexpr int kMaxChannels = 64;
 
 // Symmetric segments that one group can know.
@@ -186,19 +185,18 @@ constexpr WireTile wire_tile(WireKind kind) {
   return kind == WireKind::kLine ? WireTile{480, 512} : WireTile{512, 1024};
 }
 
-// A rank's part of the location exchange at the start of a call: the location of its input and its
-// PREMUL_SUM factor.
-struct alignas(16) LocationMessage {
-  BufferLocation location;
-  double factor;
+// Where the tensors of a call lie that ranks compare: two locations, of which the second may be 0.
+struct alignas(16) MeetingLocations {
+  BufferLocation first;
+  BufferLocation second;
 };
 
-// Signals of one peer to one channel of this rank.
-struct alignas(kCacheLine) ChannelSignal {
-  std::uint64_t ready;  // steps that the peer has published
-  std::uint64_t done;   // steps that the peer has finished reading
-  alignas(16)
-      LocationMessage locations[kSlots];  // of the call that begins in step s, at s % kSlots
+// Signals of a peer's block to the same block of this rank (NOTE [Meetings] in
+// kernels/gpu/device/block_meeting.cuh), counted in calls.
+struct alignas(kCacheLine) MeetingSignal {
+  std::uint64_t entered;
+  std::uint64_t done;
+  MeetingLocations locations;  // of the call entered last
 };
 
 // Signals of one peer to one slot of a tag channel: what the peer has sent to this rank's, and what
@@ -227,15 +225,15 @@ struct MessageCut {
 
 // This rank's GPU writes it, and alone reads it, but for `dead`.
 struct alignas(kCacheLine) LocalState {
-  std::uint32_t channel_ticket;  // blocks that have finished the running pipelined call
-  std::uint32_t dead;            // the group failed: kernels end at once, and peers look
-  std::uint64_t sequence;        // collectives that have ended, in units of kSequenceUnit
+  std::uint32_t launch_ticket;  // blocks that have finished the running multimem or all_to_all
+  std::uint32_t dead;           // the group failed: kernels end at once, and peers look
+  std::uint64_t sequence;       // collectives that have ended, in units of kSequenceUnit
   alignas(kCacheLine) std::uint64_t wire_epoch[kMaxWireBlocks];  // calls of the block so far
   // The last epoch of the block in which a tile of the peer came.
   std::uint64_t wire_heard[kMaxWireBlocks][kMaxDeviceRanks];
   // NOTE [Values of blocks] in kernels/gpu/wire/wire_block.cuh
   alignas(kCacheLine) std::uint64_t block_values[kMaxWireBlocks][4];
-  alignas(kCacheLine) std::uint64_t channel_epoch[kMaxChannels];  // steps of all calls so far
+  alignas(kCacheLine) std::uint64_t meetings[kMaxChannels];  // of the block so far
   alignas(kCacheLine) P2pCounter p2p_channels[kMaxDeviceRanks][kP2pChannels];
   std::uint32_t tag_tickets[kMaxDeviceRanks][kTagChannels][2];     // [..][0] send, [..][1] recv
   std::uint32_t message_chunks[kMaxDeviceRanks][kTagChannels][2];  // sent or received, ever
@@ -244,7 +242,7 @@ struct alignas(kCacheLine) LocalState {
 
 // Offsets in bytes from the start of a rank's segment; the same on every rank.
 struct DeviceLayout {
-  std::uint64_t channel_signals;  // [kMaxChannels][world_size] ChannelSignal
+  std::uint64_t meeting_signals;  // [kMaxChannels][world_size] MeetingSignal
   std::uint64_t wire_done;    // [wire_blocks][world_size] uint64: epoch that the peer's block ended
   std::uint64_t p2p_freed;    // [world_size][kP2pChannels] uint32: boxes that the peer has freed
   std::uint64_t local;        // LocalState
@@ -263,8 +261,6 @@ struct DeviceLayout {
   std::uint64_t message_slots;
   std::uint32_t message_slots_of_tag;  // a power of two
   std::uint32_t message_slot_part;     // bytes of a slot with one part
-  std::uint64_t slots;                 // [kMaxChannels][kSlots] of slot_bytes
-  std::uint64_t slot_bytes;
   // At most kMostLanes. A launch of two hops has at most half of them, and hop 2 the others.
   std::uint64_t bulk_lanes;
   std::uint64_t bulk_second_hop;  // the first lane of hop 2

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import datetime
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from harness import BACKEND
-from rank_processes import describe, start_ranks
+from rank_processes import describe, served_store, start_ranks
 from trials import COLLECTIVES, Ending, Progress, Trial, loop, looping_ranks, quiet, what_is_missing
 
 HOSTS = "aabb"
@@ -148,30 +147,6 @@ def cut_between_hosts(index: int) -> Trial:
     return _judge(reports, [], cut, TIMEOUT + 1.0, lambda rank: _words(word, rank, []))
 
 
-def _serve_a_store(port) -> None:
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port.send(server.port)
-    signal.pause()
-
-
-@contextlib.contextmanager
-def _store_of_its_own():
-    """(port, what ends the process that serves a Store there)."""
-    context = multiprocessing.get_context("fork")
-    port, port_of_server = context.Pipe(duplex=False)
-    server = context.Process(target=_serve_a_store, args=(port_of_server,))
-    server.start()
-
-    def end():
-        server.kill()
-        server.join()
-
-    try:
-        yield port.recv(), end
-    finally:
-        end()
-
-
 def _outlive_the_store(rank, port, progress, word, count):
     """Calls go on before and after its end; then a group is asked for, then the first one left."""
     torch.set_num_threads(1)
@@ -204,7 +179,7 @@ def store_gone(index: int) -> Trial:
     an error on every rank within T + 1 s, and the first one can be left."""
     word, count = WORDS[index % len(WORDS)], COUNTS[index // len(WORDS) % len(COUNTS)]
     progress = Progress(len(HOSTS))
-    with _store_of_its_own() as (port, end):
+    with served_store() as (port, end):
         ranks = start_ranks(_outlive_the_store, len(HOSTS), (port, progress, word, count))
         started = progress.wait_for(3)
         end()

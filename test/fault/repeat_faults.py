@@ -9,13 +9,11 @@ import torch
 import torch.distributed as dist
 
 import model
-from digests import copy_here, run_set_up
+from digests import ALGORITHMS, copy_here, run_set_up
 from harness import ON_CUDA, WORLD_SIZE, options_with, run_ranks
 from trials import Trial
 
 COUNTS = [1, 1027, 70_001, 400_003]
-ALGORITHMS = ["auto", "one_shot", "two_shot", "ring", "pipelined"]
-ALGORITHMS += ["ll", "ll_two_shot", "bulk"] if ON_CUDA else []
 WORKSPACES = [4096, 8192, 131_072] if ON_CUDA else [512, 1024, 4096, 32_768]  # KiB
 WORLDS = [2] if WORLD_SIZE == 2 else [2, 3, 4]
 
@@ -79,7 +77,10 @@ def same_bits(index: int) -> Trial:
     too."""
     rng = random.Random(index)
     world = WORLDS[index % len(WORLDS)]
-    chosen = {"algorithm": rng.choice(ALGORITHMS), "workspace_bytes": rng.choice(WORKSPACES) << 10}
+    chosen = {
+        "algorithm": rng.choice(["auto", *ALGORITHMS]),
+        "workspace_bytes": rng.choice(WORKSPACES) << 10,
+    }
     isa = rng.choice(_instruction_sets())
     settings = {"options": options_with(**chosen), "env": {"SYMM_ISA": isa} if isa else None}
     start = time.monotonic()

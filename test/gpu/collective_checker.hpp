@@ -158,7 +158,7 @@ class Checker {
       options.output = {out_[rank]->at(0), out_[rank]->bytes() + 64,
                         BufferLocation{kSegment + 1} << kLocationShift};
     }
-    rig_.kernels(r).launch(args, call_.plan, 0, options);
+    rig_.kernels(r).launch(args, call_.plan, options);
   }
 
   Bytes reduced(std::size_t begin, std::size_t count) const {

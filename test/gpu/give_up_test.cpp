@@ -1,5 +1,4 @@
-// What a launch that gives up leaves behind: outputs that nobody takes for results, and memory that
-// a late peer does not read unnoticed.
+// What a launch that gives up leaves behind: outputs that nobody takes for results.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -15,7 +14,6 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 constexpr std::byte kBefore{0x11};
-constexpr std::byte kNewer{0x77};
 
 struct Case {
   CollectiveKind kind;
@@ -25,27 +23,18 @@ struct Case {
 constexpr Case kCases[] = {
     {CollectiveKind::kAllReduce, Algorithm::kLL},
     {CollectiveKind::kAllReduce, Algorithm::kLLTwoShot},
-    {CollectiveKind::kAllReduce, Algorithm::kOneShot},
-    {CollectiveKind::kAllReduce, Algorithm::kTwoShot},
-    {CollectiveKind::kAllReduce, Algorithm::kRing},
     {CollectiveKind::kAllReduce, Algorithm::kBulk},
     {CollectiveKind::kReduce, Algorithm::kLL},
-    {CollectiveKind::kReduce, Algorithm::kTwoShot},
     {CollectiveKind::kReduce, Algorithm::kBulk},
     {CollectiveKind::kReduceScatter, Algorithm::kLL},
-    {CollectiveKind::kReduceScatter, Algorithm::kPipelined},
     {CollectiveKind::kReduceScatter, Algorithm::kBulk},
     {CollectiveKind::kBroadcast, Algorithm::kLL},
-    {CollectiveKind::kBroadcast, Algorithm::kPipelined},
     {CollectiveKind::kBroadcast, Algorithm::kBulk},
     {CollectiveKind::kAllGather, Algorithm::kLL},
-    {CollectiveKind::kAllGather, Algorithm::kPipelined},
     {CollectiveKind::kAllGather, Algorithm::kBulk},
     {CollectiveKind::kGather, Algorithm::kLL},
-    {CollectiveKind::kGather, Algorithm::kPipelined},
     {CollectiveKind::kGather, Algorithm::kBulk},
     {CollectiveKind::kScatter, Algorithm::kLL},
-    {CollectiveKind::kScatter, Algorithm::kPipelined},
     {CollectiveKind::kScatter, Algorithm::kBulk},
 };
 
@@ -130,7 +119,7 @@ class GiveUpTest : public testing::Test {
     (reads_parts(call.kind) ? args.input_parts : args.output_parts) = parts;
     LaunchOptions options = rig.options(rank);
     options.timeout = std::chrono::milliseconds(20);
-    rig.kernels(rank).launch(args, plan_of(call.algorithm), 0, options);
+    rig.kernels(rank).launch(args, plan_of(call.algorithm), options);
     check(gpuStreamSynchronize(rig.stream(rank)), "StreamSynchronize");
     return read(memory.output.at(offset), kWorld * share);
   }
@@ -186,7 +175,7 @@ TEST_F(GiveUpTest, LaunchesOverAWireFillWhatIsTheirs) {
       const auto left = [&] {
         check(gpuMemset(data.at(0), static_cast<int>(kBefore), 4 * kCount), "Memset");
         check(gpuDeviceSynchronize(), "DeviceSynchronize");
-        rig.kernels(0).launch(args, plan_of(algorithm), 0, options);
+        rig.kernels(0).launch(args, plan_of(algorithm), options);
         check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
         return read(data.at(0), 4 * kCount);
       };
@@ -234,7 +223,7 @@ TEST_F(GiveUpTest, EveryDtypeHasItsPoison) {
 
 TEST_F(GiveUpTest, WithoutPoisonTheOutputStays) {
   DeviceRig rig(kWorld, {.workspace_bytes = kLeastDeviceWorkspace, .poisons = false});
-  const Case call{CollectiveKind::kAllReduce, Algorithm::kTwoShot};
+  const Case call{CollectiveKind::kAllReduce, Algorithm::kBulk};
   const Bytes got = left_by(rig, call, 0, 0, Dtype::kFloat32, 1000, 0);
   EXPECT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
   EXPECT_EQ(got, Bytes(got.size(), kBefore));
@@ -280,73 +269,6 @@ TEST_F(GiveUpTest, CopiesThatPeersDoNotMakeArePoison) {
   EXPECT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
   EXPECT_EQ(read(memory.at(0), 4096), filled(1024, Dtype::kFloat32));
 }
-
-// Every rank's tensor is symmetric, so it is read in place. Rank 0 gives up, and its user writes to
-// its tensor; the late rank finds newer data.
-class LateReaderTest : public GiveUpTest, public testing::WithParamInterface<Case> {};
-
-TEST_P(LateReaderTest, IsToldThatTheOwnerGaveUp) {
-  constexpr std::size_t kCount = 1000;  // one step: nothing more is needed of rank 0
-  constexpr std::size_t kBytes = kCount * 4;
-  const Case call = GetParam();
-  DeviceRig rig(2, {});
-  std::vector<std::unique_ptr<DeviceBytes>> data;
-  std::vector<std::byte*> bases;
-  for (int rank = 0; rank < 2; ++rank) {
-    data.push_back(std::make_unique<DeviceBytes>(2 * kBytes));
-    bases.push_back(data.back()->at(0));
-    check(gpuMemset(bases.back(), static_cast<int>(kBefore), 2 * kBytes), "Memset");
-  }
-  check(gpuDeviceSynchronize(), "DeviceSynchronize");
-  DeviceBytes output(2 * kBytes);
-  for (int rank = 0; rank < 2; ++rank) {
-    rig.kernels(rank).set_segment(0, bases);
-    std::vector<Part> parts;
-    std::byte* const mine = bases[static_cast<std::size_t>(rank)];
-    for (std::size_t r = 0; r < 2 && has_parts(call.kind); ++r) {
-      parts.push_back({(reads_parts(call.kind) ? mine : output.at(0)) + r * kBytes, kCount});
-    }
-    CollectiveArgs args;
-    args.kind = call.kind;
-    args.dtype = Dtype::kInt32;
-    args.count = kCount;
-    args.root =
-        call.kind == CollectiveKind::kBroadcast || call.kind == CollectiveKind::kScatter ? 0 : 1;
-    args.input = mine;
-    args.output = call.algorithm == Algorithm::kTwoShot ? mine : output.at(0);
-    if (call.kind == CollectiveKind::kBroadcast && rank == 0) args.output = mine;
-    (reads_parts(call.kind) ? args.input_parts : args.output_parts) = parts;
-    LaunchOptions options = rig.options(rank);
-    options.timeout = std::chrono::milliseconds(rank == 0 ? 50 : 2'000);
-    // {segment 0, offset 0}
-    rig.kernels(rank).launch(args, plan_of(call.algorithm), std::uint64_t{1} << kLocationShift,
-                             options);
-    check(gpuStreamSynchronize(rig.stream(rank)), "StreamSynchronize");
-    if (rank == 0) {
-      ASSERT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
-      check(gpuMemset(bases[0], static_cast<int>(kNewer), 2 * kBytes), "Memset");
-      check(gpuDeviceSynchronize(), "DeviceSynchronize");
-    }
-  }
-  EXPECT_NE(fault_of(rig, 1), DeviceFault::kNone) << "took the data for rank 0's input";
-  EXPECT_EQ(rig.page(1).report.peer, 0);
-  EXPECT_EQ(load_acquire(&rig.page(1).completed), 0u);
-  // Where no further signal of rank 0 is needed, the look alone tells.
-  if (call.algorithm != Algorithm::kTwoShot) {
-    EXPECT_EQ(fault_of(rig, 1), DeviceFault::kPeerGaveUp);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Calls, LateReaderTest,
-                         testing::Values(Case{CollectiveKind::kBroadcast, Algorithm::kPipelined},
-                                         Case{CollectiveKind::kScatter, Algorithm::kPipelined},
-                                         Case{CollectiveKind::kGather, Algorithm::kPipelined},
-                                         Case{CollectiveKind::kReduce, Algorithm::kOneShot},
-                                         Case{CollectiveKind::kAllReduce, Algorithm::kOneShot},
-                                         Case{CollectiveKind::kAllReduce, Algorithm::kTwoShot},
-                                         Case{CollectiveKind::kReduceScatter,
-                                              Algorithm::kPipelined},
-                                         Case{CollectiveKind::kAllGather, Algorithm::kPipelined}));
 
 }  // namespace
 }  // namespace symm::test

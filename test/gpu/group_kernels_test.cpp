@@ -25,27 +25,10 @@ Plan plan(Algorithm algorithm, int channels) {
   return plan;
 }
 
-std::vector<Plan> every_plan(CollectiveKind kind) {
-  using enum Algorithm;
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return {plan(kLL, 16),      plan(kLLTwoShot, 32), plan(kOneShot, 32),
-              plan(kTwoShot, 48), plan(kRing, 32),      plan(kBulk, 8)};
-    case CollectiveKind::kReduce:
-      return {plan(kLL, 16), plan(kOneShot, 8), plan(kTwoShot, 48), plan(kBulk, 8)};
-    default:
-      return {plan(kLL, 16), plan(kPipelined, 48), plan(kBulk, 8)};
-  }
-}
-
-// Of more than four ranks no pipelines, and so few blocks that all fit on one GPU.
+// So few blocks that all fit on one GPU.
 std::vector<Plan> plans_of(CollectiveKind kind, int world) {
-  std::vector<Plan> plans = every_plan(kind);
-  if (world <= 4) return plans;
-  std::erase_if(plans, [](const Plan& plan) {
-    return plan.algorithm != Algorithm::kLL && plan.algorithm != Algorithm::kLLTwoShot &&
-           plan.algorithm != Algorithm::kBulk;
-  });
+  std::vector<Plan> plans = {plan(Algorithm::kLL, 16), plan(Algorithm::kBulk, 8)};
+  if (kind == CollectiveKind::kAllReduce) plans.push_back(plan(Algorithm::kLLTwoShot, 32));
   for (Plan& plan : plans) plan.channels = std::min(plan.channels, 128 / world);
   return plans;
 }
@@ -174,8 +157,7 @@ TEST_P(GroupKernelsTest, EveryReductionRule) {
                      .plan = plan,
                      .dtype = dtype,
                      .op = op,
-                     .counts = even(5003),
-                     .offset = plan.algorithm == Algorithm::kRing ? dtype_bytes(dtype) : 0});
+                     .counts = even(5003)});
         if (HasFatalFailure()) return;
       }
       for (const CollectiveKind kind : {CollectiveKind::kReduce, CollectiveKind::kReduceScatter}) {
@@ -213,10 +195,7 @@ TEST_P(GroupKernelsTest, CountersPassTheWidthsOfWords) {
   constexpr std::uint64_t kSigned = (std::uint64_t{1} << 31) - 6;
   constexpr std::uint64_t kUnsigned = (std::uint64_t{1} << 32) - 6;
   constexpr FirstCounts kStarts[] = {
-      {.steps = kSigned},       {.steps = kSigned, .ready = kSigned},
-      {.steps = kUnsigned},     {.steps = kUnsigned, .ready = kUnsigned},
-      {.wire = kSigned},        {.wire = kUnsigned},
-      {.bulk = (1u << 31) - 6}, {.bulk = 0u - 6}};
+      {.wire = kSigned}, {.wire = kUnsigned}, {.bulk = (1u << 31) - 6}, {.bulk = 0u - 6}};
   for (const FirstCounts& first : kStarts) {
     DeviceRig rig(world(),
                   {.workspace_bytes = kLeastDeviceWorkspace, .first = first, .wire = wire()});
@@ -231,43 +210,6 @@ TEST_P(GroupKernelsTest, CountersPassTheWidthsOfWords) {
           if (HasFatalFailure()) return;
         }
       }
-    }
-  }
-}
-
-// `ready` of a root that has not published for 2^31 steps of others does not read as reached.
-TEST_P(GroupKernelsTest, ACounterThatStandsStillIsWaitedFor) {
-  if (world() == 1) GTEST_SKIP() << "there is nobody to wait for";
-  constexpr std::size_t kCount = 1000;
-  for (const std::uint64_t steps : {(std::uint64_t{1} << 31) + 2, (std::uint64_t{1} << 32) - 2,
-                                    (std::uint64_t{1} << 32) + 2, std::uint64_t{3} << 31}) {
-    DeviceRig rig(
-        world(), {.workspace_bytes = kLeastDeviceWorkspace, .first = {.steps = steps, .ready = 0}});
-    std::vector<std::unique_ptr<DeviceBytes>> data;
-    for (int rank = 0; rank < world(); ++rank) {
-      data.push_back(std::make_unique<DeviceBytes>(kCount * 4));
-      check(gpuMemset(data.back()->at(0), rank + 1, kCount * 4), "Memset");
-    }
-    check(gpuDeviceSynchronize(), "DeviceSynchronize");
-    const int root = world() - 1;
-    for (int rank = 0; rank < world(); ++rank) {
-      CollectiveArgs args;
-      args.kind = CollectiveKind::kBroadcast;
-      args.dtype = Dtype::kInt32;
-      args.root = root;
-      args.count = kCount;
-      args.input = args.output = data[static_cast<std::size_t>(rank)]->at(0);
-      if (rank == root) {
-        EXPECT_TRUE(rig.stays_busy(0)) << steps;
-      }
-      rig.kernels(rank).launch(args, plan(Algorithm::kPipelined, 4), 0, rig.options(rank));
-    }
-    rig.finish();
-    rig.expect_healthy();
-    for (const auto& each : data) {
-      Bytes got(kCount * 4);
-      check(gpuMemcpy(got.data(), each->at(0), got.size(), gpuMemcpyDeviceToHost), "Memcpy");
-      EXPECT_EQ(got, Bytes(got.size(), static_cast<std::byte>(world()))) << steps;
     }
   }
 }
@@ -293,10 +235,8 @@ TEST_P(GroupKernelsTest, ManyCallsInFlight) {
       args.root = i % world();
       args.count = kCount;
       args.input = args.output = data[static_cast<std::size_t>(rank)]->at(0);
-      const Algorithm algorithm = args.kind == CollectiveKind::kBroadcast
-                                      ? (i % 2 == 0 ? Algorithm::kLL : Algorithm::kPipelined)
-                                      : (i % 2 == 0 ? Algorithm::kLL : Algorithm::kTwoShot);
-      rig.kernels(rank).launch(args, plan(algorithm, 8), 0, rig.options(rank));
+      const Algorithm algorithm = i % 2 == 0 ? Algorithm::kLL : Algorithm::kBulk;
+      rig.kernels(rank).launch(args, plan(algorithm, 8), rig.options(rank));
     }
   }
   rig.finish();

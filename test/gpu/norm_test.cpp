@@ -127,7 +127,7 @@ class NormTest : public testing::TestWithParam<WireKind> {
       args.norm.weight = own.weight->at(0);
       args.norm.residual = residual == nullptr ? nullptr : own.residual->at(0);
       args.norm.result = own.normed->at(0);
-      rig.kernels(rank).launch(args, plan, 0, rig.options(rank));
+      rig.kernels(rank).launch(args, plan, rig.options(rank));
     }
     rig.finish();
     rig.expect_healthy();
@@ -248,7 +248,7 @@ TEST_P(NormTest, ACallThatGivesUpLeavesNoNumbers) {
     plan.channels = 8;
     LaunchOptions options = rig.options(0);
     options.timeout = std::chrono::milliseconds(50);
-    rig.kernels(0).launch(args, plan, 0, options);
+    rig.kernels(0).launch(args, plan, options);
     check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
     EXPECT_NE(load_acquire(&rig.page(0).report.fault), 0u);
     EXPECT_EQ(rig.page(0).report.peer, 1);

@@ -68,7 +68,7 @@ class GraphedCalls {
     plan.algorithm = algorithm;
     plan.channels = 16;
     check(gpuStreamBeginCapture(rig_.stream(rank), gpuStreamCaptureModeRelaxed), "capture");
-    for (int i = 0; i < kCalls; ++i) kernels_[rank]->launch(args, plan, 0, rig_.options(rank));
+    for (int i = 0; i < kCalls; ++i) kernels_[rank]->launch(args, plan, rig_.options(rank));
     gpuGraph_t graph = nullptr;
     check(gpuStreamEndCapture(rig_.stream(rank), &graph), "capture");
     check(gpuGraphInstantiate(&graphs_[rank], graph), "instantiate");

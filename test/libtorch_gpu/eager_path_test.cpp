@@ -72,7 +72,7 @@ class EagerPathTest : public ::testing::Test {
     const auto repeat = [](const std::function<void()>& one) {
       for (int i = 0; i < kCalls; ++i) one();
     };
-    const auto launch = [&] { kernels.launch({}, {}, 0, {}); };
+    const auto launch = [&] { kernels.launch({}, {}, {}); };
     // As in a program that runs for some time: the flight record's ring has been full once.
     for (int i = 0; i < 3'000; ++i) call();
     kernels.forget_launches();

@@ -288,7 +288,7 @@ class Rig {
     check(gpuStreamBeginCapture(r.stream, gpuStreamCaptureModeRelaxed), "capture");
     for (int i = 0; i < calls; ++i) {
       if (!cell.transfers) {
-        r.kernels->launch(args, plan, 0, options);
+        r.kernels->launch(args, plan, options);
       } else if (!ops.empty()) {
         r.kernels->transfer(ops, cell.kind == CollectiveKind::kAllToAll, options);
       } else {

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import messages
 import protocols
-from channels import Call, ChannelModel
 from lane_calls import (
     all_gather,
     all_reduce,
@@ -18,6 +17,7 @@ from lane_calls import (
     scatter,
 )
 from lanes import LaneModel, lane_direct, lane_given_up, lane_sizes
+from pipelines import Call, PipelineModel
 from program import Program
 
 EPOCHS = 3
@@ -44,35 +44,28 @@ def named(program: Program, fault: str) -> Program:
     return program
 
 
-def channel_families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
-    """Chunk pipelines and barriers: every algorithm three times, on the host and on a GPU."""
-    families = []
-    for where, device in (("host", False), ("device", True)):
-        family = Family(f"{where} channels", [])
-        for (name, world, _, root), call in calls.items():
-            if device and name == "all_to_all":
-                continue  # goes through p2p channels
-            every = world == 2 and name in EVERY_MESSAGE
-            if name.endswith("_short") and (world > 2 or device):
-                continue  # on a device the two ranks' counters are those of the host
-            if root == (world - 1 if is_rooted(name) else 0):
-                family.models.append(ChannelModel([call] * EPOCHS, device, every).program)
-        for world in (2, 3):
-            rooted = [calls["broadcast", world, False, root] for root in range(world)]
-            mixed = [rooted[0], calls["all_reduce_ring", world, False, 0], rooted[1]]
-            family.models.append(ChannelModel(mixed, device).program)
-        for name, world in (("broadcast", 2), ("broadcast", 3), ("gather", 2), ("scatter", 3)):
-            early = ChannelModel([calls[name, world, False, 0]] * EPOCHS, device, early_done=1)
-            family.planted.append(named(early.program, "done told a step too early"))
-        # Rank 0 publishes alone for long; then rank 1 does, whose own counters stood still.
-        for narrow, before in (("signals", 2), ("credit", 3)):
-            if device and narrow == "credit":
-                continue  # a launch begins with none
-            from_0, from_1 = (calls["broadcast", 2, False, root] for root in range(2))
-            late = ChannelModel([from_0] * before + [from_1] * 2, device, narrow=narrow)
-            family.planted.append(named(late.program, f"narrow {narrow}"))
-        families.append(family)
-    return families
+def pipeline_family(calls: dict[tuple[str, int, bool, int], Call]) -> Family:
+    """Chunk pipelines and barriers of the host: every algorithm three times."""
+    family = Family("pipelines", [])
+    for (name, world, _, root), call in calls.items():
+        every = world == 2 and name in EVERY_MESSAGE
+        if name.endswith("_short") and world > 2:
+            continue
+        if root == (world - 1 if is_rooted(name) else 0):
+            family.models.append(PipelineModel([call] * EPOCHS, every).program)
+    for world in (2, 3):
+        rooted = [calls["broadcast", world, False, root] for root in range(world)]
+        mixed = [rooted[0], calls["all_reduce_ring", world, False, 0], rooted[1]]
+        family.models.append(PipelineModel(mixed).program)
+    for name, world in (("broadcast", 2), ("broadcast", 3), ("gather", 2), ("scatter", 3)):
+        early = PipelineModel([calls[name, world, False, 0]] * EPOCHS, early_done=1)
+        family.planted.append(named(early.program, "done told a step too early"))
+    # Rank 0 publishes alone for long; then rank 1 does, whose own counters stood still.
+    from_0, from_1 = (calls["broadcast", 2, False, root] for root in range(2))
+    for narrow, before in (("signals", 2), ("credit", 3)):
+        late = PipelineModel([from_0] * before + [from_1] * 2, narrow=narrow)
+        family.planted.append(named(late.program, f"narrow {narrow}"))
+    return family
 
 
 def is_rooted(name: str) -> bool:
@@ -178,11 +171,14 @@ def lanes_of_three_family() -> Family:
 def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
     """All protocols."""
     return [
-        *channel_families(calls),
+        pipeline_family(calls),
         Family(
-            "blocks of threads",
-            [protocols.block_pipeline("channel", 8, 24)],
-            [named(protocols.block_pipeline("channel", 8, 24, "no barrier"), "no block barrier")],
+            "meetings of blocks",
+            [protocols.meetings(2, threads=2, calls=3), protocols.meetings(3, threads=1)],
+            [
+                named(protocols.meetings(2, 2, fault="no barrier"), "no block barrier"),
+                named(protocols.meetings(3, 1, fault="leaves alone"), "ranks that leave alone"),
+            ],
         ),
         wire_family(),
         Family(

@@ -30,7 +30,7 @@ class LaneModel:
     ) -> None:
         """wide: the roles whose warps have two threads. peers: that a warp serves in a step.
 
-        wrap: where the counts wrap. every_message: as of a ChannelModel. Faults: "posted
+        wrap: where the counts wrap. every_message: as of a PipelineModel. Faults: "posted
         early" and "freed early", before the chunk was copied; "a credit too many", one more than
         there are slots; "counts begin anew" with each call; "one header a pair"; "peers apart":
         all steps of a peer before those of the next; "places first": one warp a rank, whose roles

@@ -124,41 +124,51 @@ def _barrier(thread: Thread, rank: int, peers: list[int], epoch: int) -> None:
     thread.fence(ACQUIRE, "barrier after")
 
 
-def block_pipeline(name: str, slots: int, pieces: int, fault: str = "") -> Program:
-    """A block of two threads hands pieces to a block of another rank through slots.
+def meetings(world: int, threads: int, calls: int = 2, fault: str = "") -> Program:
+    """Blocks of all ranks that meet before and after they touch each other's memory.
 
-    name "channel": open_slot, publish, await and read_done of
-    kernels/gpu/simple/block_executor.cuh. Each thread writes half of a slot and
-    reads both; thread 0 keeps the counters. Fault "no barrier": thread 0 tells without the barrier
-    of the block before.
+    BlockMeeting of kernels/gpu/device/block_meeting.cuh around accesses as those of multimem: every
+    thread of a block reads its part of the peers' inputs and writes it to their outputs. With one
+    thread a rank it serves all peers, else thread p serves peer p. Faults: "no barrier" of the
+    block between its accesses and what it tells; "leaves alone", without a wait for `done`.
     """
-    program = Program(f"{name} of {slots} slots, blocks of 2 threads", first_choice_only=True)
-    for me in range(2):  # the sender
-        thread = program.thread()
-        for n in range(pieces):
-            if me == 0:
-                thread.wait_ge("freed", n + 1 - slots, ACQUIRE, f"{name} wait freed", grants=True)
-            thread.block_barrier("sender", 2)
-            thread.write(("slot", n % slots, me), n + 1)
-            if fault != "no barrier":
-                thread.block_barrier("sender", 2)
-            if me == 0:
-                thread.fence(RELEASE, f"{name} tell filled")
-                thread.store("filled", n + 1)
-    for me in range(2):  # the receiver
-        thread = program.thread()
-        for n in range(pieces):
-            if me == 0:
-                thread.wait_ge("filled", n + 1, ACQUIRE, f"{name} wait filled")
-            thread.block_barrier("receiver", 2)
-            for half in range(2):
-                thread.read(("slot", n % slots, half), n + 1)
-            if fault != "no barrier":
-                thread.block_barrier("receiver", 2)
-            if me == 0:
-                thread.fence(RELEASE, f"{name} tell freed")
-                thread.store("freed", n + 1)
+    program = Program(f"meetings, {world} ranks, {threads} threads", first_choice_only=True)
+    for rank in range(world):
+        for me in range(threads):
+            thread = program.thread()
+            peers = [p for p in range(world) if p != rank]
+            served = [p for p in peers if threads == 1 or p % threads == me]
+            for call in range(1, calls + 1):
+                thread.write(("input", rank, me), call)  # what came before on the stream
+                for peer in served:
+                    thread.write(("location", peer, rank), call)
+                _tell(thread, rank, served, ("entered", call), threads, fault)
+                for peer in served:
+                    entered = ("entered", peer, rank)
+                    thread.wait_ge(entered, call, ACQUIRE, "meeting enter", grants=True)
+                    thread.read(("location", rank, peer), call)
+                thread.block_barrier(("block", rank), threads)
+                for peer in peers:
+                    thread.read(("input", peer, me), call)
+                    thread.write(("output", peer, rank, me), call)
+                _tell(thread, rank, served, ("done", call), threads, fault)
+                for peer in served if fault != "leaves alone" else []:
+                    done = ("done", peer, rank)
+                    thread.wait_ge(done, call, ACQUIRE, "meeting leave", grants=True)
+                thread.block_barrier(("block", rank), threads)
+                for peer in peers:  # what comes behind on the stream
+                    thread.read(("output", rank, peer, me), call)
     return program
+
+
+def _tell(
+    thread: Thread, rank: int, peers: list[int], what: tuple[str, int], threads: int, fault: str
+) -> None:
+    if fault != "no barrier":
+        thread.block_barrier(("block", rank), threads)
+    for peer in peers:
+        thread.fence(RELEASE, "meeting tell")
+        thread.store((what[0], rank, peer), what[1])
 
 
 def mailbox_pipeline(name: str, capacity: int, count: int) -> Program:

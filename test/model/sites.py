@@ -19,7 +19,7 @@ class Site(NamedTuple):
 
 HOST = "kernels/cpu/host_executor.cpp"
 WAIT = "kernels/cpu/wait.cpp"
-BLOCK = "kernels/gpu/simple/block_executor.cuh"
+MEETING = "kernels/gpu/device/block_meeting.cuh"
 WIRE = "kernels/gpu/wire/wire_block.cuh"
 TILE = "kernels/gpu/wire/tile.cuh"
 LANE = "kernels/gpu/wire/lane.cuh"
@@ -45,6 +45,8 @@ REACHED = [
     Site("kernels/core/atomics.hpp", "bool acquire_if(", "acquire_fence()"),
 ]
 
+AWAIT_MEETING = Site(MEETING, "bool await(", "counter_reached(theirs, number)")
+
 # The same in a lane, for a chunk and for a slot, and how a lane tells of them.
 AWAIT = Site(LANE, "bool await(const", "counter_reached(counter, target)")
 AWAIT_CHUNK = [Site(LANE, "bool await_chunk(", ".filled, number + 1"), AWAIT, *REACHED]
@@ -67,31 +69,19 @@ SITES: dict[str, list[Site]] = {
         Site(HOST, "HostExecutor::end", "wait(view_.controls[peer]->done"),
         HOST_WAIT,
     ],
-    "device begin": [Site(BLOCK, "bool begin()", "await_done(peer, epoch_ + 1 - kSlots)")],
-    "device open_slot": [
-        Site(BLOCK, "open_slot(std::uint32_t step)", "await_done(peer, needed)"),
-        Site(BLOCK, "bool await_done(int", "counter_reached(done, target)"),
+    "meeting tell": [
+        Site(MEETING, "void tell(", "release_before_barrier()"),
+        Site(MEETING, "void tell(", "release_after_barrier()"),
+        Site(MEETING, "void tell(", "store_relaxed(&(signal_at(peer_, group_.rank).*counter)"),
+    ],
+    "meeting enter": [
+        Site(MEETING, "bool enter()", "await(&MeetingSignal::entered)"),
+        AWAIT_MEETING,
         *REACHED,
     ],
-    "device end": [Site(BLOCK, "bool end()", "await_done(peer, epoch_ + steps_)")],
-    "device await": [
-        Site(BLOCK, "bool await_ready(int", "counter_reached(ready, target)"),
-        *REACHED,
-    ],
-    "device publish": [Site(BLOCK, "void publish(", "signal_peers(&ChannelSignal::ready")],
-    "device read_done": [Site(BLOCK, "void read_done(", "signal_peers(&ChannelSignal::done")],
-    "channel tell filled": [
-        Site(BLOCK, "void signal_peers(", "release_before_barrier()"),
-        Site(BLOCK, "void signal_peers(", "release_after_barrier()"),
-        Site(BLOCK, "void signal_peers(", "store_relaxed(&(signal_at(peer, rank()).*counter)"),
-    ],
-    "channel tell freed": [Site(BLOCK, "void signal_peers(", "release_after_barrier()")],
-    "channel wait freed": [
-        Site(BLOCK, "bool await_done(int", "counter_reached(done, target)"),
-        *REACHED,
-    ],
-    "channel wait filled": [
-        Site(BLOCK, "bool await_ready(int", "counter_reached(ready, target)"),
+    "meeting leave": [
+        Site(MEETING, "bool leave()", "await(&MeetingSignal::done)"),
+        AWAIT_MEETING,
         *REACHED,
     ],
     "wire credit": [
@@ -184,7 +174,7 @@ SITES: dict[str, list[Site]] = {
     "look after reads": [
         Site("symm_mem/group/local_group.hpp", "bool stands(", "fence_after_reads()"),
         Site(GROUP, "LocalGroup::exchange(Purpose", "fence_after_reads()"),
-        Site(BLOCK, "bool stands(", "acquire_for_later_work()"),
+        Site(MEETING, "bool stands(", "acquire_for_later_work()"),
     ],
     "record clear": [Site(CALLS, "DeviceTrace::post", "place.sequence, std::uint64_t{0}")],
     "record words": [Site(CALLS, "DeviceTrace::post", "store_release(words_of(place) + i")],
@@ -237,9 +227,9 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "fetch_add(&line.value": "ring_bell: post() with an addition in place of the exchange",
         "cpu)": "a hint that nothing depends on",
     },
-    BLOCK: {
-        "store_relaxed_pair(location_words": "locations are cells: shown to be free of races",
-        "load_relaxed_pair(location_words": "locations are cells: shown to be free of races",
+    MEETING: {
+        "store_relaxed_pair(words_of(": "locations are cells: shown to be free of races",
+        "load_relaxed_pair(words_of(": "locations are cells: shown to be free of races",
         "load_relaxed(&theirs.dead)": "the owner's word itself: its fences are modelled",
     },
     TILE: {"relaxed_pair(words": "the words of tiles, which have no order"},

@@ -13,9 +13,9 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from channels import parse_calls
 from checker import Checker, missing_tools
 from families import Family, families
+from pipelines import parse_calls
 from program import Mutation, Program
 from sites import NOT_NEEDED
 

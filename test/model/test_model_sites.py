@@ -5,8 +5,8 @@ import re
 import pytest
 
 import lanes
-from channels import SLOTS
 from checker import ROOT
+from pipelines import SLOTS
 from sites import BULK, CHUNK, CHUNKS, LANE, NOT_MODELLED, SITES, Site
 
 ORDERS = re.compile(

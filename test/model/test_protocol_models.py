@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from channels import parse_calls
 from checker import Checker, missing_tools
 from families import Family, families
+from pipelines import parse_calls
 from protocols import report
 from sites import NOT_NEEDED, SITES
 from survey import survey
@@ -14,10 +14,10 @@ from survey import survey
 if missing_tools():
     pytest.skip(f"model check: {', '.join(missing_tools())} not installed", allow_module_level=True)
 
-LONG = {"host channels", "device channels", "wire calls", "signal pads"}
+LONG = {"pipelines", "wire calls", "signal pads"}
 LONG |= {"lanes", "lanes of three ranks"}
 PROTOCOLS = [
-    *["host channels", "device channels", "blocks of threads", "wire calls"],
+    *["pipelines", "meetings of blocks", "wire calls"],
     *["wire barriers", "messages", "lanes", "lanes of three ranks", "signal pads", "mailboxes"],
     *["memory of a rank that gives up", "device call records", "reports", "sleep and wake"],
 ]

@@ -55,7 +55,6 @@ class TracingExecutor {
   std::size_t element_bytes() const { return kElement; }
   std::size_t accumulate_bytes() const { return kElement; }
   bool in_place() const { return in_place_; }
-  Slice slice(std::size_t bytes) const { return {0, bytes}; }
 
   bool stage(std::uint32_t step, std::size_t slot_offset, const std::byte* source,
              std::size_t bytes) {

@@ -123,15 +123,17 @@ TEST_F(ConfiguredDeviceCalls, TheRequestIsThePlan) {
     std::vector<float> data(8);
     const CollectiveArgs args = test::sum_args(data);
     launch(rank, args, {});
-    launch(rank, args, {.algorithm = Algorithm::kTwoShot, .channels = 7, .chunk_bytes = 1'024});
+    launch(rank, args, {.algorithm = Algorithm::kBulk, .channels = 7});
     launch(rank, args, {.channels = 3});
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 3u);
     EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kLL);
-    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kTwoShot, 1'024, 7}));
-    EXPECT_EQ(launches[2].plan, (Plan{Algorithm::kLL, 65'536, 3}));
-    expect_error(error_of([&] { launch(rank, args, {.algorithm = Algorithm::kPipelined}); }),
-                 ErrorCode::kInvalidArgument, {"all_reduce", "got pipelined"});
+    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kBulk, 0, 7}));
+    EXPECT_EQ(launches[2].plan, (Plan{Algorithm::kLL, 0, 3}));
+    expect_error(error_of([&] { launch(rank, args, {.algorithm = Algorithm::kTwoShot}); }),
+                 ErrorCode::kInvalidArgument, {"all_reduce", "ll_two_shot", "got two_shot"});
+    expect_error(error_of([&] { launch(rank, args, {.chunk_bytes = 16'384}); }),
+                 ErrorCode::kInvalidArgument, {"all_reduce", "chunk_bytes", "got 16384"});
     EXPECT_EQ(launches.size(), 3u);
     launch(rank, args, {});
   });
@@ -219,10 +221,9 @@ TEST_F(ConfiguredDeviceCalls, ARequestComesBeforeForcedCopyEngines) {
       [](DeviceRank& rank) {
         std::vector<std::byte> plain(20);
         std::vector<Part> parts;
-        launch(rank, gather_args(parts, plain.data(), 10, rank),
-               {.algorithm = Algorithm::kPipelined});
+        launch(rank, gather_args(parts, plain.data(), 10, rank), {.algorithm = Algorithm::kBulk});
         ASSERT_EQ(rank.kernels().launches().size(), 1u);
-        EXPECT_EQ(rank.kernels().launches()[0].plan.algorithm, Algorithm::kPipelined);
+        EXPECT_EQ(rank.kernels().launches()[0].plan.algorithm, Algorithm::kBulk);
       },
       Algorithm::kCopyEngine);
 }

@@ -55,7 +55,7 @@ TEST_F(DeviceGroupTest, PlansFollowTheGpuTable) {
     ASSERT_EQ(launches.size(), 3u);
     EXPECT_EQ(launches[0].plan.algorithm, Algorithm::kLL);
     EXPECT_EQ(launches[0].timeout, milliseconds(1234));
-    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kBulk, 65536, 64}));
+    EXPECT_EQ(launches[1].plan, (Plan{Algorithm::kBulk, 0, 64}));
     EXPECT_EQ(launches[1].timeout, milliseconds(20'000));
     EXPECT_EQ(launches[2].kind, CollectiveKind::kBarrier);
     rank.engine().check();
@@ -112,19 +112,27 @@ TEST_F(DeviceGroupTest, WithoutNvlinkBetweenTwoGpusNoRankUsesLines) {
   });
 }
 
-TEST_F(DeviceGroupTest, AForcedAlgorithmServesBothTargets) {
-  run_group(
-      2,
-      [](DeviceRank& rank) {
-        std::vector<float> data(16, 1.0f);
-        rank.launch(sum_args(data));
-        EXPECT_EQ(rank.kernels().launches()[0].plan.algorithm, Algorithm::kRing);
-        rank.launch(CollectiveArgs{});
-        EXPECT_EQ(rank.kernels().launches()[1].plan.algorithm, Algorithm::kLL);
-        rank.communicator.run(sum_args(data));
-        EXPECT_EQ(data[0], 2.0f);
-      },
-      Algorithm::kRing);
+// What a device does not have leaves the choice there to the table.
+TEST_F(DeviceGroupTest, AForcedAlgorithmHoldsOnTheTargetsThatHaveIt) {
+  for (const Algorithm forced : {Algorithm::kRing, Algorithm::kBulk}) {
+    run_group(
+        2,
+        [forced](DeviceRank& rank) {
+          std::vector<float> data(16, 1.0f);
+          rank.launch(sum_args(data));
+          rank.launch(CollectiveArgs{});
+          const auto& launches = rank.kernels().launches();
+          EXPECT_EQ(launches[0].plan.algorithm,
+                    forced == Algorithm::kRing ? Algorithm::kLL : Algorithm::kBulk);
+          EXPECT_EQ(launches[1].plan.algorithm, Algorithm::kLL);
+          const Plan on_host = rank.communicator.plan(sum_args(data), {}, PlanTarget::kHost);
+          EXPECT_EQ(on_host.algorithm,
+                    forced == Algorithm::kRing ? Algorithm::kRing : Algorithm::kOneShot);
+          rank.communicator.run(sum_args(data));
+          EXPECT_EQ(data[0], 2.0f);
+        },
+        forced);
+  }
 }
 
 TEST_F(DeviceGroupTest, AColdCallOnACapturedStreamIsRefusedAndHarmless) {

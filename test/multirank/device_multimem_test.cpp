@@ -149,7 +149,7 @@ TEST_F(DeviceMultimemTest, LaunchesWithTheAddressesOfAllRanks) {
           EXPECT_TRUE(made.multimem) << collective_name(kind);
           EXPECT_FALSE(made.copies);
           EXPECT_EQ(made.kind, kind);
-          EXPECT_EQ(made.plan, (Plan{Algorithm::kMultimem, 65536, 16}));
+          EXPECT_EQ(made.plan, (Plan{Algorithm::kMultimem, 0, 16}));
           EXPECT_EQ(made.input,
                     reduces(kind) ? at(*first, 1, kInputOffset) : FakeMulticastMemory{});
           EXPECT_EQ(made.output, writes ? at(*second, 2, kOutputOffset) : FakeMulticastMemory{});
@@ -296,11 +296,10 @@ TEST_F(DeviceMultimemTest, ATuningFileNamesItForSizes) {
   const auto row = [](const std::string& rest) {
     return R"({"collective": "all_gather", "min_world": 2, "max_world": 128, )" + rest + "}";
   };
-  std::ofstream(path)
-      << R"({"copy_engine_bytes": 65536, "gpu_rows": [)"
-      << row(R"("max_bytes": 4096, "algorithm": "ll", "chunk_bytes": 65536, "channels": 3)") << ", "
-      << row(R"("max_bytes": null, "algorithm": "multimem", "chunk_bytes": 65536, "channels": 7)")
-      << "]}";
+  std::ofstream(path) << R"({"copy_engine_bytes": 65536, "gpu_rows": [)"
+                      << row(R"("max_bytes": 4096, "algorithm": "ll", "channels": 3)") << ", "
+                      << row(R"("max_bytes": null, "algorithm": "multimem", "channels": 7)")
+                      << "]}";
   const ScopedVariable file("SYMM_TUNING_FILE", path);
   adjust_ = [](CommunicatorConfig&) {};
   run_group(2, [](DeviceRank& rank) {

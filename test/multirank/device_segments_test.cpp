@@ -113,27 +113,13 @@ void reduce_half_symmetric(DeviceRank& rank, std::size_t count) {
   EXPECT_FALSE(rank.communicator.failure().has_value());
 }
 
-TEST_F(DeviceSegmentsTest, PipelinesReadInputsInSegmentsInPlace) {
-  run_group(
-      2,
-      [](DeviceRank& rank) {
-        reduce_half_symmetric(rank, 3'000'000);
-        const auto& launch = rank.kernels().launches().at(0);
-        EXPECT_EQ(launch.plan.algorithm, Algorithm::kTwoShot);
-        EXPECT_EQ(launch.location, rank.number() == 1 ? (BufferLocation{1} << kLocationShift) | 64
-                                                      : BufferLocation{0});
-      },
-      Algorithm::kTwoShot);
-}
-
-TEST_F(DeviceSegmentsTest, TilesAndChunksLeaveFromTheTensorItself) {
+TEST_F(DeviceSegmentsTest, WhereATensorLiesChoosesNothing) {
   run_group(2, [](DeviceRank& rank) {
     reduce_half_symmetric(rank, 16);
     reduce_half_symmetric(rank, 3'000'000);
     const auto& launches = rank.kernels().launches();
     EXPECT_EQ(launches.at(0).plan.algorithm, Algorithm::kLL);
     EXPECT_EQ(launches.at(1).plan.algorithm, Algorithm::kBulk);
-    for (const auto& launch : launches) EXPECT_EQ(launch.location, 0u);
   });
 }
 

@@ -21,7 +21,7 @@ FOLDERS = [
     *["kernels/core", "kernels/gpu/vendor", "kernels/protocol", "symm_mem/process"],
     *["kernels/plan", "kernels/algorithms", "symm_mem/bootstrap", "kernels/gpu/interface"],
     *["kernels/cpu", "kernels/gpu/launch", "kernels/gpu/device", "symm_mem/device"],
-    *["kernels/gpu/wire", "kernels/gpu/simple", "symm_mem/segment", "kernels/gpu/entry"],
+    *["kernels/gpu/wire", "symm_mem/segment", "kernels/gpu/entry"],
     *["backend/engine/record", "symm_mem/group", "backend/engine/group", "backend/engine/host"],
     *["symm_mem/c10d/include/symm", "symm_mem/c10d", "symm_mem/c10d/operators"],
     *["backend/engine/device", "backend/engine", "backend/engine/legs"],

@@ -67,12 +67,10 @@ class FakeKernels final : public GroupKernels {
   void set_segment(int number, std::span<std::byte* const> bases) override {
     segments_[number].assign(bases.begin(), bases.end());
   }
-  void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
-              const LaunchOptions& options) override {
+  void launch(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options) override {
     if (config_.world_size == 1) carry_out_alone(args);
     begin({.kind = args.kind,
            .plan = plan,
-           .location = location,
            .timeout = options.timeout,
            .symmetric_output = options.output,
            .norm = args.norm});

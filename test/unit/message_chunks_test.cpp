@@ -49,7 +49,7 @@ TEST(MessageChunks, SlotsAndSignalsAreApartAndInside) {
           }
         }
       }
-      EXPECT_LE(end, layout.slots);
+      EXPECT_LE(end, layout.bulk_signals);
       std::set<std::uint64_t> signals;
       for (int peer = 0; peer < world; ++peer) {
         for (int tag = 0; tag < kTagChannels; ++tag) {

@@ -41,11 +41,9 @@ TEST(PlanRequest, ComesBeforeTheTableAndBeforeWhatIsForced) {
   EXPECT_EQ(host.select(kAllReduce, 4, 8, kTwoShot, {.chunk_bytes = 16'384}),
             (Plan{kTwoShot, 16'384, 0}));
   const PlanTable& gpu = PlanTable::built_in_gpu(WireKind::kLL);
-  EXPECT_EQ(gpu.select(kAllReduce, 4, 8, kAuto, {.algorithm = kTwoShot, .channels = 3}),
-            (Plan{kTwoShot, 65'536, 3}));
-  EXPECT_EQ(gpu.select(kAllGather, 4, 8, kAuto,
-                       {.algorithm = kPipelined, .channels = 5, .chunk_bytes = 32'768}),
-            (Plan{kPipelined, 32'768, 5}));
+  EXPECT_EQ(gpu.select(kAllReduce, 4, 8, kLL, {.algorithm = kBulk, .channels = 3}),
+            (Plan{kBulk, 0, 3}));
+  EXPECT_EQ(gpu.select(kAllGather, 4, 8, kBulk, {.channels = 5}), (Plan{kBulk, 0, 5}));
 }
 
 TEST(PlanRequest, AcceptsExactlyTheAlgorithmsThatACollectiveHas) {
@@ -70,15 +68,12 @@ TEST(PlanRequest, AcceptsExactlyTheAlgorithmsThatACollectiveHas) {
 
 TEST(PlanRequest, RefusesPartsThatAnAlgorithmHasNot) {
   expect_refusal(kAllReduce, {.channels = 4}, PlanTarget::kHost, {"config.channels", "got 4"});
-  for (const PlanRequest& request :
-       {PlanRequest{.algorithm = kCopyEngine, .channels = 4},
-        PlanRequest{.algorithm = kCopyEngine, .chunk_bytes = 65'536}}) {
-    expect_refusal(kAllGather, request, PlanTarget::kGpu, {"copy_engine", "has none"});
+  expect_refusal(kAllGather, {.algorithm = kCopyEngine, .channels = 4}, PlanTarget::kGpu,
+                 {"copy_engine", "has none"});
+  for (const Algorithm algorithm : {kAuto, kLL, kBulk, kMultimem}) {
+    expect_refusal(kAllReduce, {.algorithm = algorithm, .chunk_bytes = 65'536}, PlanTarget::kGpu,
+                   {"config.chunk_bytes", "none on a GPU", "got 65536"});
   }
-  expect_refusal(kAllReduce, {.algorithm = kLL, .chunk_bytes = 65'536}, PlanTarget::kGpu,
-                 {"config.chunk_bytes", "the algorithm ll of"});
-  expect_refusal(kAllReduce, {.algorithm = kMultimem, .chunk_bytes = 65'536}, PlanTarget::kGpu,
-                 {"config.chunk_bytes", "multimem"});
   expect_refusal(kAllToAll, {.channels = 4}, PlanTarget::kGpu, {"config.channels", "all_to_all"});
   EXPECT_NO_THROW(
       check_request(kAllReduce, {.algorithm = kLL, .channels = 64}, PlanTarget::kGpu, kLargest));
@@ -90,11 +85,9 @@ TEST(PlanRequest, RefusesValuesOutOfRange) {
                    {"config.channels", "1 to 64", "got " + std::to_string(channels)});
   }
   for (const std::size_t bytes : {std::size_t{16'256}, std::size_t{16'385}, kLargest + 128}) {
-    for (const PlanTarget target : {PlanTarget::kHost, PlanTarget::kGpu}) {
-      expect_refusal(kAllReduce, {.chunk_bytes = bytes}, target,
-                     {"config.chunk_bytes", "128", "16384", std::to_string(kLargest),
-                      "got " + std::to_string(bytes)});
-    }
+    expect_refusal(kAllReduce, {.chunk_bytes = bytes}, PlanTarget::kHost,
+                   {"config.chunk_bytes", "128", "16384", std::to_string(kLargest),
+                    "got " + std::to_string(bytes)});
   }
   EXPECT_NO_THROW(
       check_request(kAllReduce, {.chunk_bytes = kLargest}, PlanTarget::kHost, kLargest));
@@ -106,21 +99,21 @@ TEST(Placement, OnlyCopyEnginesAndMulticastWriteAndOnlyInputsAreRead) {
   EXPECT_EQ(remote_access(kAllReduce, kOneShot, kHost), kReadsInputApart);
   EXPECT_EQ(remote_access(kAllReduce, kTwoShot, kHost), kReadsInputInPlace);
   EXPECT_EQ(remote_access(kAllReduce, kRing, kHost), kNone);
-  EXPECT_EQ(remote_access(kAllReduce, kLLTwoShot, kHost), kNone);
   EXPECT_EQ(remote_access(kReduce, kTwoShot, kHost), kReadsInput);
   EXPECT_EQ(remote_access(kBroadcast, kPipelined, kHost), kReadsInput);
   EXPECT_EQ(remote_access(kAllToAll, kOneShot, kHost), kReadsInput);
   EXPECT_EQ(remote_access(kAllToAll, kPipelined, kHost), kReadsInput);
   EXPECT_EQ(remote_access(kAllToAll, kPipelined, kGpu), kNone);
+  EXPECT_EQ(remote_access(kAllReduce, kLLTwoShot, kGpu), kNone);
+  EXPECT_EQ(remote_access(kAllGather, kBulk, kGpu), kNone);
   EXPECT_EQ(remote_access(kBarrier, kOneShot, kHost), kNone);
   for (const CollectiveKind kind : {kBroadcast, kAllGather, kAllToAll}) {
-    EXPECT_EQ(remote_access(kind, kCopyEngine, kHost), kWritesOutput);
-    EXPECT_EQ(remote_access(kind, kLL, kHost), kNone);
+    EXPECT_EQ(remote_access(kind, kCopyEngine, kGpu), kWritesOutput);
   }
-  EXPECT_EQ(remote_access(kAllReduce, kMultimem, kHost), kNeedsBoth);
-  EXPECT_EQ(remote_access(kReduceScatter, kMultimem, kHost), kNeedsInput);
-  EXPECT_EQ(remote_access(kAllGather, kMultimem, kHost), kWritesOutput);
-  EXPECT_EQ(remote_access(kBroadcast, kMultimem, kHost), kWritesOutput);
+  EXPECT_EQ(remote_access(kAllReduce, kMultimem, kGpu), kNeedsBoth);
+  EXPECT_EQ(remote_access(kReduceScatter, kMultimem, kGpu), kNeedsInput);
+  EXPECT_EQ(remote_access(kAllGather, kMultimem, kGpu), kWritesOutput);
+  EXPECT_EQ(remote_access(kBroadcast, kMultimem, kGpu), kWritesOutput);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ TEST_P(PlanOfTargetTest, BuiltInTableHasAnAlgorithmForEveryCall) {
                                         std::uint64_t{1} << 30, kAll - 1, kAll}) {
         const Plan plan = table.select(static_cast<CollectiveKind>(kind), world, bytes, kAuto);
         EXPECT_TRUE(has_algorithm(static_cast<CollectiveKind>(kind), plan.algorithm, GetParam()));
-        EXPECT_GE(plan.chunk_bytes, std::size_t{16} * 1024);
+        EXPECT_EQ(plan.chunk_bytes >= std::size_t{16} * 1024, GetParam() == PlanTarget::kHost);
         EXPECT_EQ(plan.channels > 0, GetParam() == PlanTarget::kGpu);
         EXPECT_LE(plan.channels, kMaxChannels);
       }
@@ -106,6 +106,7 @@ TEST_P(PlanOfTargetTest, RefusesGapsAndOverlaps) {
 TEST_P(PlanOfTargetTest, RefusesBadFields) {
   expect_refused([](auto& rows) { first_of(rows, kBarrier).algorithm = kRing; },
                  {"barrier", "ring", algorithm_list(kBarrier, GetParam())});
+  // Too few on the host, and none are for a GPU.
   expect_refused([](auto& rows) { first_of(rows, kReduce).chunk_bytes = 1000; },
                  {"reduce", "chunk_bytes", "got 1000"});
   expect_refused([](auto& rows) { first_of(rows, kReduce).max_world = kMaxRanks + 1; },
@@ -122,16 +123,13 @@ INSTANTIATE_TEST_SUITE_P(Targets, PlanOfTargetTest,
 
 TEST(Plan, AlgorithmsOfTheTargets) {
   EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kHost), "one_shot, two_shot, ring");
-  EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kGpu),
-            "one_shot, two_shot, ring, ll, ll_two_shot, bulk, multimem");
-  EXPECT_EQ(algorithm_list(kReduceScatter, PlanTarget::kGpu), "pipelined, ll, bulk, multimem");
-  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu),
-            "pipelined, ll, bulk, copy_engine, multimem");
-  EXPECT_EQ(algorithm_list(kBroadcast, PlanTarget::kGpu),
-            "pipelined, ll, bulk, copy_engine, multimem");
-  EXPECT_EQ(algorithm_list(kReduce, PlanTarget::kGpu), "one_shot, two_shot, ll, bulk");
+  EXPECT_EQ(algorithm_list(kAllReduce, PlanTarget::kGpu), "ll, ll_two_shot, bulk, multimem");
+  EXPECT_EQ(algorithm_list(kReduceScatter, PlanTarget::kGpu), "ll, bulk, multimem");
+  EXPECT_EQ(algorithm_list(kAllGather, PlanTarget::kGpu), "ll, bulk, copy_engine, multimem");
+  EXPECT_EQ(algorithm_list(kBroadcast, PlanTarget::kGpu), "ll, bulk, copy_engine, multimem");
+  EXPECT_EQ(algorithm_list(kReduce, PlanTarget::kGpu), "ll, bulk");
   EXPECT_EQ(algorithm_list(kAllToAll, PlanTarget::kGpu), "pipelined, copy_engine");
-  EXPECT_EQ(algorithm_list(kBarrier, PlanTarget::kGpu), "one_shot, ll");
+  EXPECT_EQ(algorithm_list(kBarrier, PlanTarget::kGpu), "ll");
   EXPECT_EQ(parse_algorithm("ll_two_shot", "x"), kLLTwoShot);
   EXPECT_EQ(parse_algorithm("copy_engine", "x"), kCopyEngine);
   EXPECT_EQ(parse_algorithm("multimem", "x"), kMultimem);
@@ -189,12 +187,12 @@ TEST(Plan, MultimemIsARowOfATuningFileAlone) {
   EXPECT_EQ(table.select(kAllGather, 4, 1 << 20, kAuto).algorithm, kMultimem);
   EXPECT_EQ(table.select(kAllGather, 4, 1 << 10, kAuto).algorithm, kLL);
   EXPECT_EQ(PlanTable::built_in_gpu(WireKind::kLL).select(kAllReduce, 4, 1 << 20, kMultimem),
-            (Plan{kMultimem, 65536, 16}));
+            (Plan{kMultimem, 0, 16}));
   for (PlanRow& row : rows) {
     if (row.kind == kScatter) row.algorithm = kMultimem;
   }
   expect_error(error_of([&] { PlanTable(PlanTarget::kGpu, rows); }), ErrorCode::kInvalidArgument,
-               {"scatter", "multimem does not carry out", "pipelined, ll"});
+               {"scatter", "multimem does not carry out", "it has ll, bulk"});
 }
 
 TEST(PlanTables, ComeBackFromJson) {
@@ -224,15 +222,14 @@ TEST(PlanTables, AFileMayNameOneTargetAlone) {
             PlanTable::built_in().select(kAllReduce, 2, 0, kAuto));
   EXPECT_EQ(host.gpu, PlanTable::built_in_gpu(WireKind::kLL));
 
-  const PlanTables gpu =
-      PlanTables::from_json(R"({"gpu_rows": [{)" + row +
-                                R"(, "algorithm": "one_shot", "chunk_bytes": 16384, "channels": 3}],
+  const PlanTables gpu = PlanTables::from_json(R"({"gpu_rows": [{)" + row +
+                                                   R"(, "algorithm": "ll", "channels": 3}],
           "copy_engine_bytes": 99})",
-                            "test");
+                                               "test");
   EXPECT_EQ(gpu.host, PlanTable::built_in());
-  EXPECT_EQ(gpu.gpu.select(kBarrier, 2, 0, kAuto), (Plan{kOneShot, 16384, 3}));
+  EXPECT_EQ(gpu.gpu.select(kBarrier, 2, 0, kAuto), (Plan{kLL, 0, 3}));
   EXPECT_EQ(gpu.gpu.copy_engine_bytes(), 99u);
-  EXPECT_EQ(gpu.gpu_line.select(kBarrier, 2, 0, kAuto), (Plan{kOneShot, 16384, 3}));
+  EXPECT_EQ(gpu.gpu_line.select(kBarrier, 2, 0, kAuto), (Plan{kLL, 0, 3}));
   EXPECT_EQ(gpu.gpu_line.copy_engine_bytes(), 99u);
 }
 
@@ -240,7 +237,7 @@ TEST(PlanTables, RowsForLinesPrecedeThoseForAllGpus) {
   const auto row = [](const std::string& key, int channels) {
     return "\"" + key +
            R"(": [{"collective": "barrier", "min_world": 2, "max_world": 128, "max_bytes": null,
-                 "algorithm": "ll", "chunk_bytes": 16384, "channels": )" +
+                 "algorithm": "ll", "channels": )" +
            std::to_string(channels) + "}]";
   };
   const PlanTables tables = PlanTables::from_json(
@@ -259,9 +256,15 @@ TEST(PlanTables, RefusesWhatIsNoTable) {
       {R"({"rows": [{"collective": "barrier", "min_world": 2, "max_world": 128,
           "max_bytes": null, "algorithm": "ll", "chunk_bytes": 65536}]})",
        "ll does not carry out"},
+      {R"({"rows": [{"collective": "barrier", "min_world": 2, "max_world": 128,
+          "max_bytes": null, "algorithm": "one_shot"}]})",
+       "chunk_bytes must be a multiple"},
       {R"({"gpu_rows": [{"collective": "barrier", "min_world": 2, "max_world": 128,
-          "max_bytes": null, "algorithm": "ll", "chunk_bytes": 65536}]})",
-       "channels"},
+          "max_bytes": null, "algorithm": "ll"}]})",
+       "channels must be in"},
+      {R"({"gpu_rows": [{"collective": "barrier", "min_world": 2, "max_world": 128,
+          "max_bytes": null, "algorithm": "ll", "channels": 4, "chunk_bytes": 65536}]})",
+       "chunk_bytes are for rows of the host"},
       {R"({"copy_engine_bytes": "many"})", "number"},
   };
   for (const auto& [text, word] : cases) {

@@ -197,7 +197,7 @@ DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const P
 DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args,
                                         const PlanRequest& request) const {
   if (const std::optional<Found> output = symmetric_output(args, request)) {
-    return {{Algorithm::kCopyEngine, 0, 0}, std::nullopt, std::nullopt, output};
+    return {{Algorithm::kCopyEngine, 0, 0}, std::nullopt, output};
   }
   Choice choice;
   // A group of one has the algorithms of two ranks, without a peer.
@@ -213,8 +213,6 @@ DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args,
     choice.plan =
         PlanTable::built_in_gpu(wire_).select(args.kind, plan_world, bytes, Algorithm::kAuto);
   }
-  const InputArray input = input_array(args, rank(), choice.plan.algorithm, PlanTarget::kGpu);
-  if (input.data != nullptr && input.bytes > 0) choice.input = find(input.data, input.bytes);
   return choice;
 }
 

@@ -12,14 +12,12 @@ namespace symm {
 
 struct DeviceGroup::Choice {
   Plan plan{};
-  std::optional<Found> input;             // read in place
   std::optional<Found> symmetric_input;   // multimem reads here, of every rank at once
   std::optional<Found> symmetric_output;  // copy engines or multimem write here
 
   // What the call's record names.
   const std::optional<Found>& location() const {
-    if (symmetric_output) return symmetric_output;
-    return symmetric_input ? symmetric_input : input;
+    return symmetric_output ? symmetric_output : symmetric_input;
   }
 };
 

@@ -157,7 +157,7 @@ void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to,
   const std::lock_guard lock(mutex_);
   check_usable();
   validate_collective(args, rank(), world_size(), context_.group.names());
-  validate_request(args.kind, request, PlanTarget::kGpu, context_.agreement, world_size());
+  validate_request(args.kind, request, PlanTarget::kGpu, context_.agreement);
   if (!connected_) connect(limit(to.timeout), to.captured, std::string(collective_name(args.kind)));
   const Choice choice = choose(args, request);
   if (to.captured) trace_.note_capture();
@@ -196,9 +196,9 @@ void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
   } else if (args.kind == CollectiveKind::kAllToAll) {
     put_all_to_all(args, {options.stream, options.timeout, output_range(args)});
   } else if (choice.plan.algorithm == Algorithm::kBulk) {
-    kernels.launch(args, choice.plan, 0, {options.stream, options.timeout, output_range(args)});
+    kernels.launch(args, choice.plan, {options.stream, options.timeout, output_range(args)});
   } else {
-    kernels.launch(args, choice.plan, choice.input ? location_of(*choice.input) : 0, options);
+    kernels.launch(args, choice.plan, options);
   }
 }
 

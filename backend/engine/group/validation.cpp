@@ -7,7 +7,6 @@
 #include "kernels/cpu/host_collectives.hpp"
 #include "kernels/plan/plan.hpp"
 #include "kernels/protocol/control_region.hpp"
-#include "kernels/protocol/device_layout.hpp"
 
 namespace symm {
 
@@ -136,15 +135,12 @@ void validate_collective(const CollectiveArgs& args, int rank, int world_size,
 }
 
 void validate_request(CollectiveKind kind, const PlanRequest& request, PlanTarget target,
-                      const Agreement& agreement, int world_size) {
+                      const Agreement& agreement) {
   if (request.empty()) [[likely]]
     return;
-  std::size_t slot = agreement.workspace_bytes / kSlots;
-  if (target == PlanTarget::kGpu) {
-    slot = DeviceLayout::of(world_size, agreement.device_workspace_bytes).slot_bytes;
-  } else if (request.algorithm == Algorithm::kOneShot) {
-    slot = kSmallSlotBytes;
-  }
+  const std::size_t slot = request.algorithm == Algorithm::kOneShot
+                               ? kSmallSlotBytes
+                               : agreement.workspace_bytes / kSlots;
   check_request(kind, request, target, slot);
 }
 

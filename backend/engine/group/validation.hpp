@@ -16,6 +16,6 @@ void validate_collective(const CollectiveArgs& args, int rank, int world_size,
 
 // Throws as check_request(), by what the group of `agreement` has. Local, free for an empty one.
 void validate_request(CollectiveKind kind, const PlanRequest& request, PlanTarget target,
-                      const Agreement& agreement, int world_size);
+                      const Agreement& agreement);
 
 }  // namespace symm

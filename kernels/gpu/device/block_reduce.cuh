@@ -104,7 +104,6 @@ requires(kGpuSharesReduceKernels && sizeof(Storage) == 1) struct UnitElements<St
 // One rule: `op` is kSum for SUM, AVG and PREMUL_SUM, else the operator itself.
 template <Dtype dtype, ReduceOp op>
 struct ElementRule {
-  static constexpr bool kIsShared = false;
   static constexpr bool kScales = op == ReduceOp::kSum;  // AVG and PREMUL_SUM do
   using Facts = ReduceFacts;
   using Storage = typename DtypeTraits<dtype>::Storage;
@@ -206,9 +205,7 @@ struct AnyOpRule : ElementRule<dtype, ReduceOp::kSum> {
 // The rules of these dtypes that have no kernels of their own.
 template <Dtype... dtypes>
 struct SharedRules {
-  static constexpr bool kIsShared = true;
   using Facts = SharedFacts;
-  static constexpr std::size_t kElementBytes = 0;  // the call's
 
   template <class Call, class Group>
   __device__ static Facts facts_of(const double* factors, const Call& call, const Group& group) {
@@ -282,13 +279,6 @@ struct RuleReducer {
     }
   }
 
-  // `in` combined with this rank's source[i]; `in` null on rank 0.
-  __device__ static Accumulate partial(const std::byte* in, const std::byte* source, std::size_t i,
-                                       const Facts& facts, int rank) {
-    const Accumulate own = load(source, i, facts, rank);
-    return in == nullptr ? own : Rule::combine(load_element<Accumulate>(in, i), own, facts);
-  }
-
  private:
   // Loads of up to this many sources are in flight at once.
   static constexpr int kBatch = 4;
@@ -318,59 +308,15 @@ struct RuleReducer {
   }
 };
 
-// By the call's rule. Not inlined: algorithms call these in several places.
-template <class R>
-struct BlockReducer {
-  using Rules = R;
-  using Facts = typename Rules::Facts;
-  static constexpr std::size_t kElementBytes = Rules::kElementBytes;
-
-  __device__ static std::size_t accumulate_bytes(const Facts& facts) {
-    std::size_t bytes = 0;
-    Rules::visit(facts, [&](auto rule) { bytes = sizeof(typename decltype(rule)::Accumulate); });
-    return bytes;
-  }
-
-  // destination[i] = the combination of sources[0..world)[i]. No barrier.
-  __device__ SYMM_OUTLINED_METHOD static void reduce(std::byte* destination,
-                                                     const void* const* sources, std::size_t count,
-                                                     Facts facts) {
-    Rules::visit(facts, [&](auto rule) {
-      RuleReducer<decltype(rule)>::reduce(destination, sources, count, facts);
-    });
-  }
-
-  // The ring's steps: out[i] = in[i] combined with this rank's source[i]; `in` null on rank 0.
-  __device__ SYMM_OUTLINED static void accumulate(std::byte* out, const std::byte* in,
-                                                  const std::byte* source, std::size_t count,
-                                                  Facts facts, int rank) {
-    Rules::visit(facts, [&](auto rule) {
-      for (std::size_t i = threadIdx.x; i < count; i += blockDim.x) {
-        store_element(out, i, RuleReducer<decltype(rule)>::partial(in, source, i, facts, rank));
-      }
-    });
-  }
-  __device__ SYMM_OUTLINED static void finish(std::byte* destination, const std::byte* in,
-                                              const std::byte* source, std::size_t count,
-                                              Facts facts, int rank) {
-    Rules::visit(facts, [&](auto rule) {
-      using Rule = decltype(rule);
-      for (std::size_t i = threadIdx.x; i < count; i += blockDim.x) {
-        const auto sum = RuleReducer<Rule>::partial(in, source, i, facts, rank);
-        store_element(destination, i, Rule::Traits::round(Rule::finish(sum, facts)));
-      }
-    });
-  }
-};
-
-// For kernels that only move data.
-struct NoReducer {
-  static constexpr std::size_t kElementBytes = 0;  // any
-  __device__ static void reduce(std::byte*, const void* const*, std::size_t, const ReduceFacts&) {}
-  __device__ static void accumulate(std::byte*, const std::byte*, const std::byte*, std::size_t,
-                                    const ReduceFacts&, int) {}
-  __device__ static void finish(std::byte*, const std::byte*, const std::byte*, std::size_t,
-                                const ReduceFacts&, int) {}
-};
+// destination[i] = the combination of sources[0..world)[i], by the call's rule. By the whole block,
+// without a barrier.
+template <class Rules>
+__device__ __forceinline__ void block_reduce(std::byte* destination, const void* const* sources,
+                                             std::size_t count,
+                                             const typename Rules::Facts& facts) {
+  Rules::visit(facts, [&](auto rule) {
+    RuleReducer<decltype(rule)>::reduce(destination, sources, count, facts);
+  });
+}
 
 }  // namespace symm

@@ -2,13 +2,13 @@
 //
 // NOTE [Poison]
 // The stream of a launch that gives up goes on, and what comes next on it would take what happens
-// to be in memory for results. So each block that gives up, or finds the group dead, fills all that
-// its launch was to write with poison_of(dtype). Other blocks of the launch may have succeeded, and
-// their results may come before or after: every element is right or poison. The host's errors come
-// later; a replay of a graph has no others.
+// to be in memory for results. So each block that gives up, or finds the group dead, fills what it
+// was to write with poison_of(dtype). Other blocks of the launch may have succeeded: every element is
+// right or poison. The host's errors come later; a replay of a graph has no others.
 //
-// A block of a wire, or of lanes, fills its own part only: in a call in place other blocks may
-// still be sending what it would write over, to peers whose calls succeed.
+// A block fills its own part only: in a call in place other blocks may still be sending what it
+// would write over, to peers whose calls succeed. Where a rank's memory is written by its peers'
+// blocks or by copies, which have no blocks here, each fills all that the call was to write.
 #pragma once
 
 #include "kernels/core/atomics.hpp"
@@ -46,14 +46,13 @@ __device__ inline void fill_poison(void* data, std::size_t bytes, std::uint64_t 
   fill_poison(data, bytes, pattern, threadIdx.x, blockDim.x);
 }
 
-// Fills what the call was to write on this rank, where it poisons at all. By the whole block, once
-// the group is dead.
+// Fills what a call by multimem or copy engines was to write on this rank, where it poisons at all.
+// By the whole block, once the group is dead.
 [[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD void poison_outputs(
     int rank, int world_size, const CollectiveParams& call) {
   if (call.poison == 0) return;
   // A peer that reads in place what follows also finds that this rank is dead.
   release_earlier_work();
-  const bool is_root = rank == call.root;
   const Part& own = call.parts[rank];
   const auto fill = [&](void* data, std::size_t count) {
     fill_poison(data, count * call.element_bytes, call.poison);
@@ -61,21 +60,12 @@ __device__ inline void fill_poison(void* data, std::size_t bytes, std::uint64_t 
   switch (call.kind) {
     case CollectiveKind::kBarrier:
       return;
-    case CollectiveKind::kReduce:
-      if (is_root) fill(call.output, call.count);
-      return;
     case CollectiveKind::kBroadcast:
-      if (call.output != call.input || !is_root) fill(call.output, call.count);
-      return;
-    case CollectiveKind::kScatter:
-      if (call.output != own.data || !is_root) fill(call.output, call.count);
+      if (call.output != call.input || rank != call.root) fill(call.output, call.count);
       return;
     case CollectiveKind::kReduceScatter:
       fill(call.output, own.count);
       return;
-    case CollectiveKind::kGather:
-      if (!is_root) return;
-      [[fallthrough]];
     case CollectiveKind::kAllGather:
       for (int r = 0; r < world_size; ++r) {
         if (r != rank || own.data != call.input) fill(call.parts[r].data, call.parts[r].count);

@@ -18,8 +18,8 @@ __global__ void SYMM_LAUNCH_BOUNDS(512, 2) fold_kernel(const SYMM_GRID_CONSTANT 
     sources[i] = static_cast<const std::byte*>(fold.sources[i]) + offset;
   }
   __syncthreads();
-  BlockReducer<Rules>::reduce(static_cast<std::byte*>(fold.result) + offset, sources, count,
-                              Rules::facts_of(static_cast<const double*>(nullptr), fold, fold));
+  block_reduce<Rules>(static_cast<std::byte*>(fold.result) + offset, sources, count,
+                      Rules::facts_of(static_cast<const double*>(nullptr), fold, fold));
 }
 
 }  // namespace symm

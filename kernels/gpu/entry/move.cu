@@ -1,32 +1,11 @@
 // Kernels that move data unchanged, and barriers.
+#include "kernels/gpu/device/poison.cuh"
 #include "kernels/gpu/entry/bulk_kernels.cuh"
-#include "kernels/gpu/entry/kernels.cuh"
 #include "kernels/gpu/entry/wire_kernels.cuh"
 
 namespace symm {
 
 namespace {
-
-__global__ void SYMM_LAUNCH_BOUNDS(kBlockThreads, kBlocksPerMultiprocessor)
-    move_pipeline_kernel(const SYMM_GRID_CONSTANT GroupParams group,
-                         const SYMM_GRID_CONSTANT CollectiveParams call,
-                         const SYMM_GRID_CONSTANT WaitParams wait) {
-  run_channel<NoReducer>(group, call, wait, [&](auto& x) {
-    const std::size_t bytes = call.count * call.element_bytes;
-    switch (call.kind) {
-      case CollectiveKind::kBroadcast:
-        return broadcast(x, call.input, call.output, bytes, call.root);
-      case CollectiveKind::kAllGather:
-        return all_gather(x, call.input, call.parts);
-      case CollectiveKind::kGather:
-        return gather(x, call.input, bytes, call.parts, call.root);
-      case CollectiveKind::kScatter:
-        return scatter(x, call.parts, call.output, bytes, call.root);
-      default:
-        return barrier(x);
-    }
-  });
-}
 
 // Sends `mine` to everybody in one tile and compares it with everybody's. What the streams of the
 // ranks did before it is seen by what they do after it. False in threads that must end the launch.
@@ -74,9 +53,6 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTileThreads, 1)
 
 }  // namespace
 
-const void* move_pipeline_kernel_address() {
-  return reinterpret_cast<const void*>(&move_pipeline_kernel);
-}
 WireKernels move_wire_kernels() {
   WireKernels kernels = wire_kernels<NoRules, true>();
 #if SYMM_LINES

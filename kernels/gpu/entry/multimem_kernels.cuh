@@ -2,41 +2,24 @@
 //
 // NOTE [Multimem]
 // A load from the multicast address of an input makes the NVLink switch combine all ranks' words; a
-// store to the multicast address of an output reaches every rank. A block is a channel (NOTE
-// [Channels] in block_executor.cuh) with one step and no data in slots: `ready` is its entry
-// barrier, `done` its exit barrier. After the entry barrier the stream of every rank has reached
-// this call, so inputs are written and outputs free; after the exit barrier the same block of every
-// rank has ended, so that after all blocks of a launch no access of it is under way anywhere. The
-// location exchange comes with the step, and a rank reads and writes memory only where the
-// locations of all ranks are equal. The same memory has two addresses, hence the proxy fences.
+// store to the multicast address of an output reaches every rank. Each block meets the same block
+// of every rank before and after (NOTE [Meetings] in block_meeting.cuh). Once it has entered, the
+// stream of every rank has reached this call, so inputs are written and outputs free; once all
+// blocks of a launch have left, no access of it is under way anywhere. A rank reads and writes
+// memory only where the locations of all ranks are equal. The same memory has two addresses, hence
+// the proxy fences.
 #pragma once
 
+#include "kernels/gpu/device/block_meeting.cuh"
+#include "kernels/gpu/device/block_reduce.cuh"
+#include "kernels/gpu/device/call_end.cuh"
 #include "kernels/gpu/device/multimem.cuh"
-#include "kernels/gpu/entry/kernels.cuh"
+#include "kernels/gpu/device/poison.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
 
 namespace symm {
 
 inline constexpr int kMultimemUnrolled = 4;  // independent loads in flight a thread
-
-// False where the locations of a peer's tensors differ from those of this rank. By the whole block,
-// after the location exchange.
-__device__ inline bool same_locations(const GroupParams& group, const CollectiveParams& call,
-                                      BlockExecutor<NoReducer>& channel) {
-  const int peer = static_cast<int>(threadIdx.x);
-  bool ok = true;
-  if (peer < group.world_size && peer != group.rank) {
-    const std::uint64_t location = channel.state().location[peer];
-    const auto theirs = __builtin_bit_cast(std::uint64_t, channel.state().factor[peer]);
-    const auto mine = __builtin_bit_cast(std::uint64_t, call.factor);
-    if (location != call.location) {
-      ok = channel.waiter().fail(DeviceFault::kAsymmetricUse, peer, location, call.location);
-    } else if (theirs != mine) {
-      ok = channel.waiter().fail(DeviceFault::kAsymmetricUse, peer, theirs, mine);
-    }
-  }
-  return block_all(ok);
-}
 
 // Calls store(i, load(i)) for the units [begin, end), by all threads of the grid.
 template <class Load, class Store>
@@ -128,21 +111,31 @@ __device__ void push_units(const Multicast& multicast, const GroupParams& group,
                    load_unit(input + units * kUnitBytes, rest), rest);
 }
 
-// Runs `body` between the entry and the exit barrier of the ranks.
 template <class Body>
-__device__ void between_barriers(const GroupParams& group, const CollectiveParams& call,
+__device__ bool try_between_meetings(const GroupParams& group, const CollectiveParams& call,
+                                     const WaitParams& wait, const Body& body) {
+  if (!begin_collective(group)) return false;
+  Waiter waiter(group, wait, collective_number(group), false);
+  BlockMeeting meeting(group, call, waiter);
+  order_both_addresses();
+  if (!meeting.enter()) return false;
+  order_both_addresses();
+  body();
+  order_both_addresses();
+  if (!meeting.leave()) return false;
+  if (threadIdx.x == 0 && is_last_block(&local_state(group).launch_ticket)) {
+    end_collective(group, call.ends_call);
+  }
+  return true;
+}
+
+// Runs `body` in a block that has met those of all ranks, and ends when all have run theirs.
+template <class Body>
+__device__ void between_meetings(const GroupParams& group, const CollectiveParams& call,
                                  const WaitParams& wait, const Body& body) {
-  run_channel<NoReducer>(group, call, wait, [&](auto& channel) {
-    order_both_addresses();
-    channel.publish(0);
-    if (!channel.await_all(0) || !same_locations(group, call, channel)) return false;
-    order_both_addresses();
-    body();
-    order_both_addresses();
-    // The locations are not 0, so the end waits until every peer is done with the step.
-    channel.read_done(0);
-    return true;
-  });
+  if (!try_between_meetings(group, call, wait, body)) {
+    poison_outputs(group.rank, group.world_size, call);
+  }
   order_both_addresses();
 }
 
@@ -154,7 +147,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kMultimemThreads, 1)
                            [[maybe_unused]] const SYMM_GRID_CONSTANT MultimemParams memory) {
   if constexpr (Multicast::kExists) {
     const Multicast multicast(memory, group.world_size);
-    between_barriers(group, call, wait, [&] {
+    between_meetings(group, call, wait, [&] {
       if (call.kind == CollectiveKind::kAllReduce) {
         all_reduce_units<dtype, op>(multicast, group, call, memory);
       } else {
@@ -172,7 +165,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kMultimemThreads, 1)
                          [[maybe_unused]] const SYMM_GRID_CONSTANT MultimemParams memory) {
   if constexpr (Multicast::kExists) {
     const Multicast multicast(memory, group.world_size);
-    between_barriers(group, call, wait, [&] {
+    between_meetings(group, call, wait, [&] {
       if (call.kind == CollectiveKind::kAllGather) {
         push_units(multicast, group, call, memory,
                    bytes_of(call) * static_cast<std::uint64_t>(group.rank));

@@ -7,7 +7,6 @@
 
 #include "kernels/gpu/entry/bulk_kernels.cuh"
 #include "kernels/gpu/entry/fold_kernel.cuh"
-#include "kernels/gpu/entry/kernels.cuh"
 #include "kernels/gpu/entry/wire_kernels.cuh"
 
 namespace symm {
@@ -19,7 +18,6 @@ void enter_rule(ReduceKernelTable& table) {
     using Rules = std::conditional_t<has_own_kernels(dtype, op), ElementRule<dtype, op>, Shared>;
     table[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)] = {
         wire_kernels<Rules, kIsCommon>(), bulk_kernels<Rules, kIsCommon>(),
-        reinterpret_cast<const void*>(&reduce_pipeline_kernel<Rules>),
         reinterpret_cast<const void*>(&fold_kernel<Rules>)};
   }
 }

@@ -153,7 +153,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
   }
   if (!alive || !call.collective) return;
   __syncthreads();
-  if (threadIdx.x == 0 && is_last_block(&local_state(group).channel_ticket)) {
+  if (threadIdx.x == 0 && is_last_block(&local_state(group).launch_ticket)) {
     end_collective(group, call.ends_call);
   }
 }

@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "kernels/core/collective.hpp"
-#include "kernels/plan/algorithm.hpp"
 #include "kernels/protocol/device_layout.hpp"
 
 namespace symm {
@@ -29,19 +28,17 @@ struct WaitParams {
 
 struct CollectiveParams {
   CollectiveKind kind;
-  Algorithm algorithm;
   bool premultiplies;  // PREMUL_SUM: factors count
   bool ends_call;      // the last of the launches of a call
   std::int32_t root;
   std::int32_t divisor;  // AVG: world size; else 0
   std::uint32_t element_bytes;
-  std::uint32_t slot_bytes;  // bytes that a step puts in a slot at most
-  Dtype dtype;               // this and op: the compiled rule (ReductionRule) of a reduction
+  Dtype dtype;  // this and op: the compiled rule (ReductionRule) of a reduction
   ReduceOp op;
   const void* input;
   void* output;
   std::uint64_t count;      // elements, as in CollectiveArgs
-  BufferLocation location;  // of the input
+  BufferLocation location;  // that all ranks must have alike; 0: they compare none
   double factor;
   std::uint64_t poison;         // NOTE [Poison] in poison.cuh; 0: none
   Part parts[kMaxDeviceRanks];  // input_parts or output_parts, whichever the kind has
@@ -117,7 +114,7 @@ inline constexpr int kMultimemThreads = 512;
 // The parameters of a multimem kernel (NOTE [Multimem] in multimem_kernels.cuh) besides those of
 // every collective. CollectiveParams::location is then that of the output, for reduce_scatter of
 // the input. all_reduce has two locations: `factor` holds the bits of the input's, so that the
-// location exchange sends both.
+// ranks compare both.
 struct MultimemParams {
   const std::byte* input_multicast;
   std::byte* output_multicast;

@@ -26,11 +26,10 @@ using StreamHandle = void*;
 // Where the counters of a group start, the same on all ranks: tests set them near wrap-around, and
 // apart from each other.
 struct FirstCounts {
-  std::uint64_t steps = 0;  // of every channel: its epoch, and `done` of every rank
-  std::uint64_t ready = 0;  // at most `steps`: less where no rank has published the last steps
-  std::uint64_t wire = 0;   // calls over a wire, of every block
-  std::uint32_t p2p = 0;    // boxes of every p2p channel, and chunks of every tag channel
-  std::uint32_t bulk = 0;   // chunks of every lane, hop and pair of ranks
+  std::uint64_t meetings = 0;  // calls of multimem, of every block
+  std::uint64_t wire = 0;      // calls over a wire, of every block
+  std::uint32_t p2p = 0;       // boxes of every p2p channel, and chunks of every tag channel
+  std::uint32_t bulk = 0;      // chunks of every lane, hop and pair of ranks
 
   bool operator==(const FirstCounts&) const = default;
 };
@@ -120,10 +119,10 @@ class GroupKernels {
   // copy.
   virtual void set_segment(int number, std::span<std::byte* const> bases) = 0;
 
-  // One collective; `args` has been validated and the plan is the same on every rank. `location`:
-  // of the input. all_to_all goes through transfer(). With args.norm the rows are normed too, in
-  // the same kernel where the call is small and goes over a wire. Throws Error(kSystem).
-  virtual void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
+  // One collective, over a wire or by lanes; `args` has been validated and the plan is the same on
+  // every rank. all_to_all goes through transfer(). With args.norm the rows are normed too, in the
+  // same kernel where the call is small and goes over a wire. Throws Error(kSystem).
+  virtual void launch(const CollectiveArgs& args, const Plan& plan,
                       const LaunchOptions& options) = 0;
 
   // Messages that progress together, in one kernel where they fit: sends and recvs between the same

@@ -56,8 +56,7 @@ struct BulkKernels {
 struct ReduceKernels {
   WireKernels wire;
   BulkKernels bulk;
-  const void* pipeline = nullptr;  // reduce_pipeline_kernel
-  const void* fold = nullptr;      // fold_kernel
+  const void* fold = nullptr;  // fold_kernel
 };
 using ReduceKernelTable = std::array<std::array<ReduceKernels, kReduceOpCount>, kDtypeCount>;
 
@@ -74,7 +73,6 @@ BulkKernels move_bulk_kernels();
 // Barriers of the ranks in one block; WireParams with CollectiveParams, whose `location` all ranks
 // must have equal.
 WireKernels wire_barrier_kernels();
-const void* move_pipeline_kernel_address();
 const void* transfer_kernel_address(MessageForms forms);
 
 // signal.cu; its only parameter is SignalParams.

@@ -44,8 +44,7 @@ class GpuGroupKernels final : public GroupKernels {
   void set_wire(WireKind wire) override;
   void set_ranks_of_gpu(int ranks) override { ranks_of_gpu_ = ranks; }
   void set_segment(int number, std::span<std::byte* const> bases) override;
-  void launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
-              const LaunchOptions& options) override;
+  void launch(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options) override;
   void transfer(std::span<const TransferOp> ops, bool collective,
                 const LaunchOptions& options) override;
   void launch_copies(const CollectiveArgs& args, BufferLocation location,
@@ -61,13 +60,11 @@ class GpuGroupKernels final : public GroupKernels {
 
  private:
   void start_counters(std::byte* segment);
-  CollectiveParams params_of(const CollectiveArgs& args, const Plan& plan,
-                             BufferLocation location) const;
+  CollectiveParams params_of(const CollectiveArgs& args, BufferLocation location = 0) const;
   void launch_over_wire(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   void launch_over_lanes(const CollectiveArgs& args, const Plan& plan,
                          const LaunchOptions& options);
-  void launch_by_plan(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
-                      const LaunchOptions& options);
+  void launch_by_plan(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   bool launch_with_norm(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   int most_wire_blocks(const Plan& plan) const {
     const int most = std::min(static_cast<int>(config_.layout.wire_blocks), config_.most_blocks);
@@ -150,10 +147,9 @@ void GpuGroupKernels::start_counters(std::byte* segment) {
     copies_.copy_to_device(segment + offset, values.data(), values.size() * sizeof(values[0]));
   };
   const auto world = static_cast<std::size_t>(config_.world_size);
-  ChannelSignal signal{};
-  signal.ready = first.ready;
-  signal.done = first.steps;
-  write(layout.channel_signals, std::vector<ChannelSignal>(kMaxChannels * world, signal));
+  MeetingSignal signal{};
+  signal.entered = signal.done = first.meetings;
+  write(layout.meeting_signals, std::vector<MeetingSignal>(kMaxChannels * world, signal));
   write(layout.wire_done, std::vector<std::uint64_t>(layout.wire_blocks * world, first.wire));
   write(layout.p2p_freed, std::vector<std::uint32_t>(world * kP2pChannels, first.p2p));
   std::vector<MessageSignal> messages(world * kTagChannels * layout.message_slots_of_tag);
@@ -170,7 +166,7 @@ void GpuGroupKernels::start_counters(std::byte* segment) {
   write(layout.bulk_counts, std::vector<BulkCount>(pairs, {first.bulk, first.bulk}));
   std::vector<LocalState> local(1);
   std::fill_n(local[0].wire_epoch, kMaxWireBlocks, first.wire);
-  std::fill_n(local[0].channel_epoch, kMaxChannels, first.steps);
+  std::fill_n(local[0].meetings, kMaxChannels, first.meetings);
   for (auto& of_peer : local[0].p2p_channels) {
     std::fill_n(of_peer, kP2pChannels, P2pCounter{first.p2p, first.p2p});
   }
@@ -193,7 +189,7 @@ void GpuGroupKernels::set_segment(int number, std::span<std::byte* const> bases)
   has_table_ = true;
 }
 
-CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Plan& plan,
+CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args,
                                             BufferLocation location) const {
   const bool reducing = reduces(args.kind);
   const ReductionRule rule =
@@ -201,15 +197,11 @@ CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args, const Pl
   const auto elements = static_cast<std::uint64_t>(rule.elements);
   CollectiveParams call{};
   call.kind = args.kind;
-  call.algorithm = plan.algorithm;
   call.premultiplies = reducing && args.op == ReduceOp::kPreMulSum;
   call.ends_call = true;
   call.root = args.root;
   call.divisor = reducing && args.op == ReduceOp::kAvg ? config_.world_size : 0;
   call.element_bytes = static_cast<std::uint32_t>(dtype_bytes(rule.dtype));
-  call.slot_bytes = static_cast<std::uint32_t>(
-      plan.chunk_bytes == 0 ? config_.layout.slot_bytes
-                            : std::min<std::uint64_t>(plan.chunk_bytes, config_.layout.slot_bytes));
   call.dtype = rule.dtype;
   call.op = rule.op;
   call.input = args.input;
@@ -270,7 +262,7 @@ void GpuGroupKernels::by_world(const void* const (&kernels)[kWireWorldCount],
 
 void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& plan,
                                        const LaunchOptions& options) {
-  const CollectiveParams call = params_of(args, plan, 0);
+  const CollectiveParams call = params_of(args);
   const DeviceLayout& layout = config_.layout;
   // One hop is faster for a few KB, two send less.
   constexpr std::uint64_t kOneHopBytes = 16 * 1024;
@@ -297,7 +289,7 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
 
 void GpuGroupKernels::launch_over_lanes(const CollectiveArgs& args, const Plan& plan,
                                         const LaunchOptions& options) {
-  const CollectiveParams call = params_of(args, plan, 0);
+  const CollectiveParams call = params_of(args);
   WireFacts facts;
   facts.rank = config_.rank;
   facts.world_size = config_.world_size;
@@ -319,7 +311,7 @@ bool GpuGroupKernels::launch_with_norm(const CollectiveArgs& args, const Plan& p
                         config_.layout.wire_box_tiles(wire_)};
   if (!fits_norm_launch(norm, facts, launch)) return false;
   const NormKernels kernels = norm_kernels(args.dtype);
-  start_wire(kernels.wire, launch, params_of(args, plan, 0), options, norm);
+  start_wire(kernels.wire, launch, params_of(args), options, norm);
   return true;
 }
 
@@ -363,39 +355,26 @@ void GpuGroupKernels::launch_barrier(const CollectiveParams& call, const LaunchO
   start_wire(wire_barrier_kernels(), barrier_, call, options, call);
 }
 
-void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan, BufferLocation location,
+void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan,
                              const LaunchOptions& options) {
   const DeviceGuard guard(device_);
   if (args.norm.columns == 0) {
-    launch_by_plan(args, plan, location, options);
+    launch_by_plan(args, plan, options);
   } else if (!launch_with_norm(args, plan, options)) {
-    launch_by_plan(args, plan, location, options);
+    launch_by_plan(args, plan, options);
     norm_rows(args, options.stream);
   }
 }
 
 void GpuGroupKernels::launch_by_plan(const CollectiveArgs& args, const Plan& plan,
-                                     BufferLocation location, const LaunchOptions& options) {
-  if (goes_over_wire(plan)) {
-    if (args.kind == CollectiveKind::kBarrier) {
-      launch_barrier(params_of(args, plan, 0), options);
-    } else {
-      launch_over_wire(args, plan, options);
-    }
-    return;
-  }
-  if (plan.algorithm == Algorithm::kBulk) {
+                                     const LaunchOptions& options) {
+  if (args.kind == CollectiveKind::kBarrier) {
+    launch_barrier(params_of(args), options);
+  } else if (goes_over_wire(plan)) {
+    launch_over_wire(args, plan, options);
+  } else {
     launch_over_lanes(args, plan, options);
-    return;
   }
-  const CollectiveParams call = params_of(args, plan, location);
-  const void* kernel = move_pipeline_kernel_address();
-  if (reduces(args.kind)) {
-    kernel = reduce_table()[static_cast<std::size_t>(call.dtype)][static_cast<std::size_t>(call.op)]
-                 .pipeline;
-  }
-  const auto blocks = static_cast<unsigned>(std::clamp(plan.channels, 1, config_.most_blocks));
-  start(kernel, blocks, call, options);
 }
 
 void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
@@ -422,9 +401,7 @@ void GpuGroupKernels::launch_copies(const CollectiveArgs& args, BufferLocation l
                                     std::span<std::byte* const> peer_outputs,
                                     const LaunchOptions& options) {
   const DeviceGuard guard(device_);
-  Plan plan;
-  plan.algorithm = Algorithm::kCopyEngine;
-  CollectiveParams barrier = params_of(args, plan, location);
+  CollectiveParams barrier = params_of(args, location);
   if (args.kind == CollectiveKind::kAllToAll) {
     // One array, of equal shares.
     barrier.output = args.output_parts[0].data;
@@ -468,7 +445,7 @@ void GpuGroupKernels::launch_multimem(const CollectiveArgs& args, const Plan& pl
   const DeviceGuard guard(device_);
   const bool has_output = memory.output.multicast != nullptr;
   CollectiveParams call =
-      params_of(args, plan, has_output ? memory.output.location : memory.input.location);
+      params_of(args, has_output ? memory.output.location : memory.input.location);
   call.factor = std::bit_cast<double>(has_output ? memory.input.location : BufferLocation{0});
   MultimemParams params{};
   params.input_multicast = memory.input.multicast;

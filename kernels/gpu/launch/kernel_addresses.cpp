@@ -33,7 +33,6 @@ void load_kernels() {
        {MessageForms::kBoxes, MessageForms::kChunks, MessageForms::kBoth}) {
     load(transfer_kernel_address(forms));
   }
-  load(move_pipeline_kernel_address());
   const auto load_bulk = [&](const BulkKernels& kernels) {
     for (const void* kernel : kernels.of) load(kernel);
   };
@@ -49,7 +48,6 @@ void load_kernels() {
     for (const ReduceKernels& kernels : of_dtype) {
       load_all(kernels.wire);
       load_bulk(kernels.bulk);
-      load(kernels.pipeline);
       load(kernels.fold);
     }
   }

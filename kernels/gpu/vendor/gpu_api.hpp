@@ -372,17 +372,6 @@ __device__ inline void pause_poll() {
 #endif
 }
 
-// `value`; the constant `known` where that is not 0. AMD has no division of 64 bits, and code that
-// divides by an unknown number is long.
-template <std::size_t known, class T>
-__device__ inline T known_value(T value) {
-#if SYMM_GPU_AMD
-  return known != 0 ? static_cast<T>(known) : value;
-#else
-  return value;
-#endif
-}
-
 // Ends the kernel with an error, and with it all that this process has on the device.
 __device__ inline void device_trap() {
 #if SYMM_GPU_AMD

@@ -21,9 +21,7 @@ class Config:
             for "copy_engine" and all_to_all.
         chunk_bytes: how many bytes a step moves at most: a multiple of 128 from 16384, or the
             group's slot where that is smaller, to the group's slot (an eighth of
-            ``workspace_bytes`` on the CPU, 65536 there for "one_shot"; a 16384th of
-            ``device_workspace_bytes`` on CUDA); on CUDA only for algorithms that stream through
-            slots, so not for `ll`.
+            ``workspace_bytes``, 65536 for "one_shot"); only on the CPU.
 
     Raises:
         TypeError: a value of another type.

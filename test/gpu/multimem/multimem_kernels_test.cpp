@@ -203,6 +203,34 @@ TEST_P(MultimemKernelsTest, ARankThatDoesNotComeEndsTheOthers) {
   EXPECT_TRUE(multimem.is_untouched(0));
 }
 
+// Rank 0 gives up, and its user writes to its input: the others, who would read it, are told.
+TEST_P(MultimemKernelsTest, LateRanksAreToldThatOneGaveUp) {
+  MultimemRig multimem(GetParam());
+  multimem.prepare({.count = 1000}, true);
+  multimem.launch(0, 0, std::chrono::milliseconds(50));
+  check(gpuStreamSynchronize(multimem.rig().stream(0)), "StreamSynchronize");
+  check(gpuMemset(multimem.input(0), 0x77, 1000 * sizeof(float)), "Memset");
+  check(gpuDeviceSynchronize(), "DeviceSynchronize");
+  for (int rank = 1; rank < GetParam(); ++rank) {
+    multimem.launch(rank, 0, std::chrono::milliseconds(2000));
+  }
+  multimem.rig().finish();
+  for (int rank = 1; rank < GetParam(); ++rank) {
+    const DevicePage& page = multimem.rig().page(rank);
+    const auto fault = static_cast<DeviceFault>(load_acquire(&page.report.fault));
+    EXPECT_EQ(fault, DeviceFault::kPeerGaveUp) << "rank " << rank;
+    EXPECT_EQ(load_acquire(&page.completed), 0u);
+  }
+}
+
+TEST_P(MultimemKernelsTest, CountersPassTheWidthOfAWord) {
+  MultimemRig multimem(GetParam(), (std::uint64_t{1} << 32) - 2);
+  for (int call = 0; call < 4; ++call) {
+    multimem.run({.count = 3000, .channels = 4});
+    if (HasFailure()) return;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, MultimemKernelsTest, testing::Values(2, 3, 4, 8));
 
 }  // namespace

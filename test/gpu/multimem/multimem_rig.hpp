@@ -76,7 +76,8 @@ inline double rounding_of(Dtype dtype) {
 
 class MultimemRig {
  public:
-  explicit MultimemRig(int world) : rig_(world, {.multimem_kernel = stand_in_kernel}) {
+  explicit MultimemRig(int world, std::uint64_t meetings = 0)
+      : rig_(world, {.first = {.meetings = meetings}, .multimem_kernel = stand_in_kernel}) {
     take_forbidden_accesses();
   }
   ~MultimemRig() { EXPECT_EQ(take_forbidden_accesses(), 0u); }

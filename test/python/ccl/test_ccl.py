@@ -76,12 +76,9 @@ def configs(name, algorithm):
     from torch_symm import ccl
 
     yield ccl.Config(algorithm=algorithm)
-    slots = algorithm in ("one_shot", "two_shot", "ring", "pipelined")
-    if ON_CUDA and name == "all_to_all":
-        return
-    if slots:
+    if not ON_CUDA:
         yield ccl.Config(algorithm=algorithm, chunk_bytes=LEAST_CHUNK)
-    if ON_CUDA and algorithm != "copy_engine":
+    elif name != "all_to_all" and algorithm != "copy_engine":
         yield ccl.Config(algorithm=algorithm, channels=3)
 
 
@@ -219,7 +216,8 @@ def many_in_flight(rank):
     for number in range(12):
         mine = model.make_input(torch.float32, 5000, rank, number).to(DEVICE)
         total = torch.full((5000,), -1.0, device=DEVICE)
-        config = ccl.Config(algorithm=("one_shot", "ring", "two_shot")[number % 3])
+        algorithms = ("ll", "bulk", "ll_two_shot") if ON_CUDA else ("one_shot", "ring", "two_shot")
+        config = ccl.Config(algorithm=algorithms[number % 3])
         calls.append(
             (total, ccl.all_reduce(total, mine, dist.ReduceOp.SUM, None, True, config, workspace))
         )

@@ -11,7 +11,7 @@ from torch.distributed import TCPStore
 from errors import message_of, unsaid
 from harness import DEVICE, IS_SYMM, expect_no_mismatch
 from programs import free_port
-from rank_processes import describe, run_processes
+from rank_processes import describe, run_processes, served_store
 
 pytestmark = [
     pytest.mark.skipif(not IS_SYMM, reason="of symm's own registration"),
@@ -64,9 +64,9 @@ def groups_of_their_own(rank, port):
 
 
 def test_groups_of_dist2():
-    # A store that ends with no rank: one that is refused lets go of its own at once.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    reports = run_processes(groups_of_their_own, SIZE, store.port)
+    # A rank that is refused lets go of its own store at once.
+    with served_store() as (port, _):
+        reports = run_processes(groups_of_their_own, SIZE, port)
     assert all(report.returned for report in reports), describe(reports)
     expect_no_mismatch([report.value for report in reports])
 

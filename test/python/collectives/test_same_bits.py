@@ -18,11 +18,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import model
-from digests import copy_here
+from digests import ALGORITHMS, copy_here
 from harness import (
     DEVICE,
     IS_SYMM,
-    ON_CUDA,
     WORLD_SIZE,
     crowded,
     expect_no_mismatch,
@@ -36,8 +35,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "same_bits.py"
-ALGORITHMS = ["auto", "one_shot", "two_shot", "ring", "pipelined"]
-ALGORITHMS += ["ll", "ll_two_shot", "bulk"] if ON_CUDA else []
 FLOATS = [*model.FLOAT8S, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMBINATIONS = [
     (dtype, op)
@@ -132,7 +129,7 @@ def compare_with_one_element(rank: int, drawn: list[dict]) -> list[str]:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
 @settings(
     max_examples=3 if crowded(WORLD_SIZE) else 5,
     derandomize=True,

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 import model
-from harness import DEVICE, run_ranks
+from harness import DEVICE, ON_CUDA, run_ranks
 
 REDUCTIONS = [
     (torch.float16, "SUM"),
@@ -18,6 +18,10 @@ REDUCTIONS = [
     (torch.complex64, "SUM"),
 ]
 COUNTS = [1, 1027, 70001, 1200003]
+# That some reduction has on the device.
+ALGORITHMS = ["ll", "ll_two_shot", "bulk"]
+if not ON_CUDA:
+    ALGORITHMS = ["one_shot", "two_shot", "ring", "pipelined"]
 
 
 def copy_here(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,13 @@
-"""Ranks that are forks of this process, and how a report of what became of them reads."""
+"""Ranks that are forks of this process, which must have no threads; how a report of what became of
+them reads; and a Store for them."""
+
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+
+import torch.distributed as dist
 
 from torch_symm.tools.ranks.supervisor import RankReport, Supervisor
 
@@ -33,3 +42,32 @@ def describe(reports: list[RankReport]) -> str:
         if r.stacks:
             lines.append(r.stacks.rstrip())
     return "\n".join(lines)
+
+
+def _serve(port: Connection) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port.send(server.port)
+    signal.pause()
+
+
+@contextlib.contextmanager
+def served_store() -> Iterator[tuple[int, Callable[[], None]]]:
+    """(port, what ends the process that serves a TCPStore there).
+
+    A fork of the process in which a Store has its thread can find locks of the C library taken:
+    that thread looks up the name of each client, and a child forked meanwhile waits for ever when
+    it looks up its own, in glibc's `resolv_conf_get`.
+    """
+    context = multiprocessing.get_context("fork")
+    port, port_of_server = context.Pipe(duplex=False)
+    server = context.Process(target=_serve, args=(port_of_server,))
+    server.start()
+
+    def end() -> None:
+        server.kill()
+        server.join()
+
+    try:
+        yield port.recv(), end
+    finally:
+        end()

@@ -9,19 +9,14 @@ from torch_symm._registration import load
 
 # What no row of a table can name, and what has never run.
 _LEFT_OUT = ("copy_engine", "multimem")
-_WITHOUT_CHUNKS = ("ll", "ll_two_shot", "bulk")
-# What a row of an algorithm without chunks says; also the chunk of one_shot on the host.
-_LEAST_CHUNK = 64 << 10
-_CHUNKS = {
-    "cpu": tuple(_LEAST_CHUNK << power for power in range(5)),  # to 1 MiB
-    "cuda": (_LEAST_CHUNK,),
-}
+_LEAST_CHUNK = 64 << 10  # the only one of one_shot
+_CHUNKS = {"cpu": tuple(_LEAST_CHUNK << power for power in range(5)), "cuda": (0,)}  # to 1 MiB
 _BLOCKS = {"cpu": (0,), "cuda": (8, 16, 32, 64)}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """``chunk_bytes`` and ``channels`` are 0 where the algorithm has none."""
+    """``chunk_bytes`` is 0 on a GPU, ``channels`` on the host."""
 
     algorithm: str
     chunk_bytes: int
@@ -34,13 +29,14 @@ class Candidate:
     @classmethod
     def of_row(cls, row: dict[str, Any]) -> Candidate:
         """Return what a row of a table names."""
-        chunk = 0 if row["algorithm"] in _WITHOUT_CHUNKS else row["chunk_bytes"]
-        return cls(row["algorithm"], chunk, row.get("channels", 0))
+        return cls(row["algorithm"], row.get("chunk_bytes", 0), row.get("channels", 0))
 
     def row_fields(self, device: str) -> dict[str, Any]:
         """Return what a row that names this says of it."""
-        fields = {"algorithm": self.algorithm, "chunk_bytes": self.chunk_bytes or _LEAST_CHUNK}
-        return fields | ({"channels": self.channels} if device == "cuda" else {})
+        size = (
+            {"channels": self.channels} if device == "cuda" else {"chunk_bytes": self.chunk_bytes}
+        )
+        return {"algorithm": self.algorithm, **size}
 
     def at(self, staged: int) -> Candidate:
         """Return the candidate with the least chunk that makes the same call of ``staged`` bytes.
@@ -59,9 +55,7 @@ def candidates(device: str) -> dict[str, list[Candidate]]:
     for collective, algorithm, where, _ in load().placements():
         if where != device or algorithm in _LEFT_OUT:
             continue
-        chunks = (0,) if algorithm in _WITHOUT_CHUNKS else _CHUNKS[device]
-        if device == "cpu" and algorithm == "one_shot":
-            chunks = (_LEAST_CHUNK,)
+        chunks = (_LEAST_CHUNK,) if algorithm == "one_shot" else _CHUNKS[device]
         found.setdefault(collective, []).extend(
             Candidate(algorithm, chunk, blocks) for chunk in chunks for blocks in _BLOCKS[device]
         )

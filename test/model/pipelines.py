@@ -1,8 +1,8 @@
 """Models of the chunk pipelines: the algorithms' own operations, as an executor carries them out.
 
 The operations come from trace_algorithms.cpp, so step numbers and their order are those of
-kernels/algorithms. What an operation does to memory is said here, for the host (HostExecutor: one
-counter a rank, which all peers read) and for a GPU (BlockExecutor: a counter at each peer).
+kernels/algorithms. What an operation does to memory is said here: that of HostExecutor, with one
+counter a rank, which all peers read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Call:
 
     @property
     def steps(self) -> int:
-        """The numbers that the call occupies, as the executors' took() counts them."""
+        """The numbers that the call occupies, as the executor's took() counts them."""
         counted = {"open": 1, "publish": 1, "done": 1, "await": 2}
         return 1 + max(int(op[counted[op[0]]]) for op in self.ranks[0] if op[0] in counted)
 
@@ -49,13 +49,12 @@ def parse_calls(text: str) -> dict[tuple[str, int, bool, int], Call]:
     return calls
 
 
-class ChannelModel:
+class PipelineModel:
     """Builds the program in which every rank carries out the calls one after the other."""
 
     def __init__(
         self,
         calls: list[Call],
-        device: bool,
         every_message: bool = False,
         early_done: int = 0,
         narrow: str = "",
@@ -67,13 +66,11 @@ class ChannelModel:
         """
         self._narrow_credit = NARROW if narrow == "credit" else 0
         self._calls = calls
-        self._device = device
         self._early_done = early_done
         self._world = calls[0].world_size
         names = " ".join(dict.fromkeys(call.name for call in calls))
-        where = "device" if device else "host"
         place = " in place" if calls[0].in_place else ""
-        self.program = Program(f"{where} {names}{place}, {self._world} ranks")
+        self.program = Program(f"host {names}{place}, {self._world} ranks")
         self.program.first_choice_only = not every_message
         self.program.wrap = NARROW if narrow == "signals" else 0
         self._versions = self._list_versions()
@@ -100,17 +97,9 @@ class ChannelModel:
                 epoch += call.steps
         return versions
 
-    def signal(self, what: str, teller: int, listener: int) -> object:
-        """Where the teller's counter stands for the listener."""
-        return (what, teller, listener) if self._device else (what, teller)
-
     @property
     def calls(self) -> list[Call]:
         return self._calls
-
-    @property
-    def device(self) -> bool:
-        return self._device
 
     @property
     def early_done(self) -> int:
@@ -150,9 +139,9 @@ def own_memory(call: Call, rank: int) -> list[object]:
 
 
 class _Rank:
-    """One rank of a ChannelModel."""
+    """One rank of a PipelineModel."""
 
-    def __init__(self, model: ChannelModel, rank: int) -> None:
+    def __init__(self, model: PipelineModel, rank: int) -> None:
         self._model = model
         self._rank = rank
         self._peers = [p for p in range(len(model.calls[0].ranks)) if p != rank]
@@ -171,7 +160,7 @@ class _Rank:
             turns = call.name == "barrier" and number % 2 == 0
             if turns:  # every second barrier stands between a write and its readers
                 self._write(("before", self._rank))
-            self._begin(number)
+            self._thread.write(("record", self._rank, number), number + 1)
             for op in call.ranks[self._rank]:
                 self._carry_out(op, number)
             self._end(call)
@@ -185,70 +174,46 @@ class _Rank:
         self._count[cell] += 1
         self._thread.write(cell, self._count[cell])
 
-    def _begin(self, number: int) -> None:
-        if self._model.device:
-            for peer in self._peers:
-                self._await_done(peer, self._epoch + 1 - SLOTS, "device begin")
-                self._thread.write(("location", peer, self._rank, self._epoch % SLOTS), number + 1)
-            self._credit = max(self._credit, self._epoch + 1 - SLOTS)
-        else:
-            self._thread.write(("record", self._rank, number), number + 1)
-
     def _end(self, call: Call) -> None:
         target = self._epoch + call.steps
         if call.in_place:
-            where = "device" if self._model.device else "host"
             for peer in self._peers:
-                self._await_done(peer, target, f"{where} end")
+                self._await_done(peer, target, "host end")
             self._credit = target
 
     def _await_done(self, peer: int, target: int, site: str) -> None:
-        place = self._model.signal("done", peer, self._rank)
-        self._thread.wait_ge(place, target, ACQUIRE, site, grants=True)
+        self._thread.wait_ge(("done", peer), target, ACQUIRE, site, grants=True)
 
     def _carry_out(self, op: Operation, number: int) -> None:
-        where = "device" if self._model.device else "host"
         if op[0] == "open":
-            self._open(int(op[1]), where)
+            self._open(int(op[1]))
         elif op[0] == "await":
-            self._await(int(op[1]), int(op[2]), number, where)
+            self._await(int(op[1]), int(op[2]), number)
         elif op[0] == "publish":
-            self._tell("ready", int(op[1]) + 1, where)
+            self._tell("ready", int(op[1]) + 1, "host publish")
         elif op[0] == "done":
-            self._tell("done", int(op[1]) + 1 + self._model.early_done, where)
+            self._tell("done", int(op[1]) + 1 + self._model.early_done, "host read_done")
         elif op[0] == "write":
             self._write(cell_of(op, self._epoch))
         elif op[0] == "read":
             self._read(op, number)
 
-    def _open(self, step: int, where: str) -> None:
+    def _open(self, step: int) -> None:
         needed = self._epoch + step + 1 - SLOTS
         if not self._model.has_credit(self._credit, needed):
             for peer in self._peers:
-                self._await_done(peer, needed, f"{where} open_slot")
+                self._await_done(peer, needed, "host open_slot")
             self._credit = needed
 
-    def _await(self, peer: int, step: int, number: int, where: str) -> None:
-        place = self._model.signal("ready", peer, self._rank)
-        self._thread.wait_ge(place, self._epoch + step + 1, ACQUIRE, f"{where} await")
-        if peer in self._heard:
-            return
-        self._heard.add(peer)
-        if self._model.device:
-            cell = ("location", self._rank, peer, self._epoch % SLOTS)
-        else:
-            cell = ("record", peer, number)
-        self._thread.read(cell, number + 1)
+    def _await(self, peer: int, step: int, number: int) -> None:
+        self._thread.wait_ge(("ready", peer), self._epoch + step + 1, ACQUIRE, "host await")
+        if peer not in self._heard:
+            self._heard.add(peer)
+            self._thread.read(("record", peer, number), number + 1)
 
-    def _tell(self, what: str, steps: int, where: str) -> None:
-        site = f"{where} {'publish' if what == 'ready' else 'read_done'}"
-        if not self._model.device:
-            # The exchange of post() is taken as no more than a release.
-            self._thread.store((what, self._rank), self._epoch + steps, RELEASE, site)
-            return
-        for peer in self._peers:
-            self._thread.fence(RELEASE, site)
-            self._thread.store(self._model.signal(what, self._rank, peer), self._epoch + steps)
+    def _tell(self, what: str, steps: int, site: str) -> None:
+        # The exchange of post() is taken as no more than a release.
+        self._thread.store((what, self._rank), self._epoch + steps, RELEASE, site)
 
     def _read(self, op: Operation, number: int) -> None:
         cell = cell_of(op, self._epoch)
