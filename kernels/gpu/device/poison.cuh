@@ -3,8 +3,8 @@
 // NOTE [Poison]
 // The stream of a launch that gives up goes on, and what comes next on it would take what happens
 // to be in memory for results. So each block that gives up, or finds the group dead, fills what it
-// was to write with poison_of(dtype). Other blocks of the launch may have succeeded: every element is
-// right or poison. The host's errors come later; a replay of a graph has no others.
+// was to write with poison_of(dtype). Other blocks of the launch may have succeeded: every element
+// is right or poison. The host's errors come later; a replay of a graph has no others.
 //
 // A block fills its own part only: in a call in place other blocks may still be sending what it
 // would write over, to peers whose calls succeed. Where a rank's memory is written by its peers'
