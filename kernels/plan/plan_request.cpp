@@ -40,12 +40,7 @@ void check_request(CollectiveKind kind, const PlanRequest& request, PlanTarget t
     }
   }
   if (const std::size_t asked = request.chunk_bytes; asked != 0) {
-    if (!on_host) {
-      refuse("chunk_bytes",
-             "they are pieces of a slot of the host, and there are none on a GPU; "
-             "got " +
-                 std::to_string(asked));
-    }
+    if (!on_host) refuse("chunk_bytes", "there are none on a GPU; got " + std::to_string(asked));
     const std::size_t least = std::min(kLeastChunkBytes, largest_chunk);  // slots may be smaller
     if (asked < least || asked > largest_chunk || asked % kCacheLine != 0) {
       refuse("chunk_bytes", "expected a multiple of " + std::to_string(kCacheLine) + " from " +
