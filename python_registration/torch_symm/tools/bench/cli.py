@@ -33,9 +33,9 @@ from torch_symm.tools.ranks.launched import launched_rank, rank_count
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def _chosen(collectives: list[str]) -> tuple[str, ...]:
-    """Return the named collectives without repeats; ``all`` stands for every one."""
-    names = [name for text in collectives for name in (COLLECTIVES if text == "all" else (text,))]
+def _chosen(given: list[str], word: str, every: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the given names without repeats; ``word`` stands for every one."""
+    names = [name for text in given for name in (every if text == word else (text,))]
     return tuple(dict.fromkeys(names))
 
 
@@ -95,12 +95,12 @@ def bench(
         str, typer.Option(help=f"Device of the tensors: {', '.join(DEVICES)}.")
     ] = "cpu",
     mode: Annotated[
-        str | None,
+        list[str],
         typer.Option(
             help="eager, graph (replays of ten captured calls), both, or overlapped (beside a "
-            "matmul of about the same time) (eager; cuda: both)."
+            "matmul of about the same time); may be repeated (eager; cuda: both)."
         ),
-    ] = None,
+    ] = [],  # noqa: B006
     timeout_s: Annotated[float, typer.Option(help="Time-out of every group.")] = 60.0,
     case_seconds: Annotated[
         float, typer.Option(help="Time of one row; a backend that outruns it is left out.")
@@ -123,10 +123,9 @@ def bench(
     code 3 says that --backend gave wrong elements, refused a call or failed.
     """
     default = DEFAULTS.get(device, DEFAULTS["cpu"])
-    mode = mode or default["--mode"]
     with options_checked():
         config = BenchConfig(
-            collectives=_programs(program) or _chosen(collective),
+            collectives=_programs(program) or _chosen(collective, "all", COLLECTIVES),
             layers=layers,
             ranks=rank_count(ranks, default_ranks(device)),
             min_bytes=parse_size(smallest or default["--min"], "--min"),
@@ -144,7 +143,7 @@ def bench(
             backend=backend,
             against=spelled_out(tuple(name for names in against for name in names.split(","))),
             device=device,
-            modes=MODES if mode == "both" else (mode,),
+            modes=_chosen(mode or [default["--mode"]], "both", MODES),
             timeout_s=timeout_s,
             case_s=case_seconds,
             budget_s=budget_seconds,
