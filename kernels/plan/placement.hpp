@@ -1,6 +1,6 @@
 // Which of a caller's tensors other ranks read or write, by algorithm: what a program may rely on
 // when it decides which tensors to put in symmetric memory. The engine calls the same function
-// before a location exchange, so the table cannot differ from what happens.
+// before it publishes where its input is, so the table cannot differ from what happens.
 #pragma once
 
 #include <array>
