@@ -44,30 +44,25 @@ def describe(reports: list[RankReport]) -> str:
     return "\n".join(lines)
 
 
-def _serve(port: Connection) -> None:
+def _serve(rank: int, port: Connection) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port.send(server.port)
-    signal.pause()
+    while True:
+        signal.pause()
 
 
 @contextlib.contextmanager
 def served_store() -> Iterator[tuple[int, Callable[[], None]]]:
-    """(port, what ends the process that serves a TCPStore there).
+    """(port, what kills the process that serves a TCPStore there).
 
     A fork of the process in which a Store has its thread can find locks of the C library taken:
     that thread looks up the name of each client, and a child forked meanwhile waits for ever when
     it looks up its own, in glibc's `resolv_conf_get`.
     """
-    context = multiprocessing.get_context("fork")
-    port, port_of_server = context.Pipe(duplex=False)
-    server = context.Process(target=_serve, args=(port_of_server,))
-    server.start()
-
-    def end() -> None:
-        server.kill()
-        server.join()
-
+    port, port_of_server = multiprocessing.Pipe(duplex=False)
+    server = start_ranks(_serve, 1, (port_of_server,))
+    port_of_server.close()  # else nobody would see here that the server has ended
     try:
-        yield port.recv(), end
+        yield port.recv(), lambda: server.signal(0, signal.SIGKILL)
     finally:
-        end()
+        server.kill()
