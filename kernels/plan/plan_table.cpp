@@ -63,7 +63,8 @@ struct WireLimits {
   std::uint64_t all_reduce;
   std::uint64_t reduce;
   std::uint64_t broadcast;
-  std::uint64_t gather;  // and all_gather
+  std::uint64_t all_gather;
+  std::uint64_t gather;
   std::uint64_t scatter;
   std::uint64_t reduce_scatter;
 };
@@ -81,7 +82,7 @@ void add_rows(const WireLimits& limits, std::vector<PlanRow>& rows) {
   divide(kAllReduce, limits.all_reduce, kLLTwoShot);
   divide(kReduce, limits.reduce, kLL);
   divide(kBroadcast, limits.broadcast, kLL);
-  divide(kAllGather, limits.gather, kLL);
+  divide(kAllGather, limits.all_gather, kLL);
   divide(kGather, limits.gather, kLL);
   divide(kScatter, limits.scatter, kLL);
   divide(kReduceScatter, limits.reduce_scatter, kLL);
@@ -110,6 +111,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                          .all_reduce = kMiB,
                                          .reduce = 2 * kMiB,
                                          .broadcast = kMiB,
+                                         .all_gather = kMiB,
                                          .gather = kMiB,
                                          .scatter = 2 * kMiB,
                                          .reduce_scatter = 2 * kMiB},
@@ -121,6 +123,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                          .all_reduce = kMiB,
                                          .reduce = kMiB,
                                          .broadcast = kMiB,
+                                         .all_gather = 512 * kKiB,
                                          .gather = 512 * kKiB,
                                          .scatter = kMiB,
                                          .reduce_scatter = kMiB},
@@ -132,6 +135,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                          .all_reduce = 512 * kKiB,
                                          .reduce = 512 * kKiB,
                                          .broadcast = 512 * kKiB,
+                                         .all_gather = 128 * kKiB,
                                          .gather = 128 * kKiB,
                                          .scatter = 512 * kKiB,
                                          .reduce_scatter = 512 * kKiB}});
@@ -140,12 +144,13 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                            .channels = 64,
                                            .bulk_channels = 64,
                                            .one_hop = 128 * kKiB,
-                                           .all_reduce = 4 * kMiB,
-                                           .reduce = 2 * kMiB,
+                                           .all_reduce = 7 * kMiB,
+                                           .reduce = 7 * kMiB,
                                            .broadcast = 4 * kMiB,
-                                           .gather = 2 * kMiB,
-                                           .scatter = 4 * kMiB,
-                                           .reduce_scatter = 4 * kMiB},
+                                           .all_gather = 4 * kMiB,
+                                           .gather = 7 * kMiB,
+                                           .scatter = 8 * kMiB,
+                                           .reduce_scatter = 12 * kMiB},
                                           {.min_world = 3,
                                            .max_world = 4,
                                            .channels = 64,
@@ -154,6 +159,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                            .all_reduce = 4 * kMiB,
                                            .reduce = 4 * kMiB,
                                            .broadcast = 4 * kMiB,
+                                           .all_gather = kMiB,
                                            .gather = kMiB,
                                            .scatter = 4 * kMiB,
                                            .reduce_scatter = 4 * kMiB},
@@ -165,6 +171,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                            .all_reduce = 2 * kMiB,
                                            .reduce = 2 * kMiB,
                                            .broadcast = 2 * kMiB,
+                                           .all_gather = 256 * kKiB,
                                            .gather = 256 * kKiB,
                                            .scatter = 2 * kMiB,
                                            .reduce_scatter = 2 * kMiB}});

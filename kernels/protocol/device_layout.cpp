@@ -16,8 +16,9 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   layout.meeting_signals = take(kMaxChannels * world * sizeof(MeetingSignal));
   // A quarter of the workspace for wire boxes: fewer blocks where the boxes would be too small.
   const std::uint64_t quarter = workspace_bytes / 4;
+  const auto boxes = static_cast<std::uint64_t>(wire_senders(world_size));
   const auto box_bytes = [&] {
-    return align_down(quarter / (2 * layout.wire_blocks * world), 1024);
+    return align_down(quarter / (2 * layout.wire_blocks * boxes), 1024);
   };
   layout.wire_blocks = kMaxWireBlocks;
   while (layout.wire_blocks > 1 && box_bytes() < kLeastWireBox) layout.wire_blocks /= 2;
@@ -27,7 +28,7 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   layout.local = take(sizeof(LocalState));
   layout.table = take(kMaxSegments * world * sizeof(std::byte*));
 
-  layout.wire_boxes = take(2 * layout.wire_blocks * world * layout.wire_box_bytes);
+  layout.wire_boxes = take(2 * layout.wire_blocks * boxes * layout.wire_box_bytes);
   // Three sixteenths for the slots of messages and the rest for those of lanes; p2p boxes, an
   // eighth as much at most, are beside the workspace.
   const std::uint64_t senders = world > 1 ? world - 1 : 1;

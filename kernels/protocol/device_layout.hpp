@@ -175,6 +175,10 @@ struct alignas(8) BulkCount {
   std::uint32_t received;
 };
 
+// Boxes of a block, by sender: a rank's own is unused, since addresses are cheaper so; but two
+// ranks, which have one sender each, have one box.
+constexpr int wire_senders(int world_size) { return world_size == 2 ? 1 : world_size; }
+
 // A tile is what 32 threads store at once: bytes of data, and the space that they take in a box.
 struct WireTile {
   std::uint32_t bytes;
@@ -246,7 +250,7 @@ struct DeviceLayout {
   std::uint64_t p2p_freed;    // [world_size][kP2pChannels] uint32: boxes that the peer has freed
   std::uint64_t local;        // LocalState
   std::uint64_t table;        // [kMaxSegments][world_size] pointers
-  std::uint64_t wire_boxes;   // [2][wire_blocks][world_size] of wire_box_bytes
+  std::uint64_t wire_boxes;   // [2][wire_blocks][wire_senders()] of wire_box_bytes
   std::uint64_t wire_blocks;  // at most kMaxWireBlocks
   std::uint64_t wire_box_bytes;
   // [world_size - 1][kP2pChannels][kP2pBoxes] of p2p_box_bytes()

@@ -35,6 +35,13 @@ __global__ void widen_all(std::uint64_t inputs, Found* found) {
     const FloatPair pair = Conversion<Storage>::widen(NarrowPair<Storage>{value, other});
     note(found, right(Conversion<Storage>::widen(value), value), code);
     note(found, right(pair.low, value) && right(pair.high, other), code);
+    if constexpr (kConvertsPairs<Storage>) {
+      const std::uint32_t four = value.bits * 0x10001u | other.bits * 0x1000100u;
+      const bool has_nan = isnan(pair.low) || isnan(pair.high);
+      note(found, Conversion<Storage>::has_special(four) == has_nan, code);
+      const FloatPair plain = Conversion<Storage>::widen_plain(NarrowPair<Storage>{value, other});
+      note(found, has_nan || (right(plain.low, value) && right(plain.high, other)), code);
+    }
   }
 }
 
@@ -52,6 +59,13 @@ __global__ void round_all(std::uint64_t inputs, Found* found) {
     const NarrowPair<Storage> pair = Conversion<Storage>::round(FloatPair{value, other});
     note(found, right(Conversion<Storage>::round(value), value), code);
     note(found, right(pair.low, value) && right(pair.high, other), code);
+    if constexpr (kConvertsPairs<Storage>) {
+      const std::uint16_t plain = Conversion<Storage>::round_plain({value, other});
+      const bool is_right = (plain & 0xff) == pair.low.bits && plain >> 8 == pair.high.bits;
+      const bool is_plain =
+          Conversion<Storage>::is_plain(value) && Conversion<Storage>::is_plain(other);
+      note(found, is_right || !is_plain, code);
+    }
   }
 }
 

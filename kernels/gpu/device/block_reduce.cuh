@@ -63,42 +63,82 @@ struct UnitElements {
   static constexpr bool kIsNarrow = requires(Storage value) { Storage::to_float32(value); };
 };
 
-// Sixteen 8-bit floats, which without instructions for them take some twenty each to convert: a
-// kernel has one copy.
+// Sixteen 8-bit floats. Without instructions for them, and for NaN, they take some twenty
+// instructions each to convert, of which a kernel has one copy.
 template <class Storage>
 requires(kGpuSharesReduceKernels && sizeof(Storage) == 1) struct UnitElements<Storage, float> {
   float value[kUnitBytes];
 
-  __device__ SYMM_OUTLINED static UnitElements of(Unit unit) {
+  __device__ static UnitElements of(const Unit& unit) {
+    if constexpr (kConvertsPairs<Storage>) {
+      bool is_special = false;
+#pragma unroll
+      for (const std::uint32_t four : unit.words) {
+        is_special = is_special || Conversion<Storage>::has_special(four);
+      }
+      if (!is_special) {
+        return widened(unit, [](Pair pair) { return Conversion<Storage>::widen_plain(pair); });
+      }
+    }
+    return widened_any(unit);
+  }
+  __device__ static Unit unit(const UnitElements& elements) {
+    if constexpr (kConvertsPairs<Storage>) {
+      bool is_plain = true;
+#pragma unroll
+      for (std::size_t i = 0; i < kUnitBytes; ++i) {
+        is_plain = is_plain & Conversion<Storage>::is_plain(elements.value[i]);
+      }
+      if (is_plain) {
+        Unit unit;
+#pragma unroll
+        for (std::size_t i = 0; i < kUnitBytes; i += 4) {
+          const float* four = &elements.value[i];
+          unit.words[i / 4] =
+              Conversion<Storage>::round_plain({four[0], four[1]}) |
+              static_cast<std::uint32_t>(Conversion<Storage>::round_plain({four[2], four[3]}))
+                  << 16;
+        }
+        return unit;
+      }
+    }
+    return rounded_any(elements);
+  }
+  __device__ static float widen(float element) { return element; }
+  __device__ static float round(float element) { return element; }
+
+ private:
+  using Pair = NarrowPair<Storage>;
+  struct Narrow {
+    Storage value[kUnitBytes];
+  };
+
+  template <class Widen>
+  __device__ __forceinline__ static UnitElements widened(const Unit& unit, const Widen& widen) {
     const auto narrow = __builtin_bit_cast(Narrow, unit);
     UnitElements elements;
 #pragma unroll
     for (std::size_t i = 0; i < kUnitBytes; i += 2) {
-      const FloatPair pair =
-          Conversion<Storage>::widen(NarrowPair<Storage>{narrow.value[i], narrow.value[i + 1]});
+      const FloatPair pair = widen(Pair{narrow.value[i], narrow.value[i + 1]});
       elements.value[i] = pair.low;
       elements.value[i + 1] = pair.high;
     }
     return elements;
   }
-  __device__ SYMM_OUTLINED static Unit unit(UnitElements elements) {
+  __device__ SYMM_OUTLINED static UnitElements widened_any(Unit unit) {
+    return widened(unit, [](Pair pair) { return Conversion<Storage>::widen(pair); });
+  }
+  __device__ SYMM_OUTLINED static Unit rounded_any(UnitElements elements) {
     Narrow narrow;
 #pragma unroll
     for (std::size_t i = 0; i < kUnitBytes; i += 2) {
-      const NarrowPair<Storage> pair =
+      const Pair pair =
           Conversion<Storage>::round(FloatPair{elements.value[i], elements.value[i + 1]});
       narrow.value[i] = pair.low;
       narrow.value[i + 1] = pair.high;
     }
     return __builtin_bit_cast(Unit, narrow);
   }
-  __device__ static float widen(float element) { return element; }
-  __device__ static float round(float element) { return element; }
-
- private:
-  struct Narrow {
-    Storage value[kUnitBytes];
-  };
 };
 
 // One rule: `op` is kSum for SUM, AVG and PREMUL_SUM, else the operator itself.
@@ -161,13 +201,28 @@ struct PlainSum : Rule {
   }
 };
 
-// Whether a rule has kernels of its own: sums and maxima that are common.
+// For which world sizes a rule has kernels of its own. All of them take 2 minutes to compile, so
+// only the sums of training have one for each size.
+enum class OwnKernels {
+  kNone,    // those of SharedRules
+  kAny,     // one for any size
+  kTwo,     // and small calls of two ranks
+  kFour,    // and each size of kWireWorlds to 4: eight ranks have no registers for 8-bit floats
+  kCommon,  // and each size of kWireWorlds
+};
+constexpr OwnKernels own_kernels(Dtype dtype, ReduceOp op) {
+  if (!kGpuSharesReduceKernels) return OwnKernels::kAny;
+  if (op == ReduceOp::kMax && (dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat32)) {
+    return OwnKernels::kTwo;
+  }
+  if (op != ReduceOp::kSum) return OwnKernels::kNone;
+  if (dtype == Dtype::kFloat64 || dtype == Dtype::kInt64) return OwnKernels::kTwo;
+  if (dtype == Dtype::kFloat8E4M3Fn || dtype == Dtype::kFloat8E5M2) return OwnKernels::kFour;
+  return dtype < Dtype::kFloat64 || dtype == Dtype::kInt32 ? OwnKernels::kCommon
+                                                           : OwnKernels::kNone;
+}
 constexpr bool has_own_kernels(Dtype dtype, ReduceOp op) {
-  if (!kGpuSharesReduceKernels) return true;
-  const bool has_common_max = dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat32;
-  const bool has_common_sum =
-      dtype <= Dtype::kFloat64 || dtype == Dtype::kInt32 || dtype == Dtype::kInt64;
-  return (op == ReduceOp::kMax && has_common_max) || (op == ReduceOp::kSum && has_common_sum);
+  return own_kernels(dtype, op) != OwnKernels::kNone;
 }
 
 struct SharedFacts : ReduceFacts {

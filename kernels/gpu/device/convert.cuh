@@ -8,6 +8,10 @@
 //   float8_e5m2    it is the upper byte of a float16; rounding from sm_89 on: cvt of pairs
 //   others         no instruction: the portable code
 //
+// Of 8-bit floats whole units are tested for what is selected, which is seldom there, so that the
+// others need no selection: has_special() of four bytes and is_plain() of a float32 say where
+// widen_plain() and round_plain() give the same bits.
+//
 // AMD GPUs have such instructions too; as none has been at hand to compare them, the portable code
 // serves there.
 #pragma once
@@ -44,6 +48,9 @@ struct PortableConversion {
 
 template <class Storage>
 struct Conversion : PortableConversion<Storage> {};
+// Whether there are instructions for pairs of them.
+template <class Storage>
+inline constexpr bool kConvertsPairs = false;
 
 #if SYMM_CONVERTS_HALF
 
@@ -109,18 +116,33 @@ __device__ inline NarrowPair<Storage> fixed(std::uint16_t narrow, FloatPair wide
 }  // namespace conversion
 
 template <>
+inline constexpr bool kConvertsPairs<Float8E4M3Fn> = true;
+template <>
+inline constexpr bool kConvertsPairs<Float8E5M2> = true;
+
+template <>
 struct Conversion<Float8E4M3Fn> {
   using Pair = NarrowPair<Float8E4M3Fn>;
 
-  __device__ static FloatPair widen(Pair pair) {
-    const auto narrow = static_cast<std::uint16_t>(pair.low.bits | (pair.high.bits << 8));
-    std::uint32_t halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(narrow));
-    return {one(halves & 0xffffu, pair.low), one(halves >> 16, pair.high)};
+  __device__ static bool has_special(std::uint32_t four) {
+    return (((four & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) != 0;
   }
-  __device__ static Pair round(FloatPair wide) {
+  __device__ static FloatPair widen_plain(Pair pair) {
+    const std::uint32_t halves = halves_of(pair);
+    return {of_half(halves & 0xffffu), of_half(halves >> 16)};
+  }
+  __device__ static FloatPair widen(Pair pair) {
+    const FloatPair plain = widen_plain(pair);
+    return {one(plain.low, pair.low), one(plain.high, pair.high)};
+  }
+  __device__ static bool is_plain(float value) { return value == value; }
+  __device__ static std::uint16_t round_plain(FloatPair wide) {
     std::uint16_t narrow;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(narrow) : "f"(wide.high), "f"(wide.low));
+    return narrow;
+  }
+  __device__ static Pair round(FloatPair wide) {
+    const std::uint16_t narrow = round_plain(wide);
     return conversion::fixed<Float8E4M3Fn>(narrow, wide, [](std::uint32_t byte, std::uint32_t raw) {
       return conversion::is_nan(raw) ? 0x7fu | conversion::byte_sign(raw) : byte;
     });
@@ -129,9 +151,18 @@ struct Conversion<Float8E4M3Fn> {
   __device__ static Float8E4M3Fn round(float value) { return round(FloatPair{value, value}).low; }
 
  private:
-  __device__ static float one(std::uint32_t half, Float8E4M3Fn from) {
+  __device__ static std::uint32_t halves_of(Pair pair) {
+    const auto narrow = static_cast<std::uint16_t>(pair.low.bits | (pair.high.bits << 8));
+    std::uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(narrow));
+    return halves;
+  }
+  __device__ static float of_half(std::uint32_t half) {
     float wide;
     asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(static_cast<std::uint16_t>(half)));
+    return wide;
+  }
+  __device__ static float one(float wide, Float8E4M3Fn from) {
     const std::uint32_t raw = from.bits;
     const std::uint32_t nan = 0x7ff00000u | ((raw & 0x80u) << 24);
     return (raw & 0x7fu) == 0x7fu ? __uint_as_float(nan) : wide;
@@ -146,11 +177,22 @@ struct Conversion<Float8E5M2> {
     return Conversion<Half>::widen(Half{static_cast<std::uint16_t>(value.bits << 8)});
   }
   __device__ static FloatPair widen(Pair pair) { return {widen(pair.low), widen(pair.high)}; }
+  __device__ static bool has_special(std::uint32_t four) {
+    return (((four & 0x7f7f7f7fu) + 0x03030303u) & 0x80808080u) != 0;
+  }
+  __device__ static FloatPair widen_plain(Pair pair) {
+    return {of_byte(pair.low), of_byte(pair.high)};
+  }
   // The instruction saturates where infinity is right: from 61440 on, which lies between the
   // largest number and the next power of two.
-  __device__ static Pair round(FloatPair wide) {
+  __device__ static bool is_plain(float value) { return __builtin_fabsf(value) < 61440.0f; }
+  __device__ static std::uint16_t round_plain(FloatPair wide) {
     std::uint16_t narrow;
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(narrow) : "f"(wide.high), "f"(wide.low));
+    return narrow;
+  }
+  __device__ static Pair round(FloatPair wide) {
+    const std::uint16_t narrow = round_plain(wide);
     return conversion::fixed<Float8E5M2>(narrow, wide, [](std::uint32_t byte, std::uint32_t raw) {
       const std::uint32_t magnitude = raw & 0x7fffffffu;
       const std::uint32_t sign = conversion::byte_sign(raw);
@@ -159,6 +201,13 @@ struct Conversion<Float8E5M2> {
     });
   }
   __device__ static Float8E5M2 round(float value) { return round(FloatPair{value, value}).low; }
+
+ private:
+  __device__ static float of_byte(Float8E5M2 value) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(static_cast<std::uint16_t>(value.bits << 8)));
+    return wide;
+  }
 };
 
 #endif  // SYMM_CONVERTS_FLOAT8

@@ -16,14 +16,16 @@ __global__ void SYMM_LAUNCH_BOUNDS(kBulkThreads, 1)
   Bulk<N, Rules>(params, shared).run();
 }
 
-// The kernels of `Rules`; of what is common for each world size.
-template <class Rules, bool kIsCommon>
+// The kernels of `Rules`.
+template <class Rules, OwnKernels kOwn>
 BulkKernels bulk_kernels() {
   BulkKernels kernels;
   kernels.of[3] = reinterpret_cast<const void*>(&bulk_kernel<0, Rules>);
-  if constexpr (kIsCommon) {
+  if constexpr (kOwn >= OwnKernels::kFour) {
     kernels.of[0] = reinterpret_cast<const void*>(&bulk_kernel<2, Rules>);
     kernels.of[1] = reinterpret_cast<const void*>(&bulk_kernel<4, Rules>);
+  }
+  if constexpr (kOwn == OwnKernels::kCommon) {
     kernels.of[2] = reinterpret_cast<const void*>(&bulk_kernel<8, Rules>);
   }
   return kernels;

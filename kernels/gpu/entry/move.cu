@@ -54,14 +54,14 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTileThreads, 1)
 }  // namespace
 
 WireKernels move_wire_kernels() {
-  WireKernels kernels = wire_kernels<NoRules, true>();
+  WireKernels kernels = wire_kernels<NoRules, OwnKernels::kCommon>();
 #if SYMM_LINES
   // Not on AMD, where that of four ranks has too few registers.
-  enter_wire_worlds<LLTile, NoRules>(kernels, WireKind::kLL);
+  enter_wire<LLTile, NoRules, OwnKernels::kCommon>(kernels, WireKind::kLL);
 #endif
   return kernels;
 }
-BulkKernels move_bulk_kernels() { return bulk_kernels<NoRules, true>(); }
+BulkKernels move_bulk_kernels() { return bulk_kernels<NoRules, OwnKernels::kCommon>(); }
 WireKernels wire_barrier_kernels() {
   WireKernels kernels;
   const auto enter = [&](WireKind kind, const void* kernel) {

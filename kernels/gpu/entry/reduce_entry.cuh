@@ -14,10 +14,10 @@ namespace symm {
 template <Dtype dtype, ReduceOp op, class Shared>
 void enter_rule(ReduceKernelTable& table) {
   if constexpr (is_rule(dtype, op)) {
-    constexpr bool kIsCommon = kGpuSharesReduceKernels && has_own_kernels(dtype, op);
+    constexpr OwnKernels kOwn = own_kernels(dtype, op);
     using Rules = std::conditional_t<has_own_kernels(dtype, op), ElementRule<dtype, op>, Shared>;
     table[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)] = {
-        wire_kernels<Rules, kIsCommon>(), bulk_kernels<Rules, kIsCommon>(),
+        wire_kernels<Rules, kOwn>(), bulk_kernels<Rules, kOwn>(),
         reinterpret_cast<const void*>(&fold_kernel<Rules>)};
   }
 }

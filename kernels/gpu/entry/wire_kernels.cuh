@@ -3,14 +3,14 @@
 
 #include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/wire/route.cuh"
+#include "kernels/gpu/wire/tile_sets.cuh"
 
 namespace symm {
 
-template <class Tile, int N, class Rules>
-__global__ void SYMM_LAUNCH_BOUNDS(kWireThreads, 2)
-    wire_kernel(const SYMM_GRID_CONSTANT WireParams<kWireRanks<N>> params) {
+template <class Tile, class Route, class Params>
+__device__ __forceinline__ void run_route(const Params& params) {
   __shared__ double factors[kMaxDeviceRanks];
-  Route<Tile, N, Rules> route(params);
+  Route route(params);
   if (route.run(factors)) {
     route.end();
   } else {
@@ -18,27 +18,44 @@ __global__ void SYMM_LAUNCH_BOUNDS(kWireThreads, 2)
   }
 }
 
-template <class Tile, class Rules>
-void enter_wire_worlds(WireKernels& kernels, WireKind kind) {
-  auto& row = kernels.of[static_cast<std::size_t>(kind)];
-  row[0] = reinterpret_cast<const void*>(&wire_kernel<Tile, 2, Rules>);
-  row[1] = reinterpret_cast<const void*>(&wire_kernel<Tile, 4, Rules>);
-  row[2] = reinterpret_cast<const void*>(&wire_kernel<Tile, 8, Rules>);
-}
-template <class Tile, class Rules>
-void enter_wire(WireKernels& kernels, WireKind kind) {
-  kernels.of[static_cast<std::size_t>(kind)][3] =
-      reinterpret_cast<const void*>(&wire_kernel<Tile, 0, Rules>);
+template <class Tile, int N, class Rules>
+__global__ void SYMM_LAUNCH_BOUNDS(kWireThreads, 2)
+    wire_kernel(const SYMM_GRID_CONSTANT WireParams<kWireRanks<N>> params) {
+  run_route<Tile, Route<Tile, N, Rules>>(params);
 }
 
-// The kernels of `Rules`. What is common and has lines is compiled for each world size.
-template <class Rules, bool kIsCommon>
+// NOTE [Sets of tiles] in tile_sets.cuh.
+template <class Tile, int N, class Rules>
+__global__ void SYMM_LAUNCH_BOUNDS(kWireThreads, 2)
+    set_wire_kernel(const SYMM_GRID_CONSTANT WireParams<kWireRanks<N>> params) {
+  run_route<Tile, SetRoute<Tile, N, Rules>>(params);
+}
+
+template <class Tile, class Rules, OwnKernels kOwn>
+void enter_wire(WireKernels& kernels, WireKind kind) {
+  auto& row = kernels.of[static_cast<std::size_t>(kind)];
+  row[3] = reinterpret_cast<const void*>(&wire_kernel<Tile, 0, Rules>);
+  if constexpr (kOwn >= OwnKernels::kTwo) {
+    row[0] = reinterpret_cast<const void*>(&wire_kernel<Tile, 2, Rules>);
+  }
+  if constexpr (kOwn >= OwnKernels::kFour) {
+    row[1] = reinterpret_cast<const void*>(&wire_kernel<Tile, 4, Rules>);
+  }
+  if constexpr (kOwn == OwnKernels::kCommon) {
+    row[2] = reinterpret_cast<const void*>(&wire_kernel<Tile, 8, Rules>);
+  }
+}
+
+// The kernels of `Rules`.
+template <class Rules, OwnKernels kOwn>
 WireKernels wire_kernels() {
   WireKernels kernels;
-  enter_wire<LLTile, Rules>(kernels, WireKind::kLL);
+  enter_wire<LLTile, Rules, OwnKernels::kAny>(kernels, WireKind::kLL);
 #if SYMM_LINES
-  enter_wire<LineTile, Rules>(kernels, WireKind::kLine);
-  if constexpr (kIsCommon) enter_wire_worlds<LineTile, Rules>(kernels, WireKind::kLine);
+  enter_wire<LineTile, Rules, kOwn>(kernels, WireKind::kLine);
+  if constexpr (kOwn >= OwnKernels::kFour) {
+    kernels.large = reinterpret_cast<const void*>(&set_wire_kernel<LineTile, 2, Rules>);
+  }
 #endif
   return kernels;
 }

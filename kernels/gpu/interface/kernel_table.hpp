@@ -45,6 +45,7 @@ constexpr bool is_rule(Dtype dtype, ReduceOp op) {
 // where the library has no such wire.
 struct WireKernels {
   const void* of[kWireKindCount][kWireWorldCount] = {};
+  const void* large = nullptr;  // set_wire_kernel of two ranks by lines; null where of[] serves
 };
 
 // bulk_kernel by index of kWireWorlds; null as in WireKernels.

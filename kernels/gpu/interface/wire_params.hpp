@@ -16,6 +16,8 @@ inline constexpr int kWireWorlds[] = {2, 4, 8, 0};
 inline constexpr int kWireWorldCount = 4;
 inline constexpr int kTileThreads = 32;  // that share a tile
 inline constexpr int kWireThreads = 256;
+// NOTE [Sets of tiles] in tile_sets.cuh: from this on, so that some warps have three.
+inline constexpr std::uint32_t kTilesOfLargeBlock = 2 * kWireThreads / kTileThreads + 1;
 
 // A range of memory that is sent, or that what arrives is stored to.
 struct WirePiece {

@@ -234,7 +234,10 @@ void GpuGroupKernels::start_wire(const WireKernels& kernels, const WireLaunch& l
                                  const More&... more) {
   const auto& of_wire = kernels.of[static_cast<std::size_t>(wire_)];
   const LaunchContext context{config_, group_, wire_, options};
-  by_world(of_wire, [&](const void* kernel, auto ranks) {
+  const bool is_large = config_.world_size == 2 && wire_ == WireKind::kLine &&
+                        launch.tiles_per_block >= kTilesOfLargeBlock && kernels.large != nullptr;
+  by_world(of_wire, [&](const void* each, auto ranks) {
+    const void* const kernel = is_large ? kernels.large : each;
     auto params = wire_params<ranks()>(launch, call, context);
     void* arguments[] = {&params, const_cast<More*>(&more)...};
     check_gpu(gpuLaunchKernel(kernel, dim3(launch.blocks), dim3(launch.threads), arguments, 0,

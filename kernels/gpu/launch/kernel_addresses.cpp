@@ -28,6 +28,7 @@ void load_kernels() {
     for (const auto& of_wire : kernels.of) {
       for (const void* kernel : of_wire) load(kernel);
     }
+    load(kernels.large);
   };
   for (const MessageForms forms :
        {MessageForms::kBoxes, MessageForms::kChunks, MessageForms::kBoth}) {

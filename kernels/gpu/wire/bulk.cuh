@@ -121,7 +121,7 @@ class Bulk {
   template <class Step>
   __device__ __forceinline__ bool move(const Step& step_of) {
     const bool moves = is_sender() || lane_.has_role(kLanePlaces);
-    const bool copies_own = lane_.has_role(kLaneCopiesOwn);
+    const bool copies_own = !kCombines && lane_.has_role(kLaneCopiesOwn);
     const auto thread = static_cast<int>(warp_thread());
     const Move first = moves && thread < world_size() ? move_of(thread) : Move{};
     std::uint32_t mine = copies_own ? lane_.cut(own_send().bytes).steps : 0;
@@ -151,7 +151,7 @@ class Bulk {
   }
 
   __device__ __forceinline__ bool send(const Move& first, std::uint32_t step) const {
-    const bool to_all = params_.sends_same && lane_.serves_all() && world_size() > 2;
+    const bool to_all = !kCombines && params_.sends_same && lane_.serves_all() && world_size() > 2;
     std::uint32_t direct = 0;
     bool ok = true;
     each_rank([&](int peer) {
@@ -250,18 +250,17 @@ class Bulk {
 
   __device__ __forceinline__ bool middle() {
     if constexpr (kCombines) {
-      if (params_.combines) {
-        return pass_on(
-            own_send().bytes, [&](int) { return true; },
-            [&](std::uint32_t bytes) { combine(bytes); });
-      }
+      return pass_on(
+          own_send().bytes, [&](int) { return true; },
+          [&](std::uint32_t bytes) { combine(bytes); });
+    } else {
+      return pass_on(
+          own_take().bytes, [&](int peer) { return peer == params_.root; },
+          [&](std::uint32_t bytes) {
+            forward_chunk<N>(load_shared(&shared_.from[at(params_.root)]), shared_.to + place_,
+                             world_size(), rank(), bytes);
+          });
     }
-    return pass_on(
-        own_take().bytes, [&](int peer) { return peer == params_.root; },
-        [&](std::uint32_t bytes) {
-          forward_chunk<N>(load_shared(&shared_.from[at(params_.root)]), shared_.to + place_,
-                           world_size(), rank(), bytes);
-        });
   }
 
   // Takes the chunks of a piece of `piece_bytes` from the ranks that hears(peer) names, lets

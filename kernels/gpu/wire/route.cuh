@@ -29,25 +29,28 @@ __device__ SYMM_OUTLINED_METHOD void poison_pieces(const WireParams<kRanks>& par
   }
 }
 
-template <class Tile, int N, class Rules>
+template <class Tile, int N, class Rules, class BlockOf = WireBlock<Tile, N>>
 class Route {
  public:
-  using Block = WireBlock<Tile, N>;
+  using Block = BlockOf;
   using Params = typename Block::Params;
 
   __device__ explicit Route(const Params& params) : params_(params), block_(params) {}
 
   // False where the block gave up. By the whole block.
   __device__ __forceinline__ bool run(double* factors) {
-    Unit first[Block::kBatch];
-    load_all(0, block_.first_tile(), first);  // while the counters are on their way
+    const std::uint32_t first = block_.first_tile();
+    Unit units[Block::kBatch];
+    load_all(0, first, units);  // while the counters are on their way
     if (!block_.ready()) return false;
-    return block_all(send_all(first) && exchange_factors(factors) && second_half(factors));
+    send_all(first, first, units);
+    return block_all(exchange_factors(factors) && second_half(factors, first));
   }
   __device__ void end() { block_.end(); }
 
- private:
+ protected:
   static constexpr int kBatch = Block::kBatch;
+  static constexpr bool kCombines = !std::is_same_v<Rules, NoRules>;
 
   __device__ bool is_peer(int rank) const {
     return rank < block_.world_size() && rank != block_.rank();
@@ -93,12 +96,12 @@ class Route {
       block_.send(peer, tile, units[k]);
     }
   }
-  // `units`: those of this thread's first tile for the first peers.
-  __device__ __forceinline__ bool send_all(Unit (&units)[kBatch]) {
-    for (std::uint32_t tile = block_.first_tile(); tile < params_.tiles_per_block;
-         tile += block_.tile_stride()) {
+  // This thread's tiles from `begin` on. `units`: those of tile `loaded` for the first peers.
+  __device__ __forceinline__ void send_all(std::uint32_t begin, std::uint32_t loaded,
+                                           Unit (&units)[kBatch]) {
+    for (std::uint32_t tile = begin; tile < params_.tiles_per_block; tile += block_.tile_stride()) {
       if (params_.sends[0] == 0) break;
-      if (tile != block_.first_tile()) load_all(0, tile, units);
+      if (tile != loaded) load_all(0, tile, units);
       if (params_.sends_same) {
         send_same(tile, units[0]);
         continue;
@@ -110,7 +113,6 @@ class Route {
       }
     }
     block_.refresh([this](int peer, std::uint32_t place) { return uses(peer, place); });
-    return true;
   }
   // Whether the call sends a tile at `place` of its box to `peer`.
   __device__ bool uses(int peer, std::uint32_t place) const {
@@ -150,15 +152,17 @@ class Route {
     return __builtin_bit_cast(double, bits);
   }
 
-  __device__ __forceinline__ bool second_half(const double* factors) {
-    copy_own();
-    if constexpr (!std::is_same_v<Rules, NoRules>) {
-      if (params_.combines && !combine(factors)) return false;
+  // Of this thread's tiles from `begin` on.
+  __device__ __forceinline__ bool second_half(const double* factors, std::uint32_t begin) {
+    if constexpr (kCombines) {
+      if (params_.combines && !combine(factors, begin)) return false;
+    } else {
+      copy_own();
+      if (params_.relays && !relay(begin)) return false;
     }
-    if (params_.relays && !relay()) return false;
-    const bool one_hop = !params_.combines && !params_.relays;
-    return place(one_hop ? 0 : 1);
+    return place(last_hop(), begin);
   }
+  __device__ int last_hop() const { return params_.combines || params_.relays ? 1 : 0; }
 
   // Not divided as the pieces that go through boxes are.
   __device__ __forceinline__ void copy_own() const {
@@ -174,9 +178,9 @@ class Route {
     }
   }
 
-  __device__ __forceinline__ bool combine(const double* factors) {
+  __device__ __forceinline__ bool combine(const double* factors, std::uint32_t begin) {
     const auto facts = Rules::facts_of(factors, params_, params_);
-    for (std::uint32_t tile = block_.first_tile(); tile < block_.tiles_of(own_send());
+    for (std::uint32_t tile = begin; tile < block_.tiles_of(own_send());
          tile += block_.tile_stride()) {
       Unit result;
       bool ok = false;
@@ -210,8 +214,8 @@ class Route {
     return true;
   }
 
-  __device__ __forceinline__ bool relay() {
-    for (std::uint32_t tile = block_.first_tile(); tile < block_.tiles_of(own_take());
+  __device__ __forceinline__ bool relay(std::uint32_t begin) {
+    for (std::uint32_t tile = begin; tile < block_.tiles_of(own_take());
          tile += block_.tile_stride()) {
       Unit unit;
       if (!block_.receive_from(params_.root, tile, &unit)) return false;
@@ -233,17 +237,19 @@ class Route {
     }
   }
 
-  __device__ __forceinline__ bool place(int hop) {
+  // Where the tiles of a hop begin in a box.
+  __device__ std::uint32_t box_place(int hop) const {
+    return hop == 0 ? 0 : params_.tiles_per_block;
+  }
+  __device__ __forceinline__ bool place(int hop, std::uint32_t begin) {
     if (params_.hears[hop] == 0) return true;
-    const std::uint32_t begin = hop == 0 ? 0 : params_.tiles_per_block;
-    for (std::uint32_t tile = block_.first_tile(); tile < params_.tiles_per_block;
-         tile += block_.tile_stride()) {
+    for (std::uint32_t tile = begin; tile < params_.tiles_per_block; tile += block_.tile_stride()) {
       const auto comes = [&](int peer) {
         return hears(hop, peer) && tile < block_.tiles_of(params_.take[peer]);
       };
       for (int base = 0; base < block_.world_size(); base += kBatch) {
         Unit units[kBatch];
-        if (!block_.receive(base, begin + tile, units, comes)) return false;
+        if (!block_.receive(base, box_place(hop) + tile, units, comes)) return false;
 #pragma unroll
         for (int k = 0; k < kBatch; ++k) {
           const int peer = base + k;

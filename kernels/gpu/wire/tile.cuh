@@ -93,6 +93,19 @@ struct LLTile {
 
 // Every function is called by all threads of a warp together.
 struct LineTile {
+  // Where this thread's unit of a whole tile is loaded; two threads load the same one, of which
+  // each keeps its half.
+  __device__ static Unit load_whole(const std::byte* source) {
+    const std::uint32_t place = offset() / kUnitBytes * kUnitBytes;
+    return own_part(load_data(reinterpret_cast<const Unit*>(source + place)));
+  }
+  __device__ static void store_whole(std::byte* destination, const Unit& unit) {
+    if (ends_line()) {
+      store_data(reinterpret_cast<std::uint64_t*>(destination + offset()), low_half(unit));
+    } else {
+      store_data(reinterpret_cast<Unit*>(destination + offset()), unit);
+    }
+  }
   static constexpr std::uint32_t kBytes = wire_tile(WireKind::kLine).bytes;
   static constexpr std::uint32_t kSpace = wire_tile(WireKind::kLine).space;
   static constexpr bool kEpochsRepeat = false;
@@ -141,12 +154,23 @@ struct LineTile {
   }
   // True in the threads whose line may have arrived: it has where the eighth finds the epoch.
   __device__ static bool receive(std::byte* tile, std::uint64_t flag, Unit* unit) {
-    std::uint64_t low = 0;
-    std::uint64_t high = 0;
-    load_relaxed_pair(words_at(tile), &low, &high);
-    *unit = {{static_cast<std::uint32_t>(low), static_cast<std::uint32_t>(low >> 32),
-              static_cast<std::uint32_t>(high), static_cast<std::uint32_t>(high >> 32)}};
-    return !ends_line() || high == flag;
+    return look(tile).has(flag, unit);
+  }
+  // The same in two steps: a thread stands still in the second.
+  struct Arrival {
+    std::uint64_t low;
+    std::uint64_t high;
+
+    __device__ bool has(std::uint64_t flag, Unit* unit) const {
+      *unit = {{static_cast<std::uint32_t>(low), static_cast<std::uint32_t>(low >> 32),
+                static_cast<std::uint32_t>(high), static_cast<std::uint32_t>(high >> 32)}};
+      return !ends_line() || high == flag;
+    }
+  };
+  __device__ static Arrival look(std::byte* tile) {
+    Arrival found;
+    load_relaxed_pair(words_at(tile), &found.low, &found.high);
+    return found;
   }
 
   // The unit of which this thread may have half only, the other half being eight threads away.

@@ -215,7 +215,7 @@ class WireBlock {
     return false;
   }
 
- private:
+ protected:
   using Mask = std::conditional_t<N == 0, std::uint64_t, std::uint32_t>;
   static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
   template <class T>
@@ -247,12 +247,16 @@ class WireBlock {
   }
   __device__ std::byte* box_at(int owner, int sender) const {
     const std::uint64_t block = (epoch_ & 1) * params_.box_blocks + blockIdx.x;
-    const std::uint64_t box =
-        block * static_cast<std::uint64_t>(world_size()) + static_cast<std::uint64_t>(sender);
+    const auto senders = static_cast<std::uint64_t>(wire_senders(world_size()));
+    const std::uint64_t box = block * senders + (senders == 1 ? 0 : static_cast<unsigned>(sender));
     return global_pointer(params_.segments[owner]) + params_.boxes + box * params_.box_bytes;
   }
+  // Of a tile of this block's part of a piece, and of this thread's unit of it.
+  __device__ std::uint32_t begin_of(std::uint32_t tile) const {
+    return (blockIdx.x * params_.tiles_per_block + tile) * Tile::kBytes;
+  }
   __device__ std::uint32_t offset_of(std::uint32_t tile) const {
-    return (blockIdx.x * params_.tiles_per_block + tile) * Tile::kBytes + Tile::offset();
+    return begin_of(tile) + Tile::offset();
   }
 
   __device__ __forceinline__ bool try_receive(int peer, std::uint32_t place, Unit* unit) const {
