@@ -20,7 +20,7 @@ EVIDENCE = HERE.parent / "evidence"
 COLLECTIVES = ("all_reduce", "all_gather")
 MACHINES = {
     "4 ranks on 2 CPU cores, float32": ("bench_cpu_4_ranks_small", "bench_cpu_4_ranks_large"),
-    "2 H100 without multicast, bfloat16, in a graph": ("bench_cuda_2_h100",),
+    "2 H200 without multicast, bfloat16, in a graph": ("bench_cuda_2_h200",),
 }
 COLOURS = {"symm": "tab:blue", "gloo": "tab:orange", "nccl": "tab:green"}
 
@@ -87,8 +87,8 @@ def draw_floors() -> None:
     """Write floors.png: times of GPUs in parts of the floor."""
     figure = plt.figure(figsize=(11, 5.4), layout="constrained")
     for part, ranks in zip(figure.subfigures(2, 1), (2, 4), strict=True):
-        part.suptitle(f"{ranks} H100, bfloat16, in a graph: times the floor")
-        rows = rows_of((f"bench_cuda_{ranks}_h100",))
+        part.suptitle(f"{ranks} H200, bfloat16, in a graph: times the floor")
+        rows = rows_of((f"bench_cuda_{ranks}_h200",))
         grid = part.subplots(1, len(FLOORS), sharey=True)
         for axes, collective in zip(grid, FLOORS, strict=True):
             lines: dict[str, list[tuple[int, float]]] = {}

@@ -99,9 +99,9 @@ PlanTable table_of(std::initializer_list<WireLimits> limits) {
 
 }  // namespace
 
-// The limits of two ranks are measured (docs/benchmarks.md, "Wires and pipelines"), and those of
-// lines among four ("Lanes"); the others are estimated from the bytes that a rank sends and from
-// the boxes, which are smaller.
+// The limits of two ranks are measured (docs/benchmarks.md, "Wires and pipelines", of lines "Sets
+// of tiles"), and those of lines among four ("Lanes"); the others are estimated from the bytes that
+// a rank sends and from the boxes, which are smaller.
 const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
   static const PlanTable ll = table_of({{.min_world = 2,
                                          .max_world = 2,

@@ -9,6 +9,7 @@
 #include <random>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "kernels/core/reduce_op.hpp"
 #include "kernels/cpu/reduce_kernels.hpp"
@@ -176,14 +177,11 @@ TEST_P(GroupKernelsTest, EveryReductionRule) {
 TEST_P(GroupKernelsTest, LargeBlocksTakeSetsOfTiles) {
   DeviceRig rig(world(), {.wire = wire()});
   Checker checker(rig);
-  constexpr struct {
-    Dtype dtype;
-    ReduceOp op;
-  } kRules[] = {{Dtype::kBFloat16, ReduceOp::kPreMulSum},
-                {Dtype::kComplex128, ReduceOp::kSum},
-                {Dtype::kFloat8E4M3Fn, ReduceOp::kAvg},
-                {Dtype::kInt32, ReduceOp::kMax},
-                {Dtype::kFloat32, ReduceOp::kSum}};
+  constexpr std::pair<Dtype, ReduceOp> kRules[] = {{Dtype::kBFloat16, ReduceOp::kPreMulSum},
+                                                   {Dtype::kComplex128, ReduceOp::kSum},
+                                                   {Dtype::kFloat8E4M3Fn, ReduceOp::kAvg},
+                                                   {Dtype::kInt32, ReduceOp::kMax},
+                                                   {Dtype::kFloat32, ReduceOp::kSum}};
   int turn = 0;
   for (const CollectiveKind kind : kKinds) {
     const bool hops_twice = kind == CollectiveKind::kAllReduce;
@@ -191,22 +189,21 @@ TEST_P(GroupKernelsTest, LargeBlocksTakeSetsOfTiles) {
       if (algorithm == Algorithm::kLLTwoShot && !hops_twice) continue;
       for (const std::size_t tiles : {16u, 17u, 24u, 25u, 47u, 48u, 49u, 120u}) {
         for (const int blocks : {1, 3}) {
-          const auto& rule = kRules[turn % 5];
+          const auto [dtype, op] = kRules[turn % 5];
           const std::size_t slices = algorithm == Algorithm::kLL ? 1 : even(0).size();
           const std::size_t bytes =
               slices * tiles * static_cast<std::size_t>(blocks) * wire_tile(wire()).bytes -
               std::size_t{16} * (turn % 3);
-          std::vector<std::size_t> counts = even(bytes / dtype_bytes(rule.dtype));
+          std::vector<std::size_t> counts = even(bytes / dtype_bytes(dtype));
           if (has_parts(kind) && turn % 4 == 3) counts.back() /= 2;
-          checker.run(
-              {.kind = kind,
-               .plan = plan(algorithm, blocks),
-               .dtype = rule.dtype,
-               .op = rule.op,
-               .counts = counts,
-               .root = turn % world(),
-               .in_place = turn % 2 == 1 && !reads_parts(kind),
-               .offset = turn % 7 == 6 && dtype_bytes(rule.dtype) <= 8 ? std::size_t{8} : 0});
+          checker.run({.kind = kind,
+                       .plan = plan(algorithm, blocks),
+                       .dtype = dtype,
+                       .op = op,
+                       .counts = counts,
+                       .root = turn % world(),
+                       .in_place = turn % 2 == 1 && !reads_parts(kind),
+                       .offset = turn % 7 == 6 && dtype_bytes(dtype) <= 8 ? std::size_t{8} : 0});
           if (HasFatalFailure()) return;
           ++turn;
         }

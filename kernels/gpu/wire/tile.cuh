@@ -93,19 +93,6 @@ struct LLTile {
 
 // Every function is called by all threads of a warp together.
 struct LineTile {
-  // Where this thread's unit of a whole tile is loaded; two threads load the same one, of which
-  // each keeps its half.
-  __device__ static Unit load_whole(const std::byte* source) {
-    const std::uint32_t place = offset() / kUnitBytes * kUnitBytes;
-    return own_part(load_data(reinterpret_cast<const Unit*>(source + place)));
-  }
-  __device__ static void store_whole(std::byte* destination, const Unit& unit) {
-    if (ends_line()) {
-      store_data(reinterpret_cast<std::uint64_t*>(destination + offset()), low_half(unit));
-    } else {
-      store_data(reinterpret_cast<Unit*>(destination + offset()), unit);
-    }
-  }
   static constexpr std::uint32_t kBytes = wire_tile(WireKind::kLine).bytes;
   static constexpr std::uint32_t kSpace = wire_tile(WireKind::kLine).space;
   static constexpr bool kEpochsRepeat = false;
@@ -137,6 +124,20 @@ struct LineTile {
       store_odd_unit(destination, unit, min_size(left, kHalf));
     } else {
       store_data(reinterpret_cast<std::uint64_t*>(destination), low_half(unit));
+    }
+  }
+
+  // The same of a tile that is whole and aligned; `source` and `destination` are its begin. Two
+  // threads load the same unit, of which each keeps its half.
+  __device__ static Unit load_whole(const std::byte* source) {
+    const std::uint32_t place = offset() / kUnitBytes * kUnitBytes;
+    return own_part(load_data(reinterpret_cast<const Unit*>(source + place)));
+  }
+  __device__ static void store_whole(std::byte* destination, const Unit& unit) {
+    if (ends_line()) {
+      store_data(reinterpret_cast<std::uint64_t*>(destination + offset()), low_half(unit));
+    } else {
+      store_data(reinterpret_cast<Unit*>(destination + offset()), unit);
     }
   }
 
