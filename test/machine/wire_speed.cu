@@ -5,7 +5,7 @@
 //   wire_speed <file.json> [worlds=2,4,8] [calls=200] [replays=21] [workspace MiB=64] [most MiB=4]
 //              [gpus=1] [least MiB=1] [direct=0]
 //
-// direct=1: outputs lie in symmetric memory, so that large pieces need no slots. With more than 4
+// direct=1: outputs lie in symmetric memory, so that large pieces need no slots. With more than 16
 // MiB it measures large messages: lanes with 8 to 64 blocks, and messages. All blocks of all ranks
 // must be on the GPU at once, so ranks have fewer blocks the more they are.
 #include <algorithm>
@@ -439,7 +439,7 @@ int main(int count, char** arguments) {
         }
         for (const Cell& cell : large
                                     ? large_cells(smallest, most, world, (world + gpus - 1) / gpus)
-                                    : cells_of(wire, counts)) {
+                                    : cells_of(wire, counts, most)) {
           std::string error;
           const auto [median, least] = rig->measure(cell, calls, replays, &error);
           const double floor = traffic(cell, world) / bandwidth;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "kernels/core/collective.hpp"
@@ -10,7 +11,7 @@
 
 namespace symm::test {
 
-inline constexpr std::size_t kSmallBytes = 4u << 20;
+inline constexpr std::size_t kSmallBytes = 16u << 20;
 inline constexpr int kResidentBlocks = 128;  // that are on the GPU at once
 
 struct Cell {
@@ -78,12 +79,16 @@ inline double traffic(const Cell& cell, int world) {
   }
 }
 
-inline std::vector<Cell> cells_of(WireKind wire, bool counts) {
+// To `most` bytes; from 1 MiB on lanes beside the wires.
+inline std::vector<Cell> cells_of(WireKind wire, bool counts, std::size_t most) {
   using enum CollectiveKind;
   std::vector<Cell> cells;
-  for (std::size_t bytes : {std::size_t{64}, std::size_t{256}, std::size_t{4} << 10,
-                            std::size_t{16} << 10, std::size_t{64} << 10, std::size_t{256} << 10,
-                            std::size_t{1} << 20, std::size_t{4} << 20}) {
+  constexpr std::size_t kKiB = 1024;
+  constexpr std::size_t kMiB = 1024 * kKiB;
+  for (std::size_t bytes :
+       {std::size_t{64}, std::size_t{256}, 4 * kKiB, 16 * kKiB, 64 * kKiB, 256 * kKiB, 512 * kKiB,
+        kMiB, 2 * kMiB, 3 * kMiB, 4 * kMiB, 6 * kMiB, 8 * kMiB, 12 * kMiB, 16 * kMiB}) {
+    if (bytes > most) break;
     const bool is_short = !counts || wire == WireKind::kLL;
     if (is_short && bytes != 256 && bytes != 65536 && bytes != 1u << 20) continue;
     cells.push_back({kAllReduce, Algorithm::kLL, bytes, "all_reduce"});
@@ -98,9 +103,16 @@ inline std::vector<Cell> cells_of(WireKind wire, bool counts) {
     cells.push_back({kScatter, Algorithm::kLL, bytes, "scatter"});
     if (bytes == 64) cells.push_back({kBarrier, Algorithm::kLL, bytes, "barrier"});
     if (wire == WireKind::kLL) continue;
-    // As they are until they have wires.
-    cells.push_back({kAllToAll, Algorithm::kPipelined, bytes, "all_to_all by channels", true});
-    cells.push_back({kBroadcast, Algorithm::kPipelined, bytes, "send + recv by channels", true});
+    cells.push_back({kAllToAll, Algorithm::kPipelined, bytes, "all_to_all by messages", true});
+    cells.push_back({kBroadcast, Algorithm::kPipelined, bytes, "send + recv by messages", true});
+    if (bytes < kMiB) continue;
+    for (const auto& [kind, name] :
+         {std::pair{kAllReduce, "all_reduce"}, std::pair{kReduceScatter, "reduce_scatter"},
+          std::pair{kAllGather, "all_gather"}, std::pair{kBroadcast, "broadcast"},
+          std::pair{kReduce, "reduce"}, std::pair{kGather, "gather"},
+          std::pair{kScatter, "scatter"}}) {
+      cells.push_back({kind, Algorithm::kBulk, bytes, name});
+    }
   }
   return cells;
 }

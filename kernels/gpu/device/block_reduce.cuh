@@ -201,8 +201,8 @@ struct PlainSum : Rule {
   }
 };
 
-// For which world sizes a rule has kernels of its own. All of them take 2 minutes to compile, so
-// only the sums of training have one for each size.
+// For which world sizes a rule has kernels of its own: only the sums of training for each, so that
+// the library compiles within two minutes.
 enum class OwnKernels {
   kNone,    // those of SharedRules
   kAny,     // one for any size
