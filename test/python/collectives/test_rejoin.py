@@ -288,10 +288,12 @@ def worker(victims, stage, result):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.05))  # in set-up or behind it
     limit = datetime.timedelta(seconds=LIMIT)
-    dist.init_process_group(BACKEND, timeout=limit)
-    dist.all_reduce(torch.ones(100))
-    if doomed:
-        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.init_process_group(BACKEND, timeout=limit)
+        dist.all_reduce(torch.ones(100))
+    finally:  # also where a peer's death is an error here: torch would write it to a file, which a
+        if doomed:  # death in the middle leaves empty, and the agent cannot read
+            os.kill(os.getpid(), signal.SIGKILL)
     for _ in range(20):
         dist.all_reduce(torch.ones(100))
     dist.destroy_process_group()
