@@ -4,8 +4,8 @@
 // What a tile costs beside its bytes are instructions, each of which waits for the one before in
 // its warp: addresses, tests for the ends of pieces, looks. So large calls take the tiles that are
 // whole and aligned in sets, by loops that have no such tests and have the loads of a set under way
-// together, and the others one by one as small calls do. They have kernels of their own: a kernel
-// takes the longer to begin the more code it goes through (docs/benchmarks.md, "Sets of tiles").
+// together, and the others one by one as small calls do. They have kernels of their own: in those
+// of all calls small ones took longer (docs/benchmarks.md, "Sets of tiles").
 #pragma once
 
 #include "kernels/gpu/wire/route.cuh"
@@ -171,7 +171,7 @@ class SetRoute : public Route<Tile, N, Rules, SetBlock<Tile, N>> {
     return least == ~0u ? 0 : least;
   }
 
-  // Each returns how many sets it has taken.
+  // Returns how many sets it has taken.
   __device__ __forceinline__ std::uint32_t send_sets() {
     const std::uint32_t sets =
         least_sets([&](int peer) { return this->sends(0, peer); },

@@ -291,8 +291,10 @@ def worker(victims, stage, result):
     try:
         dist.init_process_group(BACKEND, timeout=limit)
         dist.all_reduce(torch.ones(100))
-    finally:  # also where a peer's death is an error here: torch would write it to a file, which a
-        if doomed:  # death in the middle leaves empty, and the agent cannot read
+    finally:
+        # Also where a peer's death is an error here, which torch would write to a file: a death in
+        # the middle of that leaves it empty, and the agent cannot read it.
+        if doomed:
             os.kill(os.getpid(), signal.SIGKILL)
     for _ in range(20):
         dist.all_reduce(torch.ones(100))
