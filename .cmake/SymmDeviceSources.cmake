@@ -12,6 +12,7 @@ file(GLOB SYMM_DEVICE_RUNTIME CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/symm_mem/
 set(SYMM_DEVICE_SHARED
     kernels/protocol/device_layout.cpp
     kernels/gpu/launch/norm_launch.cpp
+    kernels/gpu/launch/share_division.cpp
     kernels/gpu/launch/transfer_schedule.cpp
     kernels/gpu/launch/wire_route.cpp
     kernels/protocol/signal_pad.cpp

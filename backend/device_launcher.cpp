@@ -137,7 +137,7 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, std::span<const Trans
 void DeviceLauncher::check_no_search(const TransferOp& op, const char* where) const {
   if (op.is_send || !search_->has_in_channel_of(op.tag)) return;
   throw Error(ErrorCode::kUnsupported, "recv with tag ", op.tag, ": ", where,
-              " while a recv from any rank, with a tag that is equal modulo ", kMessageTagChannels,
+              " while a recv from any rank, with a tag that is equal modulo ", kTagChannels,
               ", waits for its sender; wait for that one before");
 }
 

@@ -68,15 +68,28 @@ void RecvSearch::add(Recv recv) {
   }
 }
 
-bool RecvSearch::settle(Recv& recv, std::optional<Error>& error, bool looks_for_trouble) {
+// All recvs before `recv` still wait, and the first that fits gets a message: also one that was
+// announced after they were asked about and before this one is.
+bool RecvSearch::takes_from(std::list<Recv>::iterator recv, int sender) const {
+  const TransferOp& op = recv->awaited.op;
+  return std::none_of(recvs_.begin(), std::list<Recv>::const_iterator(recv), [&](const Recv& each) {
+    const TransferOp& earlier = each.awaited.op;
+    return earlier.tag == op.tag && (earlier.peer == kAnySource || earlier.peer == sender);
+  });
+}
+
+bool RecvSearch::settle(std::list<Recv>::iterator recv, std::optional<Error>& error,
+                        bool looks_for_trouble) {
   try {
-    if (const std::optional<int> sender = group_.find_sender(recv.awaited)) {
-      TransferOp op = recv.awaited.op;
+    const std::optional<int> sender = group_.find_sender(recv->awaited);
+    if (sender && takes_from(recv, *sender)) {
+      TransferOp op = recv->awaited.op;
       op.peer = *sender;
-      put_(recv, op);
+      put_(*recv, op);
       return true;
     }
-    if (looks_for_trouble) group_.look_for_trouble(recv.awaited);
+    if (sender) return false;
+    if (looks_for_trouble) group_.look_for_trouble(recv->awaited);
     return false;
   } catch (const Error& refused) {
     error = refused;
@@ -98,7 +111,7 @@ void RecvSearch::look() {
     if (looks_for_trouble) next_trouble_ = now + kTroublePeriod;
     for (auto recv = recvs_.begin(); recv != recvs_.end();) {
       std::optional<Error> error;
-      if (!settle(*recv, error, looks_for_trouble)) {
+      if (!settle(recv, error, looks_for_trouble)) {
         ++recv;
         continue;
       }

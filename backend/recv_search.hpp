@@ -71,8 +71,10 @@ class RecvSearch : public std::enable_shared_from_this<RecvSearch> {
     std::optional<Error> error;
   };
 
-  // All with the mutex held. settle() returns false while there is no sender.
-  bool settle(Recv& recv, std::optional<Error>& error, bool looks_for_trouble);
+  // All with the mutex held. settle() returns false while there is no sender whose message is for
+  // this recv.
+  bool settle(std::list<Recv>::iterator recv, std::optional<Error>& error, bool looks_for_trouble);
+  bool takes_from(std::list<Recv>::iterator recv, int sender) const;
   std::list<Recv>::iterator remove(std::list<Recv>::iterator recv);
   void start_thread();
   void run() noexcept;

@@ -52,7 +52,7 @@ WIDE = r"(dwordx4|b128) "
 STORE = re.compile(r"(global|flat|buffer)_(store|atomic)")
 ACCESS = re.compile(r"(global|flat|buffer|scratch)_")
 # Kernels that move no payload by themselves.
-NO_PAYLOAD = re.compile(r"signal_kernel|wire_barrier|plan_rows")
+NO_PAYLOAD = re.compile(r"signal_kernel|barrier_kernel|plan_rows")
 # Kernels between others of their stream that meet the peers: they signal nobody.
 SILENT = re.compile(r"matrix_sum_kernel|fold_kernel|row_norm_kernel")
 # Kernels whose data brings its own flag, or that are silent: nothing is released or acquired.

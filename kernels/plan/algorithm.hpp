@@ -13,7 +13,7 @@ enum class Algorithm : std::uint8_t {
   kOneShot,     // host: through the small slots, every rank reads every contribution that it needs
   kTwoShot,     // host: all_reduce, reduce: each rank reduces its share, then shares are gathered
   kRing,        // host: all_reduce by an ordered ring, partial sums 0 -> N-1, results round again
-  kPipelined,   // host: chunks through the workspace; GPU: all_to_all, by messages and lanes
+  kPipelined,   // host: chunks through the workspace; GPU: all_to_all, over the wire and by lanes
   kLL,          // GPU: over a wire, one hop: epoch and data in one store
   kLLTwoShot,   // GPU: all_reduce over a wire: shares to their owner, results to all ranks
   kBulk,        // GPU: chunks through slots at the peers, by lanes of warps

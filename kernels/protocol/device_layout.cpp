@@ -35,12 +35,16 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   const std::uint64_t for_messages = std::max(
       workspace_bytes / 16 * 3, senders * kSlotPartsOfSender * kLeastMessageSlots * kChunkUnit);
   const std::uint64_t for_lanes = workspace_bytes - quarter - for_messages;
-  const std::uint64_t box_parts =
-      senders * kBoxPartsOfSender * kP2pChannelsPerTag * std::uint64_t{kP2pBoxes};
-  const std::uint64_t box_part =
-      align_down(min_size(workspace_bytes / 8 / box_parts, kMostP2pBoxPart), 1024);
-  layout.p2p_box_part = static_cast<std::uint32_t>(box_part);
-  layout.p2p_boxes = take(box_parts * box_part);
+  const auto box_parts = [&] {
+    return senders * kBoxPartsOfSender * layout.p2p_channels * std::uint64_t{kP2pBoxes};
+  };
+  const auto box_part = [&] {
+    return align_down(min_size(workspace_bytes / 8 / box_parts(), kMostP2pBoxPart), 1024);
+  };
+  layout.p2p_channels = kMostP2pChannelsPerTag;
+  while (layout.p2p_channels > kLeastP2pChannelsPerTag && box_part() == 0) layout.p2p_channels /= 2;
+  layout.p2p_box_part = static_cast<std::uint32_t>(box_part());
+  layout.p2p_boxes = take(box_parts() * layout.p2p_box_part);
   const auto data_of_box = [&layout](int tag_channel) {
     constexpr WireTile kTile = wire_tile(WireKind::kLL);
     if (layout.p2p_box_part == 0) return std::uint32_t{0};
@@ -48,8 +52,8 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
     return static_cast<std::uint32_t>(
         align_down(tiles * kTile.bytes - sizeof(BoxHeader), kCacheLine));
   };
-  layout.p2p_large_box_data = data_of_box(kTagChannelOfTag0);
-  layout.p2p_small_box_data = data_of_box(kTagChannelOfTag0 + 1);
+  layout.p2p_large_box_data = data_of_box(0);
+  layout.p2p_small_box_data = data_of_box(1);
   const auto part_bytes = [&] {
     const std::uint64_t parts = senders * kSlotPartsOfSender * layout.message_slots_of_tag;
     return static_cast<std::uint32_t>(align_down(for_messages / parts, kChunkUnit));

@@ -34,38 +34,33 @@ inline constexpr int kMaxChannels = 64;
 // Symmetric segments that one group can know.
 inline constexpr int kMaxSegments = 256;
 
-// Tag channels from one rank to another: number 0 is all_to_all's, number 1 + tag %
-// kMessageTagChannels carries the messages of send and recv with that tag. So messages whose tags
-// differ modulo kMessageTagChannels never wait for each other.
-inline constexpr int kMessageTagChannels = 4;
-inline constexpr int kTagChannels = 1 + kMessageTagChannels;
-// Short messages go through the p2p channels of their tag channel.
-inline constexpr int kP2pChannelsPerTag = 8;
-inline constexpr int kP2pChannels = kTagChannels * kP2pChannelsPerTag;
+// Tag channels from one rank to another: number tag % kTagChannels carries the messages with that
+// tag. So messages whose tags differ modulo kTagChannels never wait for each other.
+inline constexpr int kTagChannels = 4;
+// Short messages go through the p2p channels of their tag channel, of which a large group has
+// fewer.
+inline constexpr int kMostP2pChannelsPerTag = 32;
+inline constexpr int kLeastP2pChannelsPerTag = 8;
+inline constexpr int kP2pChannels = kTagChannels * kMostP2pChannelsPerTag;
 inline constexpr std::uint32_t kP2pBoxes = 4;
-// The largest message that one p2p channel carries alone: one unit for each thread of a block. Of
-// four such pieces, four carry it; of more, all do.
-inline constexpr std::uint32_t kMostUndividedMessage = 8u << 10;
-inline constexpr int kFewP2pChannels = 4;
+// The largest message that one p2p channel carries alone: with its header, a unit for each thread
+// of a block. And of a longer one the part that one has, where there are channels enough.
+inline constexpr std::uint32_t kMostUndividedMessage = (8u << 10) - 128;
+inline constexpr std::uint32_t kGoodMessagePart = 4u << 10;
 // Longer ones go as chunks through the slots of their tag channel (NOTE [Chunks of messages] in
 // kernels/gpu/wire/message_chunks.cuh): at most so many, a power of two, and fewer where a part
 // of them would be smaller.
 inline constexpr std::uint32_t kMostMessageSlots = 512;
 inline constexpr std::uint32_t kLeastMessageSlots = 2;
 // How large they are, in parts of what a sender has: most programs use tag 0 alone, whose tag
-// channel has most; the shares of an all_to_all are short (kMostShareByMessages).
-inline constexpr int kAllToAllTagChannel = 0;
-inline constexpr int kTagChannelOfTag0 = 1;
-inline constexpr std::uint32_t kSlotPartsOfAllToAll = 2;
-inline constexpr std::uint32_t kSlotPartsOfTag0 = 11;
-inline constexpr std::uint32_t kSlotPartsOfSender =
-    kSlotPartsOfAllToAll + kSlotPartsOfTag0 + kMessageTagChannels - 1;
-// The same of p2p boxes: those of all_to_all and of tag 0 are larger, so that eight of them hold
-// 256 KiB. Messages of such sizes take less time by tiles than as chunks with a fence each.
-inline constexpr std::uint32_t kBoxPartsOfLargeTag = 4;
-inline constexpr std::uint32_t kBoxPartsOfSender =
-    2 * kBoxPartsOfLargeTag + kMessageTagChannels - 1;
-inline constexpr std::uint64_t kMostP2pBoxPart = 17u << 10;
+// channel has most.
+inline constexpr std::uint32_t kSlotPartsOfTag0 = 13;
+inline constexpr std::uint32_t kSlotPartsOfSender = kSlotPartsOfTag0 + kTagChannels - 1;
+// The same of p2p boxes: those of tag 0 are larger, so that those of two ranks hold 512 KiB.
+// Messages of such sizes take less time by tiles than as chunks with a fence each.
+inline constexpr std::uint32_t kBoxPartsOfTag0 = 9;
+inline constexpr std::uint32_t kBoxPartsOfSender = kBoxPartsOfTag0 + kTagChannels - 1;
+inline constexpr std::uint64_t kMostP2pBoxPart = 4u << 10;
 
 // That chunks, of messages and of lanes, are a multiple of, and of how many bytes at least.
 inline constexpr std::uint32_t kChunkUnit = 512;
@@ -82,12 +77,8 @@ struct alignas(16) BoxHeader {
   std::uint32_t position;  // NOTE [Position of a message] in kernels/gpu/wire/message.cuh
   std::int64_t tag;
 };
-// Shares of an all_to_all that are larger go by lanes: what a pair of ranks exchanges decides, as
-// nobody else knows how much that is.
-inline constexpr std::uint64_t kMostShareByMessages = 256u << 10;
 constexpr int tag_channel_of(std::int64_t tag) {
-  return kTagChannelOfTag0 +
-         static_cast<int>(static_cast<std::uint64_t>(tag) % kMessageTagChannels);
+  return static_cast<int>(static_cast<std::uint64_t>(tag) % kTagChannels);
 }
 
 // How data and its epoch travel in one store (NOTE [Wires] in kernels/gpu/wire/tile.cuh); the same
@@ -228,7 +219,7 @@ struct MessageCut {
 
 // This rank's GPU writes it, and alone reads it, but for `dead`.
 struct alignas(kCacheLine) LocalState {
-  std::uint32_t launch_ticket;  // blocks that have finished the running multimem or all_to_all
+  std::uint32_t launch_ticket;  // blocks that have finished the running multimem
   std::uint32_t dead;           // the group failed: kernels end at once, and peers look
   std::uint64_t sequence;       // collectives that have ended, in units of kSequenceUnit
   alignas(kCacheLine) std::uint64_t wire_epoch[kMaxWireBlocks];  // calls of the block so far
@@ -246,18 +237,18 @@ struct alignas(kCacheLine) LocalState {
 // Offsets in bytes from the start of a rank's segment; the same on every rank.
 struct DeviceLayout {
   std::uint64_t meeting_signals;  // [kMaxChannels][world_size] MeetingSignal
-  std::uint64_t wire_done;    // [wire_blocks][world_size] uint64: epoch that the peer's block ended
+  std::uint64_t wire_done;    // [world_size][wire_blocks] uint64: epoch that the peer's block ended
   std::uint64_t p2p_freed;    // [world_size][kP2pChannels] uint32: boxes that the peer has freed
   std::uint64_t local;        // LocalState
   std::uint64_t table;        // [kMaxSegments][world_size] pointers
   std::uint64_t wire_boxes;   // [2][wire_blocks][wire_senders()] of wire_box_bytes
   std::uint64_t wire_blocks;  // at most kMaxWireBlocks
   std::uint64_t wire_box_bytes;
-  // [world_size - 1][kP2pChannels][kP2pBoxes] of p2p_box_bytes()
+  // [world_size - 1][kTagChannels][p2p_channels][kP2pBoxes] of p2p_box_bytes()
   std::uint64_t p2p_boxes;
-  std::uint64_t p2p_box_part;  // 0 where not even a tile would fit: then there are no boxes
-  std::uint32_t
-      p2p_large_box_data;  // that fits in a box of all_to_all and tag 0, behind the header
+  std::uint32_t p2p_channels;        // of a tag channel, a power of two
+  std::uint64_t p2p_box_part;        // 0 where not even a tile would fit: then there are no boxes
+  std::uint32_t p2p_large_box_data;  // that fits in a box of tag 0, behind the header
   std::uint32_t p2p_small_box_data;  // in others
   std::uint64_t message_signals;  // [world_size][kTagChannels][message_slots_of_tag] MessageSignal
   // [world_size - 1][kTagChannels][message_slots_of_tag] of message_slot_bytes()
@@ -282,37 +273,31 @@ struct DeviceLayout {
     return static_cast<std::uint32_t>(wire_box_bytes / wire_tile(kind).space) - 1;
   }
   constexpr std::uint32_t p2p_box_bytes(int tag_channel) const {
-    return p2p_box_part * (tag_channel <= kTagChannelOfTag0 ? kBoxPartsOfLargeTag : 1);
+    return p2p_box_part * (tag_channel == 0 ? kBoxPartsOfTag0 : 1);
   }
   // Box `count` of p2p channel `channel` of a tag channel, from a sender, by the sender's number
   // among the others. All boxes together are less than 4 GiB.
   constexpr std::uint64_t p2p_box(int sender, int tag_channel, int channel,
                                   std::uint32_t count) const {
     const auto tag = static_cast<std::uint32_t>(tag_channel);
-    const std::uint32_t tags = tag_channel <= kTagChannelOfTag0 ? tag * kBoxPartsOfLargeTag
-                                                                : 2 * kBoxPartsOfLargeTag + tag - 2;
+    const std::uint32_t tags = tag == 0 ? 0 : kBoxPartsOfTag0 + tag - 1;
     const std::uint32_t parts = static_cast<std::uint32_t>(sender) * kBoxPartsOfSender + tags;
     const std::uint32_t number =
         static_cast<std::uint32_t>(channel) * kP2pBoxes + count % kP2pBoxes;
-    return p2p_boxes + (parts * kP2pChannelsPerTag * kP2pBoxes * p2p_box_part +
-                        number * p2p_box_bytes(tag_channel));
+    return p2p_boxes +
+           (parts * p2p_channels * kP2pBoxes * p2p_box_part + number * p2p_box_bytes(tag_channel));
   }
   // Data that fits in a box, behind the header.
   constexpr std::uint32_t p2p_box_data(int tag_channel) const {
-    return tag_channel <= kTagChannelOfTag0 ? p2p_large_box_data : p2p_small_box_data;
+    return tag_channel == 0 ? p2p_large_box_data : p2p_small_box_data;
   }
   constexpr std::uint32_t message_slot_bytes(int tag_channel) const {
-    return message_slot_part * (tag_channel == kAllToAllTagChannel ? kSlotPartsOfAllToAll
-                                : tag_channel == kTagChannelOfTag0 ? kSlotPartsOfTag0
-                                                                   : 1);
+    return message_slot_part * (tag_channel == 0 ? kSlotPartsOfTag0 : 1);
   }
   // The slot for chunk `number` of a sender, by the sender's number among the others.
   constexpr std::uint64_t message_slot(int sender, int tag_channel, std::uint32_t number) const {
     std::uint32_t parts = static_cast<std::uint32_t>(sender) * kSlotPartsOfSender;
-    if (tag_channel > kAllToAllTagChannel) parts += kSlotPartsOfAllToAll;
-    if (tag_channel > kTagChannelOfTag0) {
-      parts += kSlotPartsOfTag0 + static_cast<std::uint32_t>(tag_channel - kTagChannelOfTag0 - 1);
-    }
+    if (tag_channel > 0) parts += kSlotPartsOfTag0 + static_cast<std::uint32_t>(tag_channel - 1);
     return message_slots + std::uint64_t{parts} * message_slots_of_tag * message_slot_part +
            std::uint64_t{slot_of(number)} * message_slot_bytes(tag_channel);
   }
@@ -340,15 +325,16 @@ struct DeviceLayout {
   // the next follow from size and tag alone, so that the two ends agree. (If their sizes differ,
   // that is found: transfer.cu.)
   constexpr bool is_short_message(std::uint64_t bytes, int tag_channel) const {
-    const std::uint32_t most = kP2pChannelsPerTag * p2p_box_data(tag_channel);
+    const std::uint32_t most = p2p_channels * p2p_box_data(tag_channel);
     return p2p_box_part != 0 && bytes <= most;
   }
-  constexpr int p2p_channels_of(std::uint64_t bytes, int tag_channel) const {
+  constexpr std::uint32_t p2p_channels_of(std::uint64_t bytes, int tag_channel) const {
     const std::uint32_t data = p2p_box_data(tag_channel);
-    const std::uint32_t alone = data < kMostUndividedMessage ? data : kMostUndividedMessage;
-    return bytes <= alone                     ? 1
-           : bytes <= kFewP2pChannels * alone ? kFewP2pChannels
-                                              : kP2pChannelsPerTag;
+    if (bytes <= min_size(data, kMostUndividedMessage)) return 1;
+    const auto part = static_cast<std::uint32_t>(min_size(data, kGoodMessagePart));
+    std::uint32_t channels = 2;
+    while (channels < p2p_channels && channels * part < bytes) channels *= 2;
+    return channels;
   }
 };
 

@@ -111,7 +111,7 @@ struct alignas(kCacheLine) Inbox {
   alignas(kCacheLine) ClearToSend cts[kClearToSends];
   MessageNotes sends;  // of messages to the peer
   MessageNotes recvs;
-  AnnouncedSends announced[kMessageTagChannels];  // to the peer
+  AnnouncedSends announced[kTagChannels];  // to the peer
 };
 
 struct alignas(kCacheLine) OutboxHeader {

@@ -199,7 +199,7 @@ TEST_F(DeviceMessagesTest, MessagesOfAnySizeFindTheirRecv) {
           ops.push_back({out, sizes[k], static_cast<std::int64_t>(k), peer, true});
           out += align_up(sizes[k] + 1, 16);
         }
-        // Messages of one tag channel (tags that are equal modulo kMessageTagChannels) keep their
+        // Messages of one tag channel (tags that are equal modulo kTagChannels) keep their
         // order.
         for (const std::size_t k : {3u, 2u, 1u, 0u, 5u, 4u}) {
           rank.write(in, std::vector<std::byte>(sizes[k] + 1, std::byte{0xee}));

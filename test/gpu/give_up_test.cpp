@@ -242,7 +242,7 @@ TEST_F(GiveUpTest, AMessageThatDoesNotComeIsPoison) {
       {.data = memory.at(1024), .bytes = 64, .tag = 0, .peer = 0, .is_send = true},
       {.data = memory.at(3072), .bytes = 64, .tag = 0, .peer = 0, .dtype = Dtype::kInt8}};
   for (int round = 0; round < 2; ++round) {
-    rig.kernels(0).transfer(ops, false, options);
+    rig.kernels(0).transfer(ops, options);
     check(gpuStreamSynchronize(rig.stream(0)), "StreamSynchronize");
     EXPECT_EQ(fault_of(rig, 0), DeviceFault::kTimeout);
     EXPECT_EQ(read(memory.at(0), 1000), filled(500, Dtype::kFloat16));

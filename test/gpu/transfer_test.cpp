@@ -31,6 +31,8 @@ class TransferTest : public testing::TestWithParam<int> {
   int world() const { return GetParam(); }
 };
 
+constexpr WireKind kWires[] = {WireKind::kLL, WireKind::kLine};
+
 struct Sent {
   int from;
   int to;
@@ -38,7 +40,21 @@ struct Sent {
   std::size_t bytes;
 };
 
-// Everything that `sent` says, in one batch a rank.
+void launch_all_to_all(DeviceRig& rig, int rank, const std::vector<TransferOp>& ops) {
+  std::vector<Part> in(static_cast<std::size_t>(rig.world()));
+  std::vector<Part> out(in.size());
+  for (const TransferOp& op : ops) {
+    (op.is_send ? in : out)[static_cast<std::size_t>(op.peer)] = {op.data, op.bytes};
+  }
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllToAll;
+  args.dtype = Dtype::kUInt8;
+  args.input_parts = in;
+  args.output_parts = out;
+  rig.kernels(rank).launch(args, Plan{}, rig.options(rank));
+}
+
+// Everything that `sent` says, in one batch a rank; `collective`: it is an all_to_all.
 void exchange(DeviceRig& rig, const std::vector<Sent>& sent, bool collective) {
   std::vector<std::vector<TransferOp>> ops(static_cast<std::size_t>(rig.world()));
   std::vector<std::unique_ptr<DeviceBytes>> keep;
@@ -58,7 +74,12 @@ void exchange(DeviceRig& rig, const std::vector<Sent>& sent, bool collective) {
   }
   check(gpuDeviceSynchronize(), "DeviceSynchronize");
   for (int rank = 0; rank < rig.world(); ++rank) {
-    rig.kernels(rank).transfer(ops[static_cast<std::size_t>(rank)], collective, rig.options(rank));
+    const std::vector<TransferOp>& own = ops[static_cast<std::size_t>(rank)];
+    if (collective) {
+      launch_all_to_all(rig, rank, own);
+    } else {
+      rig.kernels(rank).transfer(own, rig.options(rank));
+    }
   }
   rig.finish();
   rig.expect_healthy();
@@ -79,8 +100,8 @@ TEST_P(TransferTest, BothDirectionsAtOnceAtManySizes) {
   for (const int tag : {0, 5}) {
     const std::uint64_t box = rig.layout().p2p_box_data(tag_channel_of(tag));
     const std::uint64_t alone = std::min<std::uint64_t>(box, kMostUndividedMessage);
-    const std::uint64_t few = kFewP2pChannels * alone;
-    const std::uint64_t boxes = kP2pChannelsPerTag * box;
+    const std::uint64_t few = 4 * kGoodMessagePart;
+    const std::uint64_t boxes = rig.layout().p2p_channels * box;
     for (const std::uint64_t bytes :
          {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{16}, std::uint64_t{17},
           std::uint64_t{496}, std::uint64_t{497}, std::uint64_t{4096}, alone, alone + 1, few,
@@ -115,21 +136,68 @@ TEST_P(TransferTest, MessagesToOneselfBesideOthers) {
   }
 }
 
+// Empty ones, short ones, such as take all blocks, and such as go by lanes, in every pairing.
 TEST_P(TransferTest, AllToAllOfUnevenShares) {
-  DeviceRig rig(world(), {});
-  for (int round = 0; round < 3; ++round) {
-    std::vector<Sent> sent;
-    for (int from = 0; from < world(); ++from) {
-      for (int to = 0; to < world(); ++to) {
-        const std::size_t bytes = static_cast<std::size_t>((from * 3 + to + round) % 4) * 777'777;
-        sent.push_back({from, to, 0, bytes});
+  constexpr std::size_t kSizes[] = {0, 1, 40'007, 777'777, 1'555'554, 7'777'777, 480, 12};
+  for (const WireKind wire : kWires) {
+    DeviceRig rig(world(), {.wire = wire});
+    for (std::size_t round = 0; round < std::size(kSizes); ++round) {
+      std::vector<Sent> sent;
+      for (int from = 0; from < world(); ++from) {
+        for (int to = 0; to < world(); ++to) {
+          const std::size_t size = static_cast<std::size_t>(from * 3 + to) + round;
+          sent.push_back({from, to, 0, kSizes[size % std::size(kSizes)]});
+        }
       }
+      exchange(rig, sent, true);
+      if (HasFatalFailure()) return;
     }
-    exchange(rig, sent, true);
-    if (HasFatalFailure()) return;
+    for (int rank = 0; rank < rig.world(); ++rank) {
+      EXPECT_EQ(load_acquire(&rig.page(rank).completed), std::size(kSizes));
+    }
   }
-  for (int rank = 0; rank < world(); ++rank) {
-    EXPECT_EQ(load_acquire(&rig.page(rank).completed), 3u);
+}
+
+// At once, but where the share is one for lanes at one of its ends alone.
+TEST_P(TransferTest, SharesOfAnotherSizeAreReported) {
+  constexpr std::uint64_t kLanes = (16u << 20) + 40;
+  const std::pair<std::uint64_t, std::uint64_t> sizes[] = {
+      {20, 12},           {12, 20},       {0, 12},        {12, 0},
+      {40, kLanes},       {kLanes, 40},   {0, kLanes},    {kLanes, 0},
+      {300'000, 300'001}, {480, 400'000}, {400'000, 480}, {kLanes, kLanes + (8u << 20)}};
+  DeviceBytes memory(32u << 20);
+  for (const WireKind wire : kWires) {
+    for (const auto& [sent, wanted] : sizes) {
+      SCOPED_TRACE(std::to_string(sent) + " for " + std::to_string(wanted));
+      DeviceRig rig(world(), {.wire = wire});
+      // Behind two calls, in which boxes are refreshed.
+      for (const bool is_last : {false, false, true}) {
+        for (int rank = 0; rank < world(); ++rank) {
+          std::vector<Part> in(static_cast<std::size_t>(world()));
+          std::vector<Part> out(in.size());
+          if (is_last && rank == 0) in[1] = {memory.at(0), sent};
+          if (is_last && rank == 1) out[0] = {memory.at(0), wanted};
+          CollectiveArgs args;
+          args.kind = CollectiveKind::kAllToAll;
+          args.dtype = Dtype::kUInt8;
+          args.input_parts = in;
+          args.output_parts = out;
+          LaunchOptions options = rig.options(rank);
+          options.timeout = std::chrono::milliseconds(300);
+          rig.kernels(rank).launch(args, Plan{}, options);
+        }
+      }
+      rig.finish();
+      const DevicePage::Report& report = rig.page(1).report;
+      const bool is_found = (sent < kLanes) == (wanted < kLanes);
+      const DeviceFault fault = is_found ? DeviceFault::kCountMismatch : DeviceFault::kTimeout;
+      ASSERT_EQ(load_acquire(&report.fault), static_cast<std::uint32_t>(fault));
+      EXPECT_EQ(report.peer, 0);
+      EXPECT_EQ(report.sequence, 3u);
+      if (!is_found) continue;
+      EXPECT_EQ(report.theirs, sent);
+      EXPECT_EQ(report.mine, wanted);
+    }
   }
 }
 
@@ -159,8 +227,8 @@ TEST_P(TransferTest, AnotherSizeIsReportedByTheReceiver) {
   DeviceBytes memory(4096);
   const TransferOp send{memory.at(0), 64, 7, 1, true};
   const TransferOp recv{memory.at(1024), 65, 7, 0, false};
-  rig.kernels(0).transfer({&send, 1}, false, rig.options(0));
-  rig.kernels(1).transfer({&recv, 1}, false, rig.options(1));
+  rig.kernels(0).transfer({&send, 1}, rig.options(0));
+  rig.kernels(1).transfer({&recv, 1}, rig.options(1));
   rig.finish();
   const DevicePage::Report& report = rig.page(1).report;
   ASSERT_EQ(load_acquire(&report.fault), static_cast<std::uint32_t>(DeviceFault::kCountMismatch));
@@ -174,7 +242,7 @@ TEST_P(TransferTest, AnotherSizeIsReportedByTheReceiver) {
 // One end has a short message, the other one that goes through slots.
 TEST_P(TransferTest, AnotherSizeIsReportedAlsoWhereTheEndsChooseDifferentForms) {
   const DeviceLayout layout = DeviceRig(world(), {}).layout();
-  const std::uint64_t boxes = kP2pChannelsPerTag * layout.p2p_box_data(tag_channel_of(7));
+  const std::uint64_t boxes = layout.p2p_channels * layout.p2p_box_data(tag_channel_of(7));
   const std::uint64_t large = boxes + 1;
   const std::pair<std::uint64_t, std::uint64_t> sizes[] = {
       {40, large}, {large, 40}, {boxes, large}, {large, boxes}, {40, boxes}, {boxes, 40}};
@@ -186,8 +254,8 @@ TEST_P(TransferTest, AnotherSizeIsReportedAlsoWhereTheEndsChooseDifferentForms) 
     for (const std::uint64_t bytes : {std::uint64_t{64}, std::uint64_t{0}}) {
       const TransferOp send{memory.at(0), bytes != 0 ? bytes : sent, 7, 1, true};
       const TransferOp recv{memory.at(2 * large), bytes != 0 ? bytes : wanted, 7, 0, false};
-      rig.kernels(0).transfer({&send, 1}, false, rig.options(0));
-      rig.kernels(1).transfer({&recv, 1}, false, rig.options(1));
+      rig.kernels(0).transfer({&send, 1}, rig.options(0));
+      rig.kernels(1).transfer({&recv, 1}, rig.options(1));
     }
     rig.finish();
     const DevicePage::Report& report = rig.page(1).report;
@@ -235,9 +303,9 @@ TEST_P(TransferTest, AnotherTagIsReportedByTheReceiver) {
   DeviceRig rig(world(), {});
   DeviceBytes memory(4096);
   const TransferOp send{memory.at(0), 64, 1, 1, true};
-  const TransferOp recv{memory.at(1024), 64, 1 + kMessageTagChannels, 0, false};
-  rig.kernels(0).transfer({&send, 1}, false, rig.options(0));
-  rig.kernels(1).transfer({&recv, 1}, false, rig.options(1));
+  const TransferOp recv{memory.at(1024), 64, 1 + kTagChannels, 0, false};
+  rig.kernels(0).transfer({&send, 1}, rig.options(0));
+  rig.kernels(1).transfer({&recv, 1}, rig.options(1));
   rig.finish();
   EXPECT_EQ(load_acquire(&rig.page(1).report.fault),
             static_cast<std::uint32_t>(DeviceFault::kTagMismatch));

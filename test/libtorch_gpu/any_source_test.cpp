@@ -126,6 +126,40 @@ TEST_F(RecvFromAnyTest, WaitsForAMessageThatComesLater) {
   });
 }
 
+// A message that is announced while recvs are looked through is for the first that fits, not for
+// one behind it that is asked about a moment later.
+TEST_F(RecvFromAnyTest, AMessageIsForTheFirstThatFits) {
+  constexpr int kRounds = 20'000;
+  run(2, [](Rank& rank) {
+    std::vector<std::vector<float>> memory(3, std::vector<float>(4));
+    for (int round = 0; round < kRounds; ++round) {
+      rank.meet();
+      if (rank.number() == 1) {
+        // From before the first recv to after the last.
+        for (int i = 0; i < round % 128; ++i) static_cast<void>(std::chrono::steady_clock::now());
+        for (int part = 0; part < 3; ++part) rank.send(0)->wait();
+      } else {
+        std::vector<WorkPtr> works;
+        for (std::size_t part = 0; part < 3; ++part) {
+          std::vector<at::Tensor> tensors{gpu_tensor(memory[part], 0)};
+          works.push_back(part == 1 ? rank.group.recvAnysource(tensors, 0)
+                                    : rank.group.recv(tensors, 1, 0));
+        }
+        for (const WorkPtr& work : works) work->wait();
+      }
+    }
+    if (rank.number() == 1) return;
+    std::size_t number = 0;
+    for (const FakeLaunch& launch : rank.gpu.kernels().launches()) {
+      for (const TransferOp& op : launch.ops) {
+        ASSERT_EQ(op.data, static_cast<void*>(memory[number % 3].data())) << "recv " << number;
+        ++number;
+      }
+    }
+    EXPECT_EQ(number, 3u * kRounds);
+  });
+}
+
 TEST_F(RecvFromAnyTest, StartsAlthoughNobodyWaits) {
   run(2, [](Rank& rank) {
     WorkPtr work;
@@ -135,7 +169,7 @@ TEST_F(RecvFromAnyTest, StartsAlthoughNobodyWaits) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     // What the kernel would say of itself.
     const auto begun = [&] {
-      return load_acquire(&rank.gpu.kernels().page().messages_entered[1][kTagChannelOfTag0][1]);
+      return load_acquire(&rank.gpu.kernels().page().messages_entered[1][tag_channel_of(0)][1]);
     };
     while (rank.number() == 0 && begun() == 0 && std::chrono::steady_clock::now() < until) {
       std::this_thread::yield();

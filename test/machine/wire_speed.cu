@@ -275,13 +275,7 @@ class Rig {
     LaunchOptions options{.stream = r.stream, .timeout = std::chrono::seconds(5)};
     if (direct_) options.output = {r.output, most_, BufferLocation{1} << kLocationShift};
     std::vector<TransferOp> ops;
-    if (cell.transfers && cell.kind == CollectiveKind::kAllToAll) {
-      for (std::size_t p = 0; p < world; ++p) {
-        const int peer = static_cast<int>(p);
-        ops.push_back({in[p].data, share(cell) * kElement, 0, peer, true});
-        ops.push_back({out[p].data, share(cell) * kElement, 0, peer, false});
-      }
-    } else if (cell.transfers && rank < 2) {
+    if (cell.transfers && rank < 2) {
       ops.push_back({r.input, cell.bytes, 0, 1 - rank, true});
       ops.push_back({r.output, cell.bytes, 0, 1 - rank, false});
     }
@@ -290,7 +284,7 @@ class Rig {
       if (!cell.transfers) {
         r.kernels->launch(args, plan, options);
       } else if (!ops.empty()) {
-        r.kernels->transfer(ops, cell.kind == CollectiveKind::kAllToAll, options);
+        r.kernels->transfer(ops, options);
       } else {
         empty_kernel<<<1, 32, 0, r.stream>>>();
       }

@@ -19,7 +19,7 @@ struct Cell {
   Algorithm algorithm;
   std::size_t bytes;
   const char* name;
-  bool transfers = false;  // by messages: all_to_all, else ranks 0 and 1 exchange
+  bool transfers = false;  // messages of ranks 0 and 1
   int blocks = 0;          // 0: as many as fit
 };
 
@@ -37,14 +37,14 @@ inline std::vector<Cell> large_cells(std::size_t least, std::size_t most, int wo
           Operation{kAllGather, "all_gather"}, Operation{kBroadcast, "broadcast"},
           Operation{kReduce, "reduce"}, Operation{kGather, "gather"},
           Operation{kScatter, "scatter"}, Operation{kAllToAll, "all_to_all"}}) {
-      const bool transfers = op.kind == kAllToAll;
-      if (bytes <= std::size_t{4} << 20 && !transfers) {
+      const bool by_shares = op.kind == kAllToAll;  // which choose for themselves
+      if (bytes <= std::size_t{4} << 20 && !by_shares) {
         cells.push_back({op.kind, op.kind == kAllReduce ? Algorithm::kLLTwoShot : Algorithm::kLL,
                          bytes, op.name});
       }
-      if (transfers) cells.push_back({op.kind, Algorithm::kPipelined, bytes, op.name, true, 32});
+      if (by_shares) cells.push_back({op.kind, Algorithm::kPipelined, bytes, op.name, false, 64});
       for (const int blocks : {8, 16, 24, 32, 64}) {
-        if (blocks * ranks_of_gpu > kResidentBlocks || transfers) continue;
+        if (blocks * ranks_of_gpu > kResidentBlocks || by_shares) continue;
         cells.push_back({op.kind, Algorithm::kBulk, bytes, op.name, false, blocks});
       }
     }
@@ -95,15 +95,16 @@ inline std::vector<Cell> cells_of(WireKind wire, bool counts, std::size_t most) 
     cells.push_back({kAllReduce, Algorithm::kLLTwoShot, bytes, "all_reduce two hops"});
     cells.push_back({kReduceScatter, Algorithm::kLL, bytes, "reduce_scatter"});
     cells.push_back({kAllGather, Algorithm::kLL, bytes, "all_gather"});
-    cells.push_back({kAllToAll, Algorithm::kLL, bytes, "all_to_all"});
+    cells.push_back({kAllToAll, Algorithm::kPipelined, bytes, "all_to_all"});
     cells.push_back({kBroadcast, Algorithm::kLL, bytes, "broadcast"});
+    if (bytes == (counts ? 64 : 256)) {
+      cells.push_back({kBarrier, Algorithm::kLL, bytes, "barrier"});
+    }
     if (!counts) continue;
     cells.push_back({kReduce, Algorithm::kLL, bytes, "reduce"});
     cells.push_back({kGather, Algorithm::kLL, bytes, "gather"});
     cells.push_back({kScatter, Algorithm::kLL, bytes, "scatter"});
-    if (bytes == 64) cells.push_back({kBarrier, Algorithm::kLL, bytes, "barrier"});
     if (wire == WireKind::kLL) continue;
-    cells.push_back({kAllToAll, Algorithm::kPipelined, bytes, "all_to_all by messages", true});
     cells.push_back({kBroadcast, Algorithm::kPipelined, bytes, "send + recv by messages", true});
     if (bytes < kMiB) continue;
     for (const auto& [kind, name] :

@@ -98,7 +98,7 @@ def _end_wire_call(thread: Thread, rank: int, quiet: list[int], epoch: int) -> N
 def copy_barriers(world: int, calls: int = 3) -> Program:
     """Entry and exit barriers around copies into the peers' outputs.
 
-    wire_barrier_kernel of kernels/gpu/entry/move.cu, in which everybody hears everybody.
+    copies_barrier_kernel of kernels/gpu/entry/move.cu, in which everybody hears everybody.
     """
     program = Program(f"copies between barriers, {world} ranks")
     program.first_choice_only = world > 2

@@ -22,6 +22,7 @@ WAIT = "kernels/cpu/wait.cpp"
 MEETING = "kernels/gpu/device/block_meeting.cuh"
 WIRE = "kernels/gpu/wire/wire_block.cuh"
 TILE = "kernels/gpu/wire/tile.cuh"
+ROUTE = "kernels/gpu/wire/route.cuh"
 LANE = "kernels/gpu/wire/lane.cuh"
 BULK = "kernels/gpu/wire/bulk.cuh"
 CHUNK = "kernels/gpu/wire/chunk.cuh"
@@ -92,7 +93,10 @@ SITES: dict[str, list[Site]] = {
         Site(WIRE, "bool await_done(", "load_relaxed(done_at(rank(), peer)) + 2, epoch_"),
     ],
     "barrier before": [Site("kernels/gpu/entry/move.cu", "bool meet(", "release_earlier_work()")],
-    "barrier after": [Site("kernels/gpu/entry/move.cu", "bool meet(", "acquire_for_later_work()")],
+    "barrier after": [
+        Site("kernels/gpu/entry/move.cu", "bool meet(", "block.acquire_all()"),
+        Site(WIRE, "void acquire_all(", "load_acquire(words + Tile::kFlagWord)"),
+    ],
     "chunk await slot": [
         Site(CHUNKS, "bool await_slot(", "counter_reached(freed, target)"),
         Site(CHUNKS, "bool send(", "await_slot(number, waiter)"),
@@ -239,12 +243,22 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "params_.page)->": "progress that hosts read for messages only",
         "dead)": "a dead group's counters are left as they are",
         "local_.block_values[": "words without an order: each names its call",
+        "ahead = load_relaxed(words": "a share of another size: an error's report",
+        "load_relaxed(words))": "the same",
+    },
+    ROUTE: {
+        "store_relaxed(wire_done_at(": "as `done` of a block that fills no box and hears nobody",
+        "sequence = load_relaxed(": "a rank's own counter",
+        "params.page)->entered": "progress that hosts read for messages only",
+        "dead) == 0": "a dead group's counters are left as they are",
+        "release_earlier_work()": "poison, once the group is dead",
     },
     TRANSFER: {
         "device_fence()": "between the blocks of a launch",
         "device_fetch_add(ticket": "between the blocks of a launch",
-        "page_of(group)": "progress that hosts read for messages only",
-        "local_state(group).dead": "a dead group's counters are left as they are",
+        "&entered,": "progress that hosts read for messages only",
+        "&completed,": "progress that hosts read for messages only",
+        "local.dead": "a dead group's counters are left as they are",
     },
     BOXES: {
         "store_relaxed(&memory_.peer_freed(channel_)": (

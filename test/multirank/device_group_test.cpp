@@ -329,19 +329,15 @@ TEST_F(DeviceGroupTest, AllToAllSendsEmptyAndOwnSharesAsWell) {
     args.input_parts = in_parts;
     args.output_parts = out_parts;
     rank.launch(args);
-    const auto& ops = rank.kernels().launches().at(0).ops;
-    ASSERT_EQ(ops.size(), 6u);
-    EXPECT_TRUE(rank.kernels().launches()[0].collective);
-    for (int r = 0; r < 3; ++r) {
-      const auto i = static_cast<std::size_t>(r);
-      EXPECT_TRUE(ops[2 * i].is_send);
-      EXPECT_EQ(ops[2 * i].peer, r);
-      EXPECT_EQ(ops[2 * i].data, in_parts[i].data);
-      EXPECT_EQ(ops[2 * i].bytes, in_parts[i].count * 4);
-      EXPECT_FALSE(ops[2 * i + 1].is_send);
-      EXPECT_EQ(ops[2 * i + 1].peer, r);
-      EXPECT_EQ(ops[2 * i + 1].data, out_parts[i].data);
-      EXPECT_EQ(ops[2 * i + 1].bytes, out_parts[i].count * 4);
+    const test::FakeLaunch& launch = rank.kernels().launches().at(0);
+    EXPECT_EQ(launch.kind, CollectiveKind::kAllToAll);
+    ASSERT_EQ(launch.sent.size(), 3u);
+    ASSERT_EQ(launch.taken.size(), 3u);
+    for (std::size_t r = 0; r < 3; ++r) {
+      EXPECT_EQ(launch.sent[r].data, in_parts[r].data);
+      EXPECT_EQ(launch.sent[r].count, in_parts[r].count);
+      EXPECT_EQ(launch.taken[r].data, out_parts[r].data);
+      EXPECT_EQ(launch.taken[r].count, out_parts[r].count);
     }
   });
 }

@@ -47,6 +47,8 @@ struct FakeLaunch {
   bool collective = true;
   std::vector<std::byte*> peer_outputs{};
   std::vector<TransferOp> ops{};
+  std::vector<Part> sent{};  // input_parts
+  std::vector<Part> taken{};
   std::chrono::nanoseconds timeout{0};
   SymmetricRange symmetric_output{};  // of LaunchOptions
   bool multimem = false;
@@ -71,16 +73,17 @@ class FakeKernels final : public GroupKernels {
     if (config_.world_size == 1) carry_out_alone(args);
     begin({.kind = args.kind,
            .plan = plan,
+           .sent = {args.input_parts.begin(), args.input_parts.end()},
+           .taken = {args.output_parts.begin(), args.output_parts.end()},
            .timeout = options.timeout,
            .symmetric_output = options.output,
            .norm = args.norm});
   }
-  void transfer(std::span<const TransferOp> ops, bool collective,
-                const LaunchOptions& options) override {
+  void transfer(std::span<const TransferOp> ops, const LaunchOptions& options) override {
     if (config_.world_size == 1 && ops.size() == 2 && ops[0].bytes > 0) {
       std::memmove(ops[1].data, ops[0].data, ops[0].bytes);
     }
-    FakeLaunch launch{.kind = CollectiveKind::kAllToAll, .collective = collective};
+    FakeLaunch launch{.collective = false};
     launch.ops.assign(ops.begin(), ops.end());
     launch.timeout = options.timeout;
     launch.symmetric_output = options.output;
@@ -176,7 +179,7 @@ class FakeKernels final : public GroupKernels {
   }
   void count_message(const TransferOp& op, bool ends) {
     const auto peer = static_cast<std::size_t>(op.peer);
-    const std::size_t channel = 1 + static_cast<std::uint64_t>(op.tag) % kMessageTagChannels;
+    const auto channel = static_cast<std::size_t>(tag_channel_of(op.tag));
     std::uint64_t& entered = page().messages_entered[peer][channel][op.is_send ? 0 : 1];
     store_release(&entered, entered + 1);
     if (ends) store_release(&page().messages_completed[peer][channel][op.is_send ? 0 : 1], entered);

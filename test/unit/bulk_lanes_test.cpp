@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "kernels/gpu/launch/large_shares.hpp"
 #include "kernels/gpu/launch/launch_params.hpp"
 
 namespace symm {
@@ -82,42 +81,6 @@ TEST(BulkLanes, WarpsShareThePeers) {
       EXPECT_LE(sending + placing, shape.warps) << world;
     }
   }
-}
-
-// The size of a share decides, in each direction by itself.
-TEST(LargeShares, GoByLanesEachPairByItself) {
-  LargeShares shares(1, 3);
-  std::vector<std::byte> data(kMostShareByMessages + 1);
-  const auto message = [&](int peer, bool is_send, std::uint64_t bytes) {
-    return TransferOp{.data = data.data() + (is_send ? 0 : 1),
-                      .bytes = bytes,
-                      .peer = peer,
-                      .is_send = is_send,
-                      .dtype = Dtype::kInt16};
-  };
-  std::vector<TransferOp> ops;
-  for (const int peer : {0, 1, 2}) {
-    const std::uint64_t bytes = kMostShareByMessages + (peer == 2 ? 1 : 0);
-    ops.push_back(message(peer, true, bytes));
-    ops.push_back(message(peer, false, kMostShareByMessages));
-  }
-  ASSERT_TRUE(shares.divide(ops));
-  EXPECT_EQ(shares.launch().sends[0], 0b100u);
-  EXPECT_EQ(shares.launch().hears[0], 0u);
-  EXPECT_EQ(shares.launch().send[2].bytes, kMostShareByMessages + 1);
-  EXPECT_FALSE(shares.launch().copies_own);
-  EXPECT_EQ(shares.dtype(), Dtype::kInt16);
-  EXPECT_EQ(shares.others().size(), 5u);
-
-  for (TransferOp& op : ops) op.bytes = kMostShareByMessages + 1;
-  ASSERT_TRUE(shares.divide(ops));
-  EXPECT_EQ(shares.launch().sends[0], 0b101u);
-  EXPECT_EQ(shares.launch().hears[0], 0b101u);
-  EXPECT_TRUE(shares.launch().copies_own);
-  EXPECT_TRUE(shares.others().empty());
-
-  for (TransferOp& op : ops) op.bytes = 7;
-  EXPECT_FALSE(shares.divide(ops));
 }
 
 // The group's memory is what its workspace says, and what is beside it.

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/gpu/interface/wire_params.hpp"
+
 namespace symm {
 namespace {
 
@@ -23,10 +25,9 @@ class TransferScheduleTest : public testing::Test {
   void to_peer(int messages) {
     for (int i = 0; i < messages; ++i) ops_.push_back({memory_.data(), 8, 0, 2, true});
   }
-  const std::vector<TransferParams>& plan(bool collective = false) {
+  const std::vector<TransferParams>& plan() {
     launches_.clear();
-    schedule_.plan(ops_, collective, true,
-                   [this](const TransferParams& params) { launches_.push_back(params); });
+    schedule_.plan(ops_, [this](const TransferParams& params) { launches_.push_back(params); });
     return launches_;
   }
   static int messages_of(const TransferParams& launch) {
@@ -58,8 +59,7 @@ TEST_F(TransferScheduleTest, EachLaunchCarriesOneMessageToOneself) {
   for (std::size_t i = 0; i < 3; ++i) {
     expect_copy(launches[i], 2 * i, 2 * i + 1, 10 * (i + 1));
     EXPECT_EQ(messages_of(launches[i]), i == 0 ? 3 : 0);
-    EXPECT_EQ(launches[i].ends_call, i == 2);
-    EXPECT_FALSE(launches[i].collective);
+    EXPECT_EQ(launches[i].threads, kTransferThreads);
   }
 }
 
@@ -72,32 +72,48 @@ TEST_F(TransferScheduleTest, LaterLaunchesOfOthersCarryNothingOfTheFirst) {
   EXPECT_EQ(messages_of(launches[0]), kMaxTransferItems);
   EXPECT_EQ(launches[1].own.bytes, 0u);
   EXPECT_EQ(messages_of(launches[1]), 1);
+  EXPECT_EQ(launches[1].threads, kTileThreads);
 }
 
-// Messages of one peer and tag channel are sorted together, and each keeps its dtype.
+// A thread for each unit that the largest part has with its header, and all where there are chunks.
+TEST_F(TransferScheduleTest, ALaunchHasTheThreadsOfItsLargestPart) {
+  constexpr std::uint64_t kTile = wire_tile(WireKind::kLL).bytes;
+  const std::pair<std::uint64_t, int> cases[] = {{0, 1},
+                                                 {kTile - 128, 1},
+                                                 {kTile, 2},
+                                                 {kMostUndividedMessage, 16},
+                                                 {kMostUndividedMessage + 1, 9},
+                                                 {400u << 10, 16},
+                                                 {1u << 20, 16}};
+  for (const auto& [bytes, warps] : cases) {
+    ops_ = {{memory_.data(), 0, 0, 0, false}, {memory_.data(), bytes, 0, 2, true}};
+    EXPECT_EQ(plan()[0].threads, warps * kTileThreads) << bytes;
+  }
+}
+
 TEST_F(TransferScheduleTest, ALaunchHasTheChannelsOfItsLargestMessage) {
   ops_.push_back({memory_.data(), kMostUndividedMessage, 0, 2, true});
   EXPECT_EQ(plan()[0].channels, 1);
   ops_.push_back({memory_.data(), kMostUndividedMessage + 1, 0, 0, false});
-  EXPECT_EQ(plan()[0].channels, kFewP2pChannels);
-  ops_.push_back({memory_.data(), kFewP2pChannels * kMostUndividedMessage + 1, 0, 0, false});
-  EXPECT_EQ(plan()[0].channels, kP2pChannelsPerTag);
+  EXPECT_EQ(plan()[0].channels, 2);
+  ops_.push_back({memory_.data(), 16 * kGoodMessagePart + 1, 0, 0, false});
+  EXPECT_EQ(plan()[0].channels, kMostP2pChannelsPerTag);
   EXPECT_EQ(plan()[0].forms, MessageForms::kBoxes);
-  EXPECT_EQ(plan()[0].blocks, kP2pChannelsPerTag);
+  EXPECT_EQ(plan()[0].blocks, kMostP2pChannelsPerTag);
   ops_.push_back({memory_.data(), 1u << 20, 0, 0, false});
   EXPECT_EQ(plan()[0].forms, MessageForms::kBoth);
-  EXPECT_EQ(plan()[0].channels, kP2pChannelsPerTag);
+  EXPECT_EQ(plan()[0].channels, kMostP2pChannelsPerTag);
   // Without boxes every message is divided.
   const DeviceLayout least = DeviceLayout::of(64, kLeastDeviceWorkspace);
   EXPECT_EQ(least.p2p_box_part, 0u);
-  EXPECT_FALSE(least.is_short_message(0, kTagChannelOfTag0));
+  EXPECT_FALSE(least.is_short_message(0, tag_channel_of(0)));
 }
 
 // Blocks for the chunks of the busiest group, as far as all groups of the launch have room.
 TEST_F(TransferScheduleTest, BlocksOfChunks) {
   const DeviceLayout layout = DeviceLayout::of(kWorld, 64u << 20);
-  const std::uint64_t least = layout.p2p_box_data(kTagChannelOfTag0) * kP2pChannelsPerTag + 1;
-  const auto chunks = [&](std::uint64_t bytes) { return layout.message_cut(bytes, 1).chunks; };
+  const std::uint64_t least = layout.p2p_box_data(tag_channel_of(0)) * layout.p2p_channels + 1;
+  const auto chunks = [&](std::uint64_t bytes) { return layout.message_cut(bytes, 0).chunks; };
   ops_.push_back({memory_.data(), least, 0, 2, true});
   EXPECT_EQ(plan()[0].forms, MessageForms::kChunks);
   EXPECT_EQ(plan()[0].channels, 0);
@@ -105,7 +121,7 @@ TEST_F(TransferScheduleTest, BlocksOfChunks) {
   ops_.push_back({memory_.data(), 1u << 30, 0, 2, true});
   const int most = plan()[0].blocks;
   EXPECT_GT(most, 4);
-  for (int tag = 0; tag < kMessageTagChannels; ++tag) {
+  for (int tag = 0; tag < kTagChannels; ++tag) {
     for (const int peer : {0, 2}) {
       for (const bool is_send : {false, true}) {
         ops_.push_back({memory_.data(), 1u << 30, tag, peer, is_send});
@@ -122,8 +138,9 @@ TEST_F(TransferScheduleTest, BlocksOfChunks) {
 // among launches, and none is left out.
 TEST_F(TransferScheduleTest, ManyGroupsWithAllChannelsAreSeveralLaunches) {
   constexpr int kMany = 31;
-  TransferSchedule schedule(kRank, kMany, DeviceLayout::of(kMany, 1u << 30), true);
-  const std::uint64_t bytes = kFewP2pChannels * kMostUndividedMessage + 1;
+  const DeviceLayout layout = DeviceLayout::of(kMany, 1u << 30);
+  TransferSchedule schedule(kRank, kMany, layout, true);
+  const std::uint64_t bytes = 16 * kGoodMessagePart;
   for (int peer = 0; peer < kMany; ++peer) {
     if (peer == kRank) continue;
     for (const bool is_send : {false, true}) {
@@ -132,14 +149,14 @@ TEST_F(TransferScheduleTest, ManyGroupsWithAllChannelsAreSeveralLaunches) {
   }
   int messages = 0;
   int launches = 0;
-  schedule.plan(ops_, false, true, [&](const TransferParams& params) {
-    EXPECT_EQ(params.channels, kP2pChannelsPerTag);
+  schedule.plan(ops_, [&](const TransferParams& params) {
+    EXPECT_EQ(params.channels, 16);
     EXPECT_LE(params.group_count * params.blocks, 192);
     messages += messages_of(params);
     ++launches;
   });
   EXPECT_EQ(messages, 2 * (kMany - 1));
-  EXPECT_EQ(launches, 3);
+  EXPECT_EQ(launches, 5);
 }
 
 TEST_F(TransferScheduleTest, DtypesStayWithTheirMessages) {
@@ -168,14 +185,6 @@ TEST_F(TransferScheduleTest, WhatMovesNothingNeedsNoLaunch) {
   ASSERT_EQ(plan().size(), 1u);
   expect_copy(launches_[0], 3, 4, 5);
   EXPECT_EQ(launches_[0].group_count, 0);
-}
-
-TEST_F(TransferScheduleTest, ACollectiveIsLaunchedEvenIfNothingMoves) {
-  to_self(0, 0, 10);
-  ASSERT_EQ(plan(true).size(), 1u);
-  EXPECT_EQ(launches_[0].own.bytes, 0u);
-  EXPECT_TRUE(launches_[0].ends_call);
-  EXPECT_TRUE(launches_[0].collective);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ SendAnnouncements::SendAnnouncements(LocalGroup& group, GroupMemory* memory)
 
 AnnouncedSends& SendAnnouncements::sends(int owner, int peer, int tag_channel) const {
   Inbox& inbox = memory_->mailbox_layout().inbox(memory_->mailboxes(owner), peer);
-  return inbox.announced[tag_channel - kTagChannelOfTag0];
+  return inbox.announced[tag_channel];
 }
 
 void SendAnnouncements::note(const TransferOp& op, bool captured) {

@@ -36,7 +36,7 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
        .poisons = poison_in_environment()});
   resources_->kernels->set_peer(rank(), resources_->segment->base());
   resources_->peers = std::make_unique<DevicePeers>(context.group, runtime, *resources_->segment);
-  shares_.reserve(2 * static_cast<std::size_t>(world_size()));
+  messages_in_order_.reserve(2 * static_cast<std::size_t>(world_size()));
   peer_inputs_.resize(static_cast<std::size_t>(world_size()));
   peer_outputs_.resize(static_cast<std::size_t>(world_size()));
   connected_ = world_size() == 1;
@@ -193,9 +193,7 @@ void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
       peer_outputs_[static_cast<std::size_t>(r)] = segment->base(r) + output.offset;
     }
     kernels.launch_copies(args, location_of(output), peer_outputs_, options);
-  } else if (args.kind == CollectiveKind::kAllToAll) {
-    put_all_to_all(args, {options.stream, options.timeout, output_range(args)});
-  } else if (choice.plan.algorithm == Algorithm::kBulk) {
+  } else if (args.kind == CollectiveKind::kAllToAll || choice.plan.algorithm == Algorithm::kBulk) {
     kernels.launch(args, choice.plan, {options.stream, options.timeout, output_range(args)});
   } else {
     kernels.launch(args, choice.plan, options);
@@ -223,23 +221,6 @@ void DeviceGroup::put_multimem(const CollectiveArgs& args, const Choice& choice,
   resources_->kernels->launch_multimem(args, choice.plan, memory, options);
 }
 
-// Empty shares travel as well, so that counts are compared.
-void DeviceGroup::put_all_to_all(const CollectiveArgs& args, const LaunchOptions& options) {
-  const std::size_t size = dtype_bytes(args.dtype);
-  shares_.clear();
-  for (int peer = 0; peer < world_size(); ++peer) {
-    const Part& out = args.input_parts[static_cast<std::size_t>(peer)];
-    const Part& in = args.output_parts[static_cast<std::size_t>(peer)];
-    shares_.push_back({.data = out.data, .bytes = out.count * size, .peer = peer, .is_send = true});
-    shares_.push_back({.data = in.data,
-                       .bytes = in.count * size,
-                       .peer = peer,
-                       .is_send = false,
-                       .dtype = args.dtype});
-  }
-  resources_->kernels->transfer(shares_, true, options);
-}
-
 SelfMessages DeviceGroup::check_transfer(std::span<const TransferOp> ops) const {
   SelfMessages own(context_.group);
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -264,15 +245,15 @@ SelfMessages DeviceGroup::check_transfer(std::span<const TransferOp> ops) const 
 std::span<const TransferOp> DeviceGroup::arranged(std::span<const TransferOp> ops,
                                                   const SelfMessages& own) {
   if (own.pairs().empty()) return ops;
-  shares_.clear();
+  messages_in_order_.clear();
   for (const TransferOp& op : ops) {
-    if (op.peer != rank()) shares_.push_back(op);
+    if (op.peer != rank()) messages_in_order_.push_back(op);
   }
   for (const SelfMessages::Pair& pair : own.pairs()) {
-    shares_.push_back(ops[pair.send]);
-    shares_.push_back(ops[pair.recv]);
+    messages_in_order_.push_back(ops[pair.send]);
+    messages_in_order_.push_back(ops[pair.recv]);
   }
-  return shares_;
+  return messages_in_order_;
 }
 
 void DeviceGroup::transfer(std::span<const TransferOp> ops, const DeviceLaunch& to) {
@@ -301,7 +282,7 @@ void DeviceGroup::transfer(std::span<const TransferOp> ops, const DeviceLaunch& 
     messages_.note(op);
   }
   try {
-    resources_->kernels->transfer(arranged(ops, own), false,
+    resources_->kernels->transfer(arranged(ops, own),
                                   {.stream = to.stream, .timeout = limit(to.timeout)});
   } catch (const Error& error) {
     fail_group(error.code(), std::string("send and recv: ") + error.what());

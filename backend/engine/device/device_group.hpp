@@ -216,7 +216,6 @@ class DeviceGroup {
   void put(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);
   MulticastMemory multicast_memory(const Found& found, std::vector<std::byte*>& ranks) const;
   void put_multimem(const CollectiveArgs& args, const Choice& choice, const LaunchOptions& options);
-  void put_all_to_all(const CollectiveArgs& args, const LaunchOptions& options);
   // The messages of this rank to itself among `ops`.
   SelfMessages check_transfer(std::span<const TransferOp> ops) const;
   std::span<const TransferOp> arranged(std::span<const TransferOp> ops, const SelfMessages& own);
@@ -232,7 +231,7 @@ class DeviceGroup {
   std::atomic<bool> has_memory_{true};
   WireKind wire_ = WireKind::kLL;  // once connected
   // Of the call that is being put on a stream: messages, and all ranks' tensors.
-  std::vector<TransferOp> shares_;
+  std::vector<TransferOp> messages_in_order_;
   std::vector<std::byte*> peer_inputs_;
   std::vector<std::byte*> peer_outputs_;
   std::unique_ptr<DeviceWatchdog> watchdog_;

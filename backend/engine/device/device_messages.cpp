@@ -43,7 +43,7 @@ std::string DeviceMessages::needing(int peer) const {
   const auto self = static_cast<std::size_t>(group_.rank());
   const DevicePage& mine = trace_.own_page();
   const DevicePage& theirs = trace_.page(peer);
-  for (int group = 1; group < kTagChannels; ++group) {
+  for (int group = 0; group < kTagChannels; ++group) {
     for (int direction = 0; direction < 2; ++direction) {
       const std::uint64_t ended = load_acquire(&mine.messages_completed[other][group][direction]);
       const std::uint64_t begun = load_acquire(&mine.messages_entered[other][group][direction]);
@@ -57,7 +57,7 @@ std::string DeviceMessages::needing(int peer) const {
 
 std::string DeviceMessages::name(int peer, std::uint64_t number) const {
   const DevicePage& page = trace_.own_page();
-  for (int group = 1; group < kTagChannels; ++group) {
+  for (int group = 0; group < kTagChannels; ++group) {
     for (int direction = 0; direction < 2; ++direction) {
       const auto other = static_cast<std::size_t>(peer);
       if (load_acquire(&page.messages_entered[other][group][direction]) >= number &&

@@ -99,7 +99,7 @@ Error DeviceWatchdog::error_of(const DevicePage::Report& report) const {
                        std::to_string(static_cast<std::int64_t>(report.theirs)) + " where " + self +
                        " expects tag " + std::to_string(static_cast<std::int64_t>(report.mine)) +
                        "; messages of two ranks whose tags are equal modulo " +
-                       std::to_string(kMessageTagChannels) +
+                       std::to_string(kTagChannels) +
                        " must be received in the order of the sends");
     case DeviceFault::kAsymmetricUse:
       return Error(

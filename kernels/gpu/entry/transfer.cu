@@ -1,12 +1,11 @@
-// send, recv and all_to_all: messages through the tag channels of each pair of ranks.
+// send and recv: messages through the tag channels of each pair of ranks.
 //
 // Short messages go through boxes (NOTE [Short messages] in message_boxes.cuh), others as chunks
 // (NOTE [Chunks of messages] in message_chunks.cuh). Equally many blocks serve each peer, direction
 // and tag channel of a launch, so its sends and recvs never wait for each other, and each takes its
-// messages in their order. Of those blocks the first kP2pChannelsPerTag, or as many as there are,
-// serve a p2p channel each, and the warps of all of them take chunks.
+// messages in their order. Of those blocks the first DeviceLayout::p2p_channels, or as many as
+// there are, serve a p2p channel each, and the warps of all of them take chunks.
 #include "kernels/gpu/device/block_memory.cuh"
-#include "kernels/gpu/device/call_end.cuh"
 #include "kernels/gpu/device/poison.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/wire/message_boxes.cuh"
@@ -19,32 +18,24 @@ namespace {
 constexpr unsigned kWarps = kTransferThreads / kWarpThreads;  // of a block
 
 // By one thread of a block that has done its part: true in the last of those that serve `messages`,
-// which then sees what the others did before.
-__device__ bool is_last_of(const GroupParams& group, const TransferParams& call,
-                           const TransferGroup& messages, int direction) {
-  if (call.blocks == 1) return true;
+// which then sees what the others did before, but where they have only filled or emptied boxes.
+template <MessageForms kForms>
+__device__ bool is_last_of(const GroupParams& group, int blocks, const TransferGroup& messages,
+                           int direction) {
+  if (blocks == 1) return true;
   std::uint32_t* ticket =
       &local_state(group).tag_tickets[messages.peer][messages.tag_channel][direction];
-  device_fence();
-  if (device_fetch_add(ticket, 1u) + 1 != static_cast<unsigned>(call.blocks)) return false;
+  if constexpr (kForms != MessageForms::kBoxes) device_fence();
+  if (device_fetch_add(ticket, 1u) + 1 != static_cast<unsigned>(blocks)) return false;
   store_data(ticket, 0);
   return true;
 }
 
-__device__ void end_messages(const GroupParams& group, const TransferGroup& messages,
-                             int direction) {
-  std::uint64_t& ended =
-      local_state(group).messages[messages.peer][messages.tag_channel][direction];
-  ended += messages.count;
-  store_relaxed(&page_of(group).messages_completed[messages.peer][messages.tag_channel][direction],
-                ended);
-}
-
 // Where blocks look at what others count, the last of them counts for all.
 template <MessageForms kForms>
-__device__ void count_messages(const GroupParams& group, const TransferParams& call,
-                               const TransferGroup& messages, const MessageMemory& memory,
-                               std::uint32_t next_chunk) {
+__device__ void count_parts(const GroupParams& group, const TransferParams& call,
+                            const TransferGroup& messages, const MessageMemory& memory,
+                            std::uint32_t next_chunk) {
   if constexpr (kForms != MessageForms::kBoxes) memory.chunks() = next_chunk;
   if constexpr (kForms == MessageForms::kBoth) {
     for (int channel = 0; channel < call.channels; ++channel) {
@@ -58,7 +49,7 @@ __device__ void count_messages(const GroupParams& group, const TransferParams& c
   }
 }
 
-// False where the launch must end.
+// False where the launch must end. What the rest depends on is loaded first, and together.
 template <MessageForms kForms>
 __device__ bool serve(const GroupParams& group, const TransferParams& call,
                       const WaitParams& wait) {
@@ -68,20 +59,21 @@ __device__ bool serve(const GroupParams& group, const TransferParams& call,
   const TransferGroup& messages = call.groups[blockIdx.x / blocks];
   const unsigned block = blockIdx.x % blocks;
   const int direction = messages.is_send ? 0 : 1;
-  const std::uint64_t before =
-      local_state(group).messages[messages.peer][messages.tag_channel][direction];
-  if (!call.collective && block == 0 && threadIdx.x == 0) {
-    store_relaxed(&page_of(group).messages_entered[messages.peer][messages.tag_channel][direction],
-                  before + messages.count);
-  }
-  Waiter waiter(group, wait, call.collective ? collective_number(group) : before + 1,
-                !call.collective);
+  LocalState& local = local_state(group);
+  const bool alive = load_relaxed(&local.dead) == 0;
+  std::uint64_t& ended = local.messages[messages.peer][messages.tag_channel][direction];
+  const std::uint64_t before = ended;
   const MessageMemory memory(group, messages);
   const bool serves_boxes = kHasBoxes && block < static_cast<unsigned>(call.channels);
   MessageBoxes boxes(memory, serves_boxes ? static_cast<int>(block) : 0);
   if (kHasBoxes && messages.is_send) boxes.look_for_credit();
   MessageChunks chunks(memory, block * kWarps + threadIdx.x / kWarpThreads, blocks * kWarps);
-  bool ok = true;
+
+  DevicePage& page = page_of(group);
+  auto& entered = page.messages_entered[messages.peer][messages.tag_channel][direction];
+  if (alive && block == 0 && threadIdx.x == 0) store_relaxed(&entered, before + messages.count);
+  Waiter waiter(group, wait, before + 1, true);
+  bool ok = block_all(alive);
   std::uint32_t short_before = 0;
   for (int i = 0; ok && i < messages.count; ++i) {
     const TransferItem& item = call.items[messages.first + i];
@@ -98,15 +90,16 @@ __device__ bool serve(const GroupParams& group, const TransferParams& call,
                             : boxes.receive(item, chunks.next(), waiter);
     }
     short_before += is_short ? 1 : 0;
-    if (!call.collective) waiter.next();
+    waiter.next();
   }
   if (kHasChunks && !kHasBoxes) ok = block_all(ok);
   if (!ok) return false;
   if constexpr (!kHasChunks) boxes.end();
-  if ((kHasChunks || !call.collective) && threadIdx.x == 0 &&
-      is_last_of(group, call, messages, direction)) {
-    count_messages<kForms>(group, call, messages, memory, chunks.next());
-    if (!call.collective) end_messages(group, messages, direction);
+  if (threadIdx.x == 0 && is_last_of<kForms>(group, call.blocks, messages, direction)) {
+    count_parts<kForms>(group, call, messages, memory, chunks.next());
+    ended = before + messages.count;
+    auto& completed = page.messages_completed[messages.peer][messages.tag_channel][direction];
+    store_relaxed(&completed, before + messages.count);
   }
   return true;
 }
@@ -120,19 +113,13 @@ __device__ void poison_received(const TransferParams& call) {
   }
 }
 
-__device__ unsigned serving_blocks(const TransferParams& call) {
-  return static_cast<unsigned>(call.group_count * call.blocks);
-}
-
 // The blocks after those that serve messages copy the message of this rank to itself.
-__device__ void copy_own(const TransferParams& call) {
-  const unsigned first = serving_blocks(call);
+__device__ void copy_own(const DeviceCopy& own, unsigned first) {
   const unsigned blocks = gridDim.x - first;
-  const std::uint64_t even = align_up((call.own.bytes + blocks - 1) / blocks, kCacheLine);
-  const std::uint64_t begin = min_size(even * (blockIdx.x - first), call.own.bytes);
-  block_copy(static_cast<std::byte*>(call.own.destination) + begin,
-             static_cast<const std::byte*>(call.own.source) + begin,
-             min_size(even, call.own.bytes - begin));
+  const std::uint64_t even = align_up((own.bytes + blocks - 1) / blocks, kCacheLine);
+  const std::uint64_t begin = min_size(even * (blockIdx.x - first), own.bytes);
+  block_copy(static_cast<std::byte*>(own.destination) + begin,
+             static_cast<const std::byte*>(own.source) + begin, min_size(even, own.bytes - begin));
 }
 
 template <MessageForms kForms>
@@ -140,22 +127,12 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
     transfer_kernel(const SYMM_GRID_CONSTANT GroupParams group,
                     const SYMM_GRID_CONSTANT TransferParams call,
                     const SYMM_GRID_CONSTANT WaitParams wait) {
-  const bool serves = blockIdx.x < serving_blocks(call);
-  if (!serves) copy_own(call);
-  const bool found_alive = threadIdx.x != 0 || load_relaxed(&local_state(group).dead) == 0;
-  const bool alive = block_all(found_alive);
-  if (alive && call.collective && blockIdx.x == 0 && threadIdx.x == 0) {
-    store_relaxed(&page_of(group).entered, collective_number(group));
-  }
-  if (serves && !(alive && serve<kForms>(group, call, wait))) {
-    poison_received(call);
+  const auto serving = static_cast<unsigned>(call.group_count * call.blocks);
+  if (blockIdx.x >= serving) {
+    copy_own(call.own, serving);
     return;
   }
-  if (!alive || !call.collective) return;
-  __syncthreads();
-  if (threadIdx.x == 0 && is_last_block(&local_state(group).launch_ticket)) {
-    end_collective(group, call.ends_call);
-  }
+  if (!serve<kForms>(group, call, wait)) poison_received(call);
 }
 
 }  // namespace

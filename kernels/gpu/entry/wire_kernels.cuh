@@ -9,12 +9,18 @@ namespace symm {
 
 template <class Tile, class Route, class Params>
 __device__ __forceinline__ void run_route(const Params& params) {
+  if constexpr (Route::kByShares && !Tile::kEpochsRepeat) {
+    if (blockIdx.x >= params.share_blocks) {
+      end_idle_blocks(params, params.share_blocks);
+      return;
+    }
+  }
   __shared__ double factors[kMaxDeviceRanks];
   Route route(params);
   if (route.run(factors)) {
     route.end();
   } else {
-    poison_pieces<Tile>(params);
+    poison_pieces<Tile, Route::kByShares>(params);
   }
 }
 
@@ -46,11 +52,11 @@ void enter_wire(WireKernels& kernels, WireKind kind) {
   }
 }
 
-// The kernels of `Rules`.
-template <class Rules, OwnKernels kOwn>
+// The kernels of `Rules`; `kOwnOfLL`: those of an LL wire.
+template <class Rules, OwnKernels kOwn, OwnKernels kOwnOfLL = OwnKernels::kAny>
 WireKernels wire_kernels() {
   WireKernels kernels;
-  enter_wire<LLTile, Rules, OwnKernels::kAny>(kernels, WireKind::kLL);
+  enter_wire<LLTile, Rules, kOwnOfLL>(kernels, WireKind::kLL);
 #if SYMM_LINES
   enter_wire<LineTile, Rules, kOwn>(kernels, WireKind::kLine);
   if constexpr (kOwn >= OwnKernels::kFour) {

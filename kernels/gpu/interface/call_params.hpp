@@ -74,18 +74,17 @@ inline constexpr int kMaxTransferItems = 96;
 // How the messages of a launch go, for which there are kernels that need fewer registers.
 enum class MessageForms : std::uint8_t { kBoxes, kChunks, kBoth };
 // Threads of a block that serves messages, and its warps where they have 32 threads (AMD's: half).
-inline constexpr unsigned kTransferThreads = 512;
+inline constexpr unsigned kTransferThreads = 512;  // at most
 inline constexpr unsigned kTransferWarps = kTransferThreads / 32;
 
 struct TransferParams {
   std::int16_t group_count;
   std::int16_t channels;  // p2p channels that the short ones need; 0 where there are none
   std::int16_t blocks;    // of a group, at least `channels`; each end has its own number
+  std::int16_t threads;   // of a block
   MessageForms forms;
-  bool collective;  // all_to_all
-  bool ends_call;
   bool poisons;
-  DeviceCopy own;  // a message of this rank to itself, or its own share of an all_to_all
+  DeviceCopy own;  // a message of this rank to itself
   TransferGroup groups[kMaxTransferItems];
   TransferItem items[kMaxTransferItems];
   Dtype dtypes[kMaxTransferItems];

@@ -120,17 +120,16 @@ class GroupKernels {
   virtual void set_segment(int number, std::span<std::byte* const> bases) = 0;
 
   // One collective, over a wire or by lanes; `args` has been validated and the plan is the same on
-  // every rank. all_to_all goes through transfer(). With args.norm the rows are normed too, in the
-  // same kernel where the call is small and goes over a wire. Throws Error(kSystem).
+  // every rank; of all_to_all it says nothing, whose shares go each by its size, over the wire or
+  // by lanes. With args.norm the rows are normed too, in the same kernel where the call is small
+  // and goes over a wire. Throws Error(kSystem).
   virtual void launch(const CollectiveArgs& args, const Plan& plan,
                       const LaunchOptions& options) = 0;
 
   // Messages that progress together, in one kernel where they fit: sends and recvs between the same
   // ranks may be in any order. Messages of one peer, direction and tag keep theirs. A message of
-  // this rank to itself is a send directly before its recv of as many bytes. `collective`:
-  // all_to_all, which counts as a collective and has a tag channel of its own.
-  virtual void transfer(std::span<const TransferOp> ops, bool collective,
-                        const LaunchOptions& options) = 0;
+  // this rank to itself is a send directly before its recv of as many bytes.
+  virtual void transfer(std::span<const TransferOp> ops, const LaunchOptions& options) = 0;
 
   // all_gather, broadcast or all_to_all by copy engines, between an entry and an exit barrier in
   // which the ranks compare `location` (of the output). `peer_outputs[r]`: rank r's output in this

@@ -68,12 +68,15 @@ void reduce_float8(ReduceKernelTable& table);
 void reduce_narrow_integer(ReduceKernelTable& table);  // int8, uint8, bool
 void reduce_wide_integer(ReduceKernelTable& table);    // int16, int32, int64
 
-// Kernels that move data; move.cu and transfer.cu.
+// Kernels that move data; move.cu and transfer.cu. share_wire_kernels: of all_to_all, NOTE [Shares]
+// in route.cuh.
 WireKernels move_wire_kernels();
+WireKernels share_wire_kernels();
 BulkKernels move_bulk_kernels();
-// Barriers of the ranks in one block; WireParams with CollectiveParams, whose `location` all ranks
-// must have equal.
-WireKernels wire_barrier_kernels();
+// Barriers of the ranks in one block. Those around copies take CollectiveParams beside WireParams,
+// whose `location` all ranks must have equal.
+WireKernels barrier_kernels();
+WireKernels copies_barrier_kernels();
 const void* transfer_kernel_address(MessageForms forms);
 
 // signal.cu; its only parameter is SignalParams.

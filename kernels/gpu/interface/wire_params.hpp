@@ -16,14 +16,15 @@ inline constexpr int kWireWorlds[] = {2, 4, 8, 0};
 inline constexpr int kWireWorldCount = 4;
 inline constexpr int kTileThreads = 32;  // that share a tile
 inline constexpr int kWireThreads = 256;
+inline constexpr std::uint32_t kWireTiles = kWireThreads / kTileThreads;  // of a block at once
 // NOTE [Sets of tiles] in tile_sets.cuh: from this on, so that some warps have three.
-inline constexpr std::uint32_t kTilesOfLargeBlock = 2 * kWireThreads / kTileThreads + 1;
+inline constexpr std::uint32_t kTilesOfLargeBlock = 2 * kWireTiles + 1;
 
 // A range of memory that is sent, or that what arrives is stored to.
 struct WirePiece {
   std::byte* data;  // may be null where nothing is stored
   std::uint32_t bytes;
-  std::uint32_t tiles;
+  std::uint32_t tiles;  // of a share (NOTE [Shares] in route.cuh) those of each block
 };
 
 // NOTE [Routes]
@@ -65,13 +66,15 @@ struct WireParams {
   Dtype dtype;         // this and op: the compiled rule of a reduction
   ReduceOp op;
   std::uint32_t poll_period;
-  std::uint32_t tiles_per_block;  // of every piece; in a box, those of hop 2 follow
-  std::uint32_t box_tiles;        // the tile behind them is the factor's
-  std::uint64_t factor;           // the bits of the double
-  std::uint64_t sends[2];         // in hop 1 and 2, to whom: a bit a rank
-  std::uint64_t hears[2];         // from whom
-  std::uint64_t poison;           // NOTE [Poison] in poison.cuh; 0: none
-  std::uint64_t stores;           // whose `take` this rank writes
+  // Of every piece, of shares at most; in a box, those of hop 2 follow.
+  std::uint32_t tiles_per_block;
+  std::uint32_t share_blocks;  // NOTE [Shares] in route.cuh: that have shares
+  std::uint32_t box_tiles;     // the tile behind them is the factor's
+  std::uint64_t factor;        // the bits of the double
+  std::uint64_t sends[2];      // in hop 1 and 2, to whom: a bit a rank
+  std::uint64_t hears[2];      // from whom
+  std::uint64_t poison;        // NOTE [Poison] in poison.cuh; 0: none
+  std::uint64_t stores;        // whose `take` this rank writes
   std::uint64_t timeout_ns;
   std::uint64_t local;  // offsets in a segment
   std::uint64_t done;

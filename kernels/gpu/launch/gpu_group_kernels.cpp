@@ -14,9 +14,9 @@
 #include "kernels/gpu/interface/wire_params.hpp"
 #include "kernels/gpu/launch/copy_streams.hpp"
 #include "kernels/gpu/launch/kernel_addresses.hpp"
-#include "kernels/gpu/launch/large_shares.hpp"
 #include "kernels/gpu/launch/launch_params.hpp"
 #include "kernels/gpu/launch/norm_launch.hpp"
+#include "kernels/gpu/launch/share_division.hpp"
 #include "kernels/gpu/launch/transfer_schedule.hpp"
 #include "kernels/gpu/launch/wire_route.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
@@ -45,8 +45,7 @@ class GpuGroupKernels final : public GroupKernels {
   void set_ranks_of_gpu(int ranks) override { ranks_of_gpu_ = ranks; }
   void set_segment(int number, std::span<std::byte* const> bases) override;
   void launch(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options) override;
-  void transfer(std::span<const TransferOp> ops, bool collective,
-                const LaunchOptions& options) override;
+  void transfer(std::span<const TransferOp> ops, const LaunchOptions& options) override;
   void launch_copies(const CollectiveArgs& args, BufferLocation location,
                      std::span<std::byte* const> peer_outputs,
                      const LaunchOptions& options) override;
@@ -64,6 +63,8 @@ class GpuGroupKernels final : public GroupKernels {
   void launch_over_wire(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   void launch_over_lanes(const CollectiveArgs& args, const Plan& plan,
                          const LaunchOptions& options);
+  // An all_to_all.
+  void launch_shares(const CollectiveArgs& args, const LaunchOptions& options);
   void launch_by_plan(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   bool launch_with_norm(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   int most_wire_blocks(const Plan& plan) const {
@@ -74,13 +75,13 @@ class GpuGroupKernels final : public GroupKernels {
                    const LaunchOptions& options);
   template <class Body>
   void by_world(const void* const (&kernels)[kWireWorldCount], const Body& body) const;
-  void launch_barrier(const CollectiveParams& call, const LaunchOptions& options);
+  void launch_copies_barrier(const CollectiveParams& call, const LaunchOptions& options);
   // The kernel of this group's wire and world size, with its parameters.
   template <class... More>
   void start_wire(const WireKernels& kernels, const WireLaunch& launch,
                   const CollectiveParams& call, const LaunchOptions& options, const More&... more);
   template <class Params, class... More>
-  void start(const void* kernel, unsigned blocks, const Params& params,
+  void start(const void* kernel, unsigned blocks, unsigned threads, const Params& params,
              const LaunchOptions& options, const More&... more);
 
   const GroupKernelsConfig config_;
@@ -95,7 +96,7 @@ class GpuGroupKernels final : public GroupKernels {
   int ranks_of_gpu_;
   WireRoute route_;
   WireLaunch barrier_;
-  LargeShares shares_;
+  ShareDivision shares_;
 };
 
 GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_index)
@@ -107,7 +108,7 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
       schedule_(config.rank, config.world_size, config.layout, config.poisons),
       ranks_of_gpu_(config.world_size),
       route_(config.world_size),
-      shares_(config.rank, config.world_size) {
+      shares_(config.world_size) {
   load_kernels();
   load_multimem_kernels(multimem_kernel_);
   group_.rank = config.rank;
@@ -219,11 +220,12 @@ CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args,
 }
 
 template <class Params, class... More>
-void GpuGroupKernels::start(const void* kernel, unsigned blocks, const Params& params,
-                            const LaunchOptions& options, const More&... more) {
+void GpuGroupKernels::start(const void* kernel, unsigned blocks, unsigned threads,
+                            const Params& params, const LaunchOptions& options,
+                            const More&... more) {
   WaitParams wait{timeout_ns(options), config_.poll_period};
   void* arguments[] = {&group_, const_cast<Params*>(&params), &wait, const_cast<More*>(&more)...};
-  check_gpu(gpuLaunchKernel(kernel, dim3(blocks), dim3(kBlockThreads), arguments, 0,
+  check_gpu(gpuLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0,
                             static_cast<gpuStream_t>(options.stream)),
             "launching a kernel");
 }
@@ -353,9 +355,10 @@ void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectivePara
   });
 }
 
-void GpuGroupKernels::launch_barrier(const CollectiveParams& call, const LaunchOptions& options) {
+void GpuGroupKernels::launch_copies_barrier(const CollectiveParams& call,
+                                            const LaunchOptions& options) {
   barrier_.ends_call = call.ends_call;
-  start_wire(wire_barrier_kernels(), barrier_, call, options, call);
+  start_wire(copies_barrier_kernels(), barrier_, call, options, call);
 }
 
 void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan,
@@ -372,7 +375,10 @@ void GpuGroupKernels::launch(const CollectiveArgs& args, const Plan& plan,
 void GpuGroupKernels::launch_by_plan(const CollectiveArgs& args, const Plan& plan,
                                      const LaunchOptions& options) {
   if (args.kind == CollectiveKind::kBarrier) {
-    launch_barrier(params_of(args), options);
+    barrier_.ends_call = true;
+    start_wire(barrier_kernels(), barrier_, params_of(args), options);
+  } else if (args.kind == CollectiveKind::kAllToAll) {
+    launch_shares(args, options);
   } else if (goes_over_wire(plan)) {
     launch_over_wire(args, plan, options);
   } else {
@@ -380,24 +386,34 @@ void GpuGroupKernels::launch_by_plan(const CollectiveArgs& args, const Plan& pla
   }
 }
 
-void GpuGroupKernels::transfer(std::span<const TransferOp> ops, bool collective,
-                               const LaunchOptions& options) {
+void GpuGroupKernels::transfer(std::span<const TransferOp> ops, const LaunchOptions& options) {
   const DeviceGuard guard(device_);
-  const bool has_large = collective && shares_.divide(ops);
-  if (has_large) ops = shares_.others();
-  if (!has_large || !ops.empty()) {
-    schedule_.plan(ops, collective, !has_large, [&](const TransferParams& params) {
-      const unsigned own_blocks = params.own.bytes > kMostUndividedMessage ? 4 : 1;
-      const unsigned serving = static_cast<unsigned>(params.group_count * params.blocks);
-      const unsigned blocks = serving + (params.own.bytes > 0 || serving == 0 ? own_blocks : 0);
-      start(transfer_kernel_address(params.forms), blocks, params, options);
-    });
-  }
-  if (!has_large) return;
+  schedule_.plan(ops, [&](const TransferParams& params) {
+    const unsigned own_blocks = params.own.bytes > kMostUndividedMessage ? 4 : 1;
+    const auto serving = static_cast<unsigned>(params.group_count * params.blocks);
+    const unsigned blocks = serving + (params.own.bytes > 0 || serving == 0 ? own_blocks : 0);
+    start(transfer_kernel_address(params.forms), blocks, static_cast<unsigned>(params.threads),
+          params, options);
+  });
+}
+
+void GpuGroupKernels::launch_shares(const CollectiveArgs& args, const LaunchOptions& options) {
+  const ShareFacts facts{
+      .rank = config_.rank,
+      .world_size = config_.world_size,
+      .wire = wire_,
+      .most_blocks = std::min(static_cast<int>(config_.layout.wire_blocks), config_.most_blocks),
+      .box_tiles = config_.layout.wire_box_tiles(wire_)};
+  shares_.divide(args, facts);
   CollectiveParams call{};
   call.kind = CollectiveKind::kAllToAll;
-  call.poison = config_.poisons ? poison_of(shares_.dtype()) : 0;
-  start_lanes(shares_.launch(), call, kMaxBulkBlocks, options);
+  call.poison = config_.poisons ? poison_of(args.dtype) : 0;
+  if (const WireLaunch* launch = shares_.over_wire()) {
+    start_wire(share_wire_kernels(), *launch, call, options);
+  }
+  if (const WireLaunch* launch = shares_.by_lanes()) {
+    start_lanes(*launch, call, kMaxBulkBlocks, options);
+  }
 }
 
 void GpuGroupKernels::launch_copies(const CollectiveArgs& args, BufferLocation location,
@@ -411,11 +427,11 @@ void GpuGroupKernels::launch_copies(const CollectiveArgs& args, BufferLocation l
     barrier.count = args.output_parts[0].count * args.output_parts.size();
   }
   barrier.ends_call = false;
-  launch_barrier(barrier, options);
+  launch_copies_barrier(barrier, options);
   copies_.run(copies_of(args, config_.rank, peer_outputs),
               static_cast<gpuStream_t>(options.stream));
   barrier.ends_call = true;
-  launch_barrier(barrier, options);
+  launch_copies_barrier(barrier, options);
 }
 
 void GpuGroupKernels::fold(const FoldCall& call, StreamHandle stream) {
@@ -459,7 +475,7 @@ void GpuGroupKernels::launch_multimem(const CollectiveArgs& args, const Plan& pl
   const auto most = static_cast<std::uint64_t>(std::clamp(plan.channels, 1, config_.most_blocks));
   const std::uint64_t blocks =
       std::clamp<std::uint64_t>((bytes + kBlockBytes - 1) / kBlockBytes, 1, most);
-  start(kernel, static_cast<unsigned>(blocks), call, options, params);
+  start(kernel, static_cast<unsigned>(blocks), kBlockThreads, call, options, params);
 }
 
 }  // namespace

@@ -38,8 +38,10 @@ void load_kernels() {
     for (const void* kernel : kernels.of) load(kernel);
   };
   load_all(move_wire_kernels());
+  load_all(share_wire_kernels());
   load_bulk(move_bulk_kernels());
-  load_all(wire_barrier_kernels());
+  load_all(barrier_kernels());
+  load_all(copies_barrier_kernels());
   for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32, Dtype::kFloat64}) {
     const NormKernels kernels = norm_kernels(dtype);
     load_all(kernels.wire);

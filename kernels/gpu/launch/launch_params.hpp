@@ -63,6 +63,7 @@ WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams&
   params.copies_own = launch.copies_own;
   params.ends_call = launch.ends_call;
   params.tiles_per_block = launch.tiles_per_block;
+  params.share_blocks = launch.share_blocks;
   params.box_tiles = layout.wire_box_tiles(context.wire);
   params.factor = std::bit_cast<std::uint64_t>(call.factor);
   params.stores = launch.stores;
@@ -73,9 +74,11 @@ WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams&
   params.box_bytes = layout.wire_box_bytes;
   params.box_blocks = layout.wire_blocks;
   const auto piece = [&](const RoutePiece& each) {
-    const std::uint32_t tile = wire_tile(context.wire).bytes;
+    const std::uint64_t tiles = launch.divides_shares
+                                    ? each.tiles_of_block
+                                    : divided_up(each.bytes, wire_tile(context.wire).bytes);
     return WirePiece{each.data, static_cast<std::uint32_t>(each.bytes),
-                     static_cast<std::uint32_t>((each.bytes + tile - 1) / tile)};
+                     static_cast<std::uint32_t>(tiles)};
   };
   std::transform(launch.send.begin(), launch.send.end(), params.send, piece);
   std::transform(launch.take.begin(), launch.take.end(), params.take, piece);

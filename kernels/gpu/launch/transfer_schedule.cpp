@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/gpu/interface/wire_params.hpp"
+
 namespace symm {
 
 namespace {
@@ -32,7 +34,7 @@ TransferSchedule::TransferSchedule(int rank, int world_size, const DeviceLayout&
   params_.poisons = poisons;
 }
 
-void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
+void TransferSchedule::list(std::span<const TransferOp> ops) {
   entries_.clear();
   own_.clear();
   std::fill(counts_.begin(), counts_.end(), 0);
@@ -44,9 +46,9 @@ void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
       if (op.bytes > 0 && op.data != output) own_.push_back({op.data, output, op.bytes});
       continue;
     }
-    const TransferGroup group{
-        static_cast<std::int16_t>(op.peer), static_cast<std::int8_t>(op.is_send ? 1 : 0),
-        static_cast<std::int8_t>(collective ? kAllToAllTagChannel : tag_channel_of(op.tag)), 0, 0};
+    const TransferGroup group{static_cast<std::int16_t>(op.peer),
+                              static_cast<std::int8_t>(op.is_send ? 1 : 0),
+                              static_cast<std::int8_t>(tag_channel_of(op.tag)), 0, 0};
     const int steps = op.is_send ? op.peer - rank_ : rank_ - op.peer;
     const auto key = (op.peer * 2 + (op.is_send ? 0 : 1)) * kTagChannels + int{group.tag_channel};
     entries_.push_back({(steps + world_size_) % world_size_,
@@ -64,8 +66,16 @@ void TransferSchedule::list(std::span<const TransferOp> ops, bool collective) {
 // P2p channels that a message takes; 0 where it goes as chunks.
 int TransferSchedule::channels_of(const Entry& entry) const {
   const auto [bytes, tag_channel] = std::pair(entry.item.bytes, entry.group.tag_channel);
-  return layout_.is_short_message(bytes, tag_channel) ? layout_.p2p_channels_of(bytes, tag_channel)
-                                                      : 0;
+  if (!layout_.is_short_message(bytes, tag_channel)) return 0;
+  return static_cast<int>(layout_.p2p_channels_of(bytes, tag_channel));
+}
+
+// For messages of which a box has so many bytes at most: a thread for each unit of its tiles.
+std::int16_t TransferSchedule::threads_for(std::uint64_t most_in_box) const {
+  if (params_.forms != MessageForms::kBoxes) return kTransferThreads;
+  constexpr std::uint64_t kTile = wire_tile(WireKind::kLL).bytes;
+  const std::uint64_t tiles = (sizeof(BoxHeader) + most_in_box + kTile - 1) / kTile;
+  return static_cast<std::int16_t>(kTileThreads * std::min<std::uint64_t>(tiles, kTransferWarps));
 }
 
 // Moves entries from `first` on into params_ until it is full; returns the first that is left.
@@ -90,6 +100,7 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   std::size_t in_boxes = 0;
   std::uint64_t most_chunks = 0;
   std::uint64_t chunks_of_group = 0;
+  std::uint64_t most_in_box = 0;
   for (std::size_t i = 0; i < count; ++i) {
     params_.items[i] = launch[i].item;
     params_.dtypes[i] = launch[i].dtype;
@@ -103,6 +114,9 @@ std::size_t TransferSchedule::fill(std::size_t first) {
     const std::uint64_t bytes = launch[i].item.bytes;
     if (const int of_message = channels_of(launch[i]); of_message > 0) {
       ++in_boxes;
+      const auto boxes = static_cast<std::uint64_t>(of_message);
+      const std::uint64_t part = align_up((bytes + boxes - 1) / boxes, kCacheLine);
+      most_in_box = std::max(most_in_box, std::min(bytes, part));
       params_.channels = std::max(params_.channels, static_cast<std::int16_t>(of_message));
     } else {
       chunks_of_group += layout_.message_cut(bytes, launch[i].group.tag_channel).chunks;
@@ -112,24 +126,24 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   params_.forms = in_boxes == count ? MessageForms::kBoxes
                   : in_boxes == 0   ? MessageForms::kChunks
                                     : MessageForms::kBoth;
+  params_.threads = threads_for(most_in_box);
   params_.blocks =
       blocks_for(most_chunks, layout_.message_warps(), params_.group_count, params_.channels);
   return first + count;
 }
 
-void TransferSchedule::plan(std::span<const TransferOp> ops, bool collective, bool ends_call,
+void TransferSchedule::plan(std::span<const TransferOp> ops,
                             const std::function<void(const TransferParams&)>& launch) {
-  params_.collective = collective;
-  list(ops, collective);
-  if (!collective && entries_.empty() && own_.empty()) return;
+  list(ops);
+  if (entries_.empty() && own_.empty()) return;
   std::size_t next = 0;
   std::size_t next_own = 0;
   bool is_last = false;
   while (!is_last) {
     next = fill(next);
     params_.own = next_own < own_.size() ? own_[next_own++] : DeviceCopy{};
+    if (params_.own.bytes > 0) params_.threads = kTransferThreads;
     is_last = next == entries_.size() && next_own == own_.size();
-    params_.ends_call = ends_call && is_last;
     launch(params_);
   }
 }

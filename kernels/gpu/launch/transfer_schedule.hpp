@@ -23,11 +23,10 @@ class TransferSchedule {
  public:
   TransferSchedule(int rank, int world_size, const DeviceLayout& layout, bool poisons);
 
-  // Calls `launch` for each launch that `ops` need; at least once for a collective. `ops` as for
-  // GroupKernels::transfer. A launch carries at most one message of this rank to itself, which
-  // waits for no rank, so any launch will do. Reuses its memory: warm calls of no more messages
-  // than before allocate nothing. `ends_call`: the last launch ends the collective.
-  void plan(std::span<const TransferOp> ops, bool collective, bool ends_call,
+  // Calls `launch` for each launch that `ops` need. `ops` as for GroupKernels::transfer. A launch
+  // carries at most one message of this rank to itself, which waits for no rank, so any launch will
+  // do. Reuses its memory: warm calls of no more messages than before allocate nothing.
+  void plan(std::span<const TransferOp> ops,
             const std::function<void(const TransferParams&)>& launch);
 
  private:
@@ -39,8 +38,9 @@ class TransferSchedule {
     Dtype dtype;
   };
 
-  void list(std::span<const TransferOp> ops, bool collective);
+  void list(std::span<const TransferOp> ops);
   int channels_of(const Entry& entry) const;
+  std::int16_t threads_for(std::uint64_t most_in_box) const;
   std::size_t fill(std::size_t first);
 
   const int rank_;

@@ -4,12 +4,6 @@
 
 namespace symm {
 
-namespace {
-
-constexpr std::uint32_t kBlockTiles = kWireThreads / kTileThreads;
-
-}  // namespace
-
 WireRoute::WireRoute(int world_size) {
   launch_.send.resize(static_cast<std::size_t>(world_size));
   launch_.take.resize(static_cast<std::size_t>(world_size));
@@ -197,10 +191,10 @@ void WireRoute::set_grid() {
   const std::uint64_t tiles = std::max<std::uint64_t>(most_tiles_, 1);
   const std::uint32_t room = facts_.two_hops ? facts_.box_tiles / 2 : facts_.box_tiles;
   const std::uint64_t blocks =
-      std::max(std::min(divided_up(tiles, kBlockTiles), most_blocks()), divided_up(tiles, room));
+      std::max(std::min(divided_up(tiles, kWireTiles), most_blocks()), divided_up(tiles, room));
   launch_.tiles_per_block = static_cast<std::uint32_t>(divided_up(tiles, blocks));
   launch_.blocks = static_cast<unsigned>(divided_up(tiles, launch_.tiles_per_block));
-  launch_.threads = kTileThreads * std::min(launch_.tiles_per_block, kBlockTiles);
+  launch_.threads = kTileThreads * std::min(launch_.tiles_per_block, kWireTiles);
 }
 
 }  // namespace symm

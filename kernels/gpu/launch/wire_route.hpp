@@ -18,6 +18,7 @@ constexpr std::uint64_t divided_up(std::uint64_t value, std::uint64_t by) {
 struct RoutePiece {
   std::byte* data;
   std::uint64_t bytes;
+  std::uint32_t tiles_of_block = 0;  // where a launch divides shares
 };
 
 // What a launch does, for any world size. Blocks, threads and tiles are those of a wire with boxes.
@@ -30,6 +31,9 @@ struct WireLaunch {
   bool relays = false;
   bool copies_own = false;
   std::uint32_t tiles_per_block = 1;
+  // NOTE [Shares] in kernels/gpu/wire/route.cuh, and the blocks that have some.
+  bool divides_shares = false;
+  std::uint32_t share_blocks = 0;
   std::uint64_t sends[2] = {};
   std::uint64_t hears[2] = {};
   std::uint64_t stores = 0;

@@ -70,7 +70,7 @@ class MessageMemory {
 
  private:
   __device__ int p2p_channel(int channel) const {
-    return tag_channel_ * kP2pChannelsPerTag + channel;
+    return tag_channel_ * kMostP2pChannelsPerTag + channel;
   }
   // In the segment of `owner`, of what `other` sends to it, or says of what was sent to `other`.
   __device__ MessageSignal& signal(int owner, int other, std::uint32_t number) const {

@@ -3,7 +3,7 @@
 // NOTE [Short messages]
 // A p2p channel leads from one rank to another and has kP2pBoxes boxes in the receiver's segment,
 // which it takes in turns. A message that fits in boxes goes as LL tiles (NOTE [Wires] in tile.cuh)
-// in equal parts, one a p2p channel of its tag channel, four or eight of them: no fence, and no
+// in equal parts, one a p2p channel of its tag channel, a power of two of them: no fence, and no
 // count of what is filled. The epoch of a box is its number in its channel. A part begins with its
 // header, in the first unit of the first tile, whose position counts the parts of its own p2p
 // channel; the first part takes a box even where it is empty, so there that is the message's. A
@@ -109,13 +109,9 @@ class MessageBoxes {
   };
   __device__ static Part part_of(const MessageMemory& memory, const TransferItem& item,
                                  int channel) {
-    constexpr std::uint32_t kFew = kFewP2pChannels;
-    constexpr std::uint32_t kAll = kP2pChannelsPerTag;
     const auto bytes = static_cast<std::uint32_t>(item.bytes);
-    const int channels = memory.layout().p2p_channels_of(bytes, memory.tag_channel());
-    const std::uint32_t share = channels == 1                 ? bytes
-                                : channels == kFewP2pChannels ? (bytes + kFew - 1) / kFew
-                                                              : (bytes + kAll - 1) / kAll;
+    const std::uint32_t channels = memory.layout().p2p_channels_of(bytes, memory.tag_channel());
+    const std::uint32_t share = (bytes + channels - 1) >> (__ffs(static_cast<int>(channels)) - 1);
     constexpr std::uint32_t kLine = kCacheLine;
     const std::uint32_t even = channels == 1 ? bytes : (share + kLine - 1) / kLine * kLine;
     const std::uint32_t begin = min(even * static_cast<std::uint32_t>(channel), bytes);

@@ -13,27 +13,75 @@ namespace symm {
 // For kernels that only move data.
 struct NoRules {};
 
+// NOTE [Shares]
+// For all_to_all. A rank knows what it exchanges with each peer, and not what others exchange, so
+// what both its ends know of a share, its size, says how many blocks divide it. A rank launches as
+// many as its largest share has. Those that others may have launched as well, up to the number that
+// the group agreed on, have nothing to do here and end their epochs all the same: one more block
+// does it for all of them (end_idle_blocks); or, where epochs repeat and boxes must be refreshed,
+// all are launched. Of two ranks both know both shares, and launch equally many. Shares that are
+// too large go by lanes after this launch, and have no tiles in it.
+//
+// Sizes are compared. By lines the size is in the flags of a share's tiles, above the 40 bits of an
+// epoch that are ever counted: tiles of another size do not count as come, and block 0, which waits
+// for one of them in vain, finds and reports what it has. An empty share is one tile of block 0. So
+// nothing is sent to be compared alone, and nobody waits for it. An LL wire has no room in its
+// flags: block 0 sends each peer a tile more, with the size modulo 2^32, and waits for theirs; only
+// where the pair exchanges something over the wire. Lanes compare by themselves. A share that is
+// large for one of its ends alone is a peer that does not come.
+struct ShareRules : NoRules {};
+
+template <class Rules>
+inline constexpr bool kByShare = std::is_same_v<Rules, ShareRules>;
+
+// By a block that has no part in the call: the next epoch of each block from `first` on ends.
+template <int kRanks>
+__device__ __forceinline__ void end_idle_blocks(const WireParams<kRanks>& params,
+                                                std::uint32_t first) {
+  std::byte* const own = global_pointer(params.segments[params.rank]);
+  LocalState& local = *reinterpret_cast<LocalState*>(own + params.local);
+  const std::uint64_t sequence = load_relaxed(&local.sequence);
+  const bool alive = load_relaxed(&local.dead) == 0;
+  const bool is_first = alive && blockIdx.x == 0 && threadIdx.x == 0;
+  if (is_first && params.counts_calls) {
+    store_relaxed(&global_pointer(params.page)->entered, sequence / kSequenceUnit + 1);
+  }
+  for (std::uint64_t block = first + threadIdx.x; alive && block < params.box_blocks;
+       block += blockDim.x) {
+    const std::uint64_t epoch = load_data(&local.wire_epoch[block]) + 1;
+    store_data(&local.wire_epoch[block], epoch);
+    for (int peer = 0; peer < params.world_size; ++peer) {
+      if (peer != params.rank)
+        store_relaxed(wire_done_at(params, peer, params.rank) + block, epoch);
+    }
+  }
+  if (!alive || threadIdx.x != 0 || !params.ends_call) return;
+  count_call(local, params.counts_calls ? global_pointer(params.page) : nullptr, sequence);
+}
+
 // NOTE [Poison] in poison.cuh. By the whole block.
-template <class Tile, int kRanks>
+template <class Tile, bool kShares, int kRanks>
 __device__ SYMM_OUTLINED_METHOD void poison_pieces(const WireParams<kRanks>& params) {
   if (params.poison == 0) return;
   release_earlier_work();
   static_assert(Tile::kBytes % sizeof(params.poison) == 0);
-  const std::uint32_t part = params.tiles_per_block * Tile::kBytes;
   for (int r = 0; r < kRanks && params.stores >> r != 0; ++r) {
     const WirePiece& piece = params.take[r];
     if ((params.stores >> r & 1) == 0 || piece.data == nullptr) continue;
+    const std::uint32_t part = (kShares ? piece.tiles : params.tiles_per_block) * Tile::kBytes;
+    if (part == 0) continue;  // goes by lanes
     for (std::uint32_t begin = blockIdx.x * part; begin < piece.bytes; begin += gridDim.x * part) {
       fill_poison(piece.data + begin, min_size(part, piece.bytes - begin), params.poison);
     }
   }
 }
 
-template <class Tile, int N, class Rules, class BlockOf = WireBlock<Tile, N>>
+template <class Tile, int N, class Rules, class BlockOf = WireBlock<Tile, N, kByShare<Rules>>>
 class Route {
  public:
   using Block = BlockOf;
   using Params = typename Block::Params;
+  static constexpr bool kByShares = kByShare<Rules>;
 
   __device__ explicit Route(const Params& params) : params_(params), block_(params) {}
 
@@ -43,14 +91,15 @@ class Route {
     Unit units[Block::kBatch];
     load_all(0, first, units);  // while the counters are on their way
     if (!block_.ready()) return false;
+    send_sizes();
     send_all(first, first, units);
-    return block_all(exchange_factors(factors) && second_half(factors, first));
+    return block_all(exchange_values(factors) && second_half(factors, first));
   }
   __device__ void end() { block_.end(); }
 
  protected:
   static constexpr int kBatch = Block::kBatch;
-  static constexpr bool kCombines = !std::is_same_v<Rules, NoRules>;
+  static constexpr bool kCombines = !std::is_base_of_v<NoRules, Rules>;
 
   __device__ bool is_peer(int rank) const {
     return rank < block_.world_size() && rank != block_.rank();
@@ -117,11 +166,49 @@ class Route {
   // Whether the call sends a tile at `place` of its box to `peer`.
   __device__ bool uses(int peer, std::uint32_t place) const {
     if (sends(0, peer) && place < block_.tiles_of(sent_to(peer))) return true;
-    if (params_.premultiplies && place == params_.box_tiles) return sends(0, peer);
+    if (place == params_.box_tiles && (params_.premultiplies || has_sizes())) return sends(0, peer);
     const std::uint32_t second = params_.tiles_per_block;
     return sends(1, peer) && place >= second && place - second < block_.tiles_of(own_take());
   }
 
+  // NOTE [Shares]
+  __device__ static bool has_sizes() {
+    return kByShare<Rules> && !Block::kFlagsHaveSizes && blockIdx.x == 0;
+  }
+  __device__ __forceinline__ void send_sizes() {
+    if (!has_sizes() || threadIdx.x >= kTileThreads) return;
+    for (int peer = 0; peer < block_.world_size(); ++peer) {
+      const Unit size{{params_.send[peer].bytes, 0, 0, 0}};
+      if (is_peer(peer) && sends(0, peer)) block_.send(peer, params_.box_tiles, size);
+    }
+  }
+  __device__ __forceinline__ bool compare_sizes() {
+    if (threadIdx.x >= kTileThreads) return true;
+    bool ok = true;
+    for (int base = 0; ok && base < block_.world_size(); base += kBatch) {
+      Unit units[kBatch];
+      ok = block_.receive(base, params_.box_tiles, units,
+                          [this](int peer) { return hears(0, peer); });
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int peer = base + k;
+        if (!ok || threadIdx.x != 0 || !is_peer(peer) || !hears(0, peer)) continue;
+        const std::uint32_t mine = params_.take[peer].bytes;
+        const std::uint32_t theirs = units[k].words[0];
+        if (theirs != mine) ok = block_.fail(DeviceFault::kCountMismatch, peer, theirs, mine);
+      }
+    }
+    return ok;
+  }
+
+  // What goes beside the tiles of hop 1. Waits for the whole block where there is something.
+  __device__ __forceinline__ bool exchange_values(double* factors) {
+    if constexpr (kByShare<Rules>) {
+      return !has_sizes() || block_all(compare_sizes());
+    } else {
+      return exchange_factors(factors);
+    }
+  }
   __device__ __forceinline__ bool exchange_factors(double* factors) {
     if (!params_.premultiplies) return true;
     bool ok = true;
@@ -164,17 +251,22 @@ class Route {
   }
   __device__ int last_hop() const { return params_.combines || params_.relays ? 1 : 0; }
 
-  // Not divided as the pieces that go through boxes are.
+  // A share is divided as others are, and another piece not as those that go through boxes.
   __device__ __forceinline__ void copy_own() const {
     if (!params_.copies_own) return;
-    const WirePiece& from = own_send();
-    for (std::uint32_t block = 0; block * gridDim.x * params_.tiles_per_block < from.tiles;
-         ++block) {
-      const std::uint32_t before = block * gridDim.x * params_.tiles_per_block;
-      for (std::uint32_t tile = block_.first_tile(); tile < params_.tiles_per_block;
-           tile += block_.tile_stride()) {
-        block_.store(own_take(), before + tile, block_.load(from, before + tile));
+    const std::uint32_t tiles = own_send().tiles;
+    if constexpr (kByShare<Rules>) {
+      copy_tiles(0, tiles);
+    } else {
+      const std::uint32_t all_blocks = gridDim.x * params_.tiles_per_block;
+      for (std::uint32_t before = 0; before < tiles; before += all_blocks) {
+        copy_tiles(before, params_.tiles_per_block);
       }
+    }
+  }
+  __device__ __forceinline__ void copy_tiles(std::uint32_t before, std::uint32_t count) const {
+    for (std::uint32_t tile = block_.first_tile(); tile < count; tile += block_.tile_stride()) {
+      block_.store(own_take(), before + tile, block_.load(own_send(), before + tile));
     }
   }
 

@@ -33,6 +33,7 @@ struct LLTile {
   // The epoch as tiles carry it, never 0, which is in boxes that were never written. It repeats.
   static constexpr bool kEpochsRepeat = true;
   static constexpr bool kLoadsAgain = false;  // what has arrived, once the epoch was seen
+  static constexpr int kFlagWord = 0;         // one of 8 bytes that has the epoch
   __device__ static std::uint64_t flag_of(std::uint64_t epoch) { return epoch % 0xffff'ffffu + 1; }
 
   // Threads poll each by itself.
@@ -97,6 +98,7 @@ struct LineTile {
   static constexpr std::uint32_t kSpace = wire_tile(WireKind::kLine).space;
   static constexpr bool kEpochsRepeat = false;
   static constexpr bool kLoadsAgain = true;
+  static constexpr int kFlagWord = 15;
   __device__ static std::uint64_t flag_of(std::uint64_t epoch) { return epoch; }
 
   // Before a send or a receive, so that each is one instruction of the warp.

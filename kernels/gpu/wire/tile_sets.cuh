@@ -13,9 +13,9 @@
 namespace symm {
 
 // A block whose warps take sets.
-template <class Tile, int N>
-class SetBlock : public WireBlock<Tile, N> {
-  using Base = WireBlock<Tile, N>;
+template <class Tile, int N, bool kByShare>
+class SetBlock : public WireBlock<Tile, N, kByShare> {
+  using Base = WireBlock<Tile, N, kByShare>;
 
  public:
   using Base::Base;
@@ -28,9 +28,9 @@ class SetBlock : public WireBlock<Tile, N> {
   // threads.
   __device__ std::uint32_t sets_of(const WirePiece& piece) const {
     if (!is_aligned(piece.data, kUnitBytes)) return 0;
-    const std::uint32_t begin = blockIdx.x * params_.tiles_per_block + this->first_tile();
-    const std::uint32_t end =
-        min_size(piece.bytes / Tile::kBytes, (blockIdx.x + 1) * params_.tiles_per_block);
+    const std::uint32_t of_block = this->tiles_of_each_block(piece);
+    const std::uint32_t begin = blockIdx.x * of_block + this->first_tile();
+    const std::uint32_t end = min_size(piece.bytes / Tile::kBytes, (blockIdx.x + 1) * of_block);
     return end <= begin ? 0 : ((end - begin - 1) / kStride + 1) / kSet;
   }
   // The first tile of set `number`, hence the one behind as many sets.
@@ -43,7 +43,7 @@ class SetBlock : public WireBlock<Tile, N> {
                                            Set& set) const {
 #pragma unroll
     for (int i = 0; i < kSet; ++i) {
-      set[i] = Tile::load_whole(piece.data + this->begin_of(after(tile, i)));
+      set[i] = Tile::load_whole(piece.data + this->begin_of(piece, after(tile, i)));
     }
   }
   // Nowhere where the piece has no data.
@@ -52,7 +52,7 @@ class SetBlock : public WireBlock<Tile, N> {
     if (piece.data == nullptr) return;
 #pragma unroll
     for (int i = 0; i < kSet; ++i) {
-      Tile::store_whole(piece.data + this->begin_of(after(tile, i)), set[i]);
+      Tile::store_whole(piece.data + this->begin_of(piece, after(tile, i)), set[i]);
     }
   }
   __device__ __forceinline__ void send_set(int peer, std::uint32_t place, const Set& set) {
@@ -73,20 +73,11 @@ class SetBlock : public WireBlock<Tile, N> {
       bool here = true;
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        if (k == rank() || !wants(k) || have_come(arrivals[k], sets[k])) continue;
+        if (k == rank() || !wants(k) || have_come(k, arrivals[k], sets[k])) continue;
         here = false;
         late = k;
       }
       return here;
-    });
-  }
-  __device__ __forceinline__ bool receive_set(int peer, std::uint32_t place, Set& set) {
-    this->heard_ |= typename Base::Mask{1} << peer;
-    return poll_set([&](int& late) {
-      Arrivals arrivals;
-      look_at(peer, place, arrivals);
-      late = peer;
-      return have_come(arrivals, set);
     });
   }
 
@@ -106,10 +97,11 @@ class SetBlock : public WireBlock<Tile, N> {
 #pragma unroll
     for (int i = 0; i < kSet; ++i) arrivals[i] = Tile::look(box + after(place, i) * Tile::kSpace);
   }
-  __device__ __forceinline__ bool have_come(const Arrivals& arrivals, Set& set) const {
+  __device__ __forceinline__ bool have_come(int peer, const Arrivals& arrivals, Set& set) const {
+    const std::uint64_t flag = this->flag_of(params_.take[peer]);
     bool here = true;
 #pragma unroll
-    for (int i = 0; i < kSet; ++i) here = arrivals[i].has(this->flag_, &set[i]) && here;
+    for (int i = 0; i < kSet; ++i) here = arrivals[i].has(flag, &set[i]) && here;
     return here;
   }
   // As poll(), with one copy of is_here(): what it finds first is not believed (NOTE [Wires]).
@@ -129,13 +121,15 @@ class SetBlock : public WireBlock<Tile, N> {
       if ((polls & (params_.poll_period - 1)) != 0) continue;
       if (!here) first_look = this->look(late, first_look);
       if (Tile::any(!here && first_look == 0)) return false;
+      this->report_other_sizes();
     }
   }
 };
 
 template <class Tile, int N, class Rules>
-class SetRoute : public Route<Tile, N, Rules, SetBlock<Tile, N>> {
-  using Base = Route<Tile, N, Rules, SetBlock<Tile, N>>;
+class SetRoute : public Route<Tile, N, Rules, SetBlock<Tile, N, kByShare<Rules>>> {
+  using Block = SetBlock<Tile, N, kByShare<Rules>>;
+  using Base = Route<Tile, N, Rules, Block>;
   using Base::block_;
   using Base::params_;
 
@@ -146,16 +140,17 @@ class SetRoute : public Route<Tile, N, Rules, SetBlock<Tile, N>> {
   __device__ __forceinline__ bool run(double* factors) {
     constexpr std::uint32_t kNoTile = ~0u;
     if (!block_.ready()) return false;
+    this->send_sizes();
     const std::uint32_t rest = block_.first_of(send_sets());
     Unit units[kBatch];
     this->send_all(rest, kNoTile, units);
-    return block_all(this->exchange_factors(factors) && second_half(factors));
+    return block_all(this->exchange_values(factors) && second_half(factors));
   }
 
  private:
   static constexpr int kBatch = Base::kBatch;
-  static constexpr int kSet = SetBlock<Tile, N>::kSet;
-  using Set = typename SetBlock<Tile, N>::Set;
+  static constexpr int kSet = Block::kSet;
+  using Set = typename Block::Set;
 
   // The least number of sets of the pieces piece_of(peer) of the ranks that wants(peer) names.
   template <class Wants, class PieceOf>
@@ -196,7 +191,6 @@ class SetRoute : public Route<Tile, N, Rules, SetBlock<Tile, N>> {
       if (params_.combines && !combine_sets(factors)) return false;
     } else {
       this->copy_own();
-      if (params_.relays && !relay_sets()) return false;
     }
     return place_sets(this->last_hop());
   }
@@ -248,16 +242,6 @@ class SetRoute : public Route<Tile, N, Rules, SetBlock<Tile, N>> {
     }
     pass_on(tile, result);
     return true;
-  }
-
-  __device__ __forceinline__ bool relay_sets() {
-    const std::uint32_t sets = sets_passed(this->own_take());
-    for (std::uint32_t number = 0; number < sets; ++number) {
-      Set set;
-      if (!block_.receive_set(params_.root, block_.first_of(number), set)) return false;
-      pass_on(block_.first_of(number), set);
-    }
-    return this->relay(block_.first_of(sets));
   }
 
   __device__ __forceinline__ bool place_sets(int hop) {

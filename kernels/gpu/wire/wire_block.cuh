@@ -33,13 +33,22 @@
 
 namespace symm {
 
-template <class Tile, int N>
+// By block: the epoch that the block of `peer` has ended, as `owner` knows it.
+template <class Params>
+__device__ std::uint64_t* wire_done_at(const Params& params, int owner, int peer) {
+  return reinterpret_cast<std::uint64_t*>(global_pointer(params.segments[owner]) + params.done) +
+         static_cast<unsigned>(peer) * params.box_blocks;
+}
+
+// `kByShare`: NOTE [Shares] in route.cuh.
+template <class Tile, int N, bool kByShare = false>
 class WireBlock {
  public:
   using Params = WireParams<kWireRanks<N>>;
   // Ranks whose tiles are in registers at once; with more than 2, AMD's compiler spills where N is
   // not known.
   static constexpr int kBatch = N == 0 ? 2 : N;
+  static constexpr bool kFlagsHaveSizes = kByShare && !Tile::kEpochsRepeat;  // NOTE [Shares]
 
   __device__ explicit WireBlock(const Params& params)
       : params_(params),
@@ -90,23 +99,29 @@ class WireBlock {
   __device__ int world_size() const { return N == 0 ? params_.world_size : N; }
 
   // Tiles of each piece are divided among the blocks, and a block's among its groups of threads.
+  __device__ std::uint32_t tiles_of_each_block(const WirePiece& piece) const {
+    return kByShare ? piece.tiles : params_.tiles_per_block;
+  }
   __device__ std::uint32_t first_tile() const { return threadIdx.x / kTileThreads; }
   __device__ std::uint32_t tile_stride() const { return blockDim.x / kTileThreads; }
   // Those of this block.
   __device__ std::uint32_t tiles_of(const WirePiece& piece) const {
-    const std::uint32_t before = blockIdx.x * params_.tiles_per_block;
-    if (piece.tiles <= before) return 0;
-    return static_cast<std::uint32_t>(min_size(piece.tiles - before, params_.tiles_per_block));
+    if (kFlagsHaveSizes && piece.bytes == 0) return blockIdx.x == 0 ? 1 : 0;
+    const std::uint32_t before = blockIdx.x * tiles_of_each_block(piece);
+    const std::uint32_t all =
+        kByShare ? (piece.bytes + Tile::kBytes - 1) / Tile::kBytes : piece.tiles;
+    if (all <= before) return 0;
+    return static_cast<std::uint32_t>(min_size(all - before, tiles_of_each_block(piece)));
   }
 
   // This thread's unit of tile `tile` of the block's part of a piece; zero behind its end.
   __device__ Unit load(const WirePiece& piece, std::uint32_t tile) const {
-    const std::uint32_t offset = offset_of(tile);
+    const std::uint32_t offset = offset_of(piece, tile);
     if (offset >= piece.bytes) return Unit{};
     return Tile::load(piece.data + offset, piece.bytes - offset);
   }
   __device__ void store(const WirePiece& piece, std::uint32_t tile, Unit unit) const {
-    const std::uint32_t offset = offset_of(tile);
+    const std::uint32_t offset = offset_of(piece, tile);
     if (offset >= piece.bytes || piece.data == nullptr) return;
     Tile::store(piece.data + offset, unit, piece.bytes - offset);
   }
@@ -115,7 +130,7 @@ class WireBlock {
   __device__ __forceinline__ void send(int peer, std::uint32_t place, Unit unit) {
     sent_ |= Mask{1} << peer;
     Tile::converge();
-    Tile::send(box_at(peer, rank()) + place * Tile::kSpace, unit, flag_);
+    Tile::send(box_at(peer, rank()) + place * Tile::kSpace, unit, flag_of(params_.send[peer]));
   }
 
   // Receives the tiles at `place` from the ranks base + k for which wants(base + k), into units[k]:
@@ -150,6 +165,16 @@ class WireBlock {
   __device__ __forceinline__ bool receive_from(int peer, std::uint32_t place, Unit* unit) {
     heard_ |= Mask{1} << peer;
     return poll(peer, [&](int&) { return try_receive(peer, place, unit); });
+  }
+
+  // What each peer released before it sent the tile at place 0, which has been received, is seen by
+  // what comes later on this stream. By the first threads.
+  __device__ void acquire_all() const {
+    for (int peer = static_cast<int>(threadIdx.x); looks_at(peer); peer += kTileThreads) {
+      if (peer == rank()) continue;
+      const auto* const words = reinterpret_cast<const std::uint64_t*>(box_at(rank(), peer));
+      static_cast<void>(load_acquire(words + Tile::kFlagWord));
+    }
   }
 
   // After some 2^32 epochs those of an LL wire repeat, and a tile that was not written since then
@@ -209,7 +234,8 @@ class WireBlock {
   }
 
   // Marks the group dead and reports the fault, unless another thread has done so. Returns false.
-  __device__ bool fail(DeviceFault fault, int peer, std::uint64_t theirs, std::uint64_t mine) {
+  __device__ bool fail(DeviceFault fault, int peer, std::uint64_t theirs,
+                       std::uint64_t mine) const {
     fail_group(local_, *global_pointer(params_.page), fault, peer, collective_number(local_), false,
                theirs, mine);
     return false;
@@ -218,8 +244,15 @@ class WireBlock {
  protected:
   using Mask = std::conditional_t<N == 0, std::uint64_t, std::uint32_t>;
   static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
+  static constexpr int kSizeShift = 40;  // where a flag has the size of a share
   template <class T>
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+
+  // What the tiles of `piece` carry.
+  __device__ std::uint64_t flag_of([[maybe_unused]] const WirePiece& piece) const {
+    if constexpr (!kFlagsHaveSizes) return flag_;
+    return flag_ + (std::uint64_t{piece.bytes} << kSizeShift);
+  }
 
   __device__ static bool has(Mask mask, int peer) { return (mask >> peer & 1) != 0; }
 
@@ -241,9 +274,7 @@ class WireBlock {
   }
   // What `peer` has said of this block, at `owner`.
   __device__ std::uint64_t* done_at(int owner, int peer) const {
-    return reinterpret_cast<std::uint64_t*>(global_pointer(params_.segments[owner]) +
-                                            params_.done) +
-           blockIdx.x * static_cast<unsigned>(world_size()) + static_cast<unsigned>(peer);
+    return wire_done_at(params_, owner, peer) + blockIdx.x;
   }
   __device__ std::byte* box_at(int owner, int sender) const {
     const std::uint64_t block = (epoch_ & 1) * params_.box_blocks + blockIdx.x;
@@ -252,15 +283,16 @@ class WireBlock {
     return global_pointer(params_.segments[owner]) + params_.boxes + box * params_.box_bytes;
   }
   // Of a tile of this block's part of a piece, and of this thread's unit of it.
-  __device__ std::uint32_t begin_of(std::uint32_t tile) const {
-    return (blockIdx.x * params_.tiles_per_block + tile) * Tile::kBytes;
+  __device__ std::uint32_t begin_of(const WirePiece& piece, std::uint32_t tile) const {
+    return (blockIdx.x * tiles_of_each_block(piece) + tile) * Tile::kBytes;
   }
-  __device__ std::uint32_t offset_of(std::uint32_t tile) const {
-    return begin_of(tile) + Tile::offset();
+  __device__ std::uint32_t offset_of(const WirePiece& piece, std::uint32_t tile) const {
+    return begin_of(piece, tile) + Tile::offset();
   }
 
   __device__ __forceinline__ bool try_receive(int peer, std::uint32_t place, Unit* unit) const {
-    return Tile::receive(box_at(rank(), peer) + place * Tile::kSpace, flag_, unit);
+    return Tile::receive(box_at(rank(), peer) + place * Tile::kSpace, flag_of(params_.take[peer]),
+                         unit);
   }
   template <class Wants>
   __device__ __forceinline__ bool try_receive_all(int base, std::uint32_t place,
@@ -300,6 +332,22 @@ class WireBlock {
       if ((polls & (params_.poll_period - 1)) != 0) continue;
       if (!here) first_look = look(late, first_look);
       if (Tile::any(!here && first_look == 0)) return false;
+      report_other_sizes();
+    }
+  }
+  // NOTE [Shares]: where the first tile of a peer has the flag of another size.
+  __device__ __forceinline__ void report_other_sizes() const {
+    if constexpr (kFlagsHaveSizes) {
+      if (blockIdx.x != 0) return;
+      for (int peer = static_cast<int>(tile_thread()); peer < world_size(); peer += kTileThreads) {
+        if (peer == rank() || (params_.hears[0] >> peer & 1) == 0) continue;
+        const auto* const words = reinterpret_cast<const std::uint64_t*>(box_at(rank(), peer));
+        const std::uint64_t ahead = load_relaxed(words + Tile::kFlagWord) - flag_;
+        constexpr std::uint64_t kOne = std::uint64_t{1} << kSizeShift;
+        const WirePiece& mine = params_.take[peer];
+        if (ahead % kOne != 0 || ahead == flag_of(mine) - flag_) continue;
+        fail(DeviceFault::kCountMismatch, peer, ahead >> kSizeShift, mine.bytes);
+      }
     }
   }
 
