@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstddef>
+#include <iterator>
 #include <optional>
+#include <random>
 #include <vector>
 
 namespace symm {
@@ -144,6 +147,59 @@ TEST_F(ShareDivisionTest, ARankAloneCopies) {
   divide({{0}, {0}});
   EXPECT_EQ(wire().blocks, 1u);
   EXPECT_TRUE(wire().ends_call);
+}
+
+// What one rank sends another is what that one takes: in the same way, in the same tiles of the
+// same blocks, which both launch, and each in its box.
+TEST_F(ShareDivisionTest, BothEndsOfAShareDivideItAlike) {
+  std::mt19937 random(7);
+  const auto draw = [&](std::size_t count) { return std::size_t{random()} % count; };
+  for (int round = 0; round < 300; ++round) {
+    const std::size_t world = 2 + draw(4);
+    facts_.world_size = static_cast<int>(world);
+    facts_.wire = draw(2) == 0 ? WireKind::kLL : WireKind::kLine;
+    facts_.most_blocks = std::array{1, 5, 64}[draw(3)];
+    facts_.box_tiles = std::array{3u, 60u, 255u}[draw(3)];
+    const std::uint64_t sizes[] = {0, 1, kTile + 1, 70 * kTile, limit(), limit() + 1, 9u << 20};
+    std::vector<std::vector<std::uint64_t>> matrix(world, std::vector<std::uint64_t>(world));
+    for (auto& row : matrix) {
+      for (std::uint64_t& bytes : row) bytes = sizes[draw(std::size(sizes))];
+    }
+    std::vector<WireLaunch> wires(world);
+    std::vector<WireLaunch> lanes(world);
+    for (std::size_t rank = 0; rank < world; ++rank) {
+      facts_.rank = static_cast<int>(rank);
+      Shares shares{matrix[rank], {}};
+      for (const auto& row : matrix) shares.from.push_back(row[rank]);
+      divide(shares);
+      if (division_->over_wire() != nullptr) wires[rank] = wire();
+      if (division_->by_lanes() != nullptr) lanes[rank] = this->lanes();
+    }
+    for (std::size_t from = 0; from < world; ++from) {
+      for (std::size_t to = 0; to < world; ++to) {
+        if (from == to) continue;
+        const bool over_wire = (wires[from].sends[0] >> to & 1) != 0;
+        EXPECT_EQ((wires[to].hears[0] >> from & 1) != 0, over_wire);
+        EXPECT_EQ((lanes[from].sends[0] >> to & 1) != 0, !over_wire);
+        EXPECT_EQ((lanes[to].hears[0] >> from & 1) != 0, !over_wire);
+        EXPECT_EQ(over_wire, matrix[from][to] <= limit());
+        if (!over_wire) continue;
+        const std::uint64_t of_block = wires[from].send[to].tiles_of_block;
+        EXPECT_EQ(wires[to].take[from].tiles_of_block, of_block);
+        EXPECT_LE(of_block, facts_.box_tiles);
+        const std::uint64_t tiles = divided_up(matrix[from][to], wire_tile(facts_.wire).bytes);
+        EXPECT_EQ(of_block == 0, tiles == 0);
+        const std::uint64_t blocks = tiles == 0 ? 1 : divided_up(tiles, of_block);
+        EXPECT_LE(blocks, wires[from].share_blocks);
+        EXPECT_LE(blocks, wires[to].share_blocks);
+        EXPECT_LE(wires[from].share_blocks, static_cast<unsigned>(facts_.most_blocks));
+      }
+    }
+    if (world == 2) {
+      EXPECT_EQ(wires[0].share_blocks, wires[1].share_blocks);
+    }
+    ASSERT_FALSE(HasFailure()) << "round " << round << ", " << world << " ranks";
+  }
 }
 
 // Whatever boxes and blocks there are, a share over the wire fits into one launch.

@@ -26,12 +26,8 @@ struct RoutedCall {
   bool in_place = false;
 };
 
-bool takes_list(CollectiveKind kind) {
-  return kind == kScatter || kind == kReduceScatter || kind == kAllToAll;
-}
-bool gives_list(CollectiveKind kind) {
-  return kind == kGather || kind == kAllGather || kind == kAllToAll;
-}
+bool takes_list(CollectiveKind kind) { return kind == kScatter || kind == kReduceScatter; }
+bool gives_list(CollectiveKind kind) { return kind == kGather || kind == kAllGather; }
 
 // All ranks of a group; sums of int32.
 class Routes {
@@ -86,7 +82,7 @@ class Routes {
     args.kind = call.kind;
     args.dtype = Dtype::kInt32;
     args.root = call.root;
-    args.count = call.kind == kAllToAll ? 0 : call.counts[index(rank)];
+    args.count = call.counts[index(rank)];
     if (!takes_list(call.kind)) args.input = input.data();
     if (!gives_list(call.kind)) args.output = output.data();
     if (call.kind != kScatter || is_root) args.input_parts = in;
@@ -256,8 +252,7 @@ Values expected(const RoutedCall& call, const std::vector<Values>& inputs, int r
   Values all;
   for (const Values& input : inputs) {
     for (std::size_t i = 0; i < std::min(sum.size(), input.size()); ++i) sum[i] += input[i];
-    const Values part = call.kind == kAllToAll ? cut(input) : input;
-    all.insert(all.end(), part.begin(), part.end());
+    all.insert(all.end(), input.begin(), input.end());
   }
   switch (call.kind) {
     case kAllReduce:
@@ -284,8 +279,8 @@ TEST_P(WireRouteTest, EveryCollectiveEndsWithTheRightValues) {
   for (const auto& [blocks, tiles] : {std::pair(64, 31u), std::pair(5, 7u), std::pair(1, 3u)}) {
     Routes routes(world, wire, blocks, tiles);
     int turn = 0;
-    for (const CollectiveKind kind : {kAllReduce, kReduce, kReduceScatter, kBroadcast, kAllGather,
-                                      kGather, kScatter, kAllToAll}) {
+    for (const CollectiveKind kind :
+         {kAllReduce, kReduce, kReduceScatter, kBroadcast, kAllGather, kGather, kScatter}) {
       for (const std::size_t count : {0u, 1u, 30u, 119u, 120u, 121u, 1000u, 4099u, 30'000u}) {
         // Some hundred launches, or as many ranks' worth of tiles to follow.
         if (count > (blocks == 1 || world > 4 ? 5'000u : 30'000u)) continue;

@@ -117,8 +117,7 @@ void WireRoute::set_pieces() {
       launch_.send[self] = input;
       break;
     case CollectiveKind::kAllToAll:
-      launch_.sends[0] = launch_.hears[0] = peers;
-      break;
+      return;  // ShareDivision has them
     case CollectiveKind::kGather:
       launch_.sends_same = true;
       launch_.sends[0] = root;

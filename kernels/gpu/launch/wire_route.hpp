@@ -1,5 +1,5 @@
-// The route of a collective over a wire (NOTE [Routes] in wire_params.hpp), divided into launches.
-// Host, free of vendor headers.
+// The route of a collective over a wire (NOTE [Routes] in wire_params.hpp), divided into launches;
+// of all but all_to_all, whose shares ShareDivision divides. Host, free of vendor headers.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,7 @@ struct WireLaunch {
   std::vector<RoutePiece> take;
 };
 
-// What decides how a call is divided, the same on all ranks. all_to_all must have the same largest
-// share on every rank.
+// What decides how a call is divided, the same on all ranks.
 struct WireFacts {
   int rank = 0;
   int world_size = 1;

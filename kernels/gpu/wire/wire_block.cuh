@@ -2,11 +2,12 @@
 // receives.
 //
 // NOTE [Wire epochs]
-// Block b of every rank belongs together. Each collective in which a rank launches a block b is the
-// next epoch of it, counted in device memory by that block alone: blocks do not meet at the end of
-// a launch, and launches of different sizes may follow each other. A rank has two boxes for each
-// block and sender, by parity of the epoch. Epoch e may be written into a peer's box once the
-// peer's block has ended e - 2, the last to read it. A rank learns that in one of two ways:
+// Block b of every rank belongs together. Each collective in which a rank launches a block b, or
+// ends it idle (NOTE [Shares] in route.cuh), is the next epoch of it, counted in device memory by
+// that block alone: blocks do not meet at the end of a launch, and launches of different sizes may
+// follow each other. A rank has two boxes for each block and sender, by parity of the epoch. Epoch
+// e may be written into a peer's box once the peer's block has ended e - 2, the last to read it. A
+// rank learns that in one of two ways:
 //
 //   done    the peer stores its epoch when it has ended, at every rank to which it sent nothing in
 //   it heard   a tile of the peer came in epoch h: it had begun h, hence ended h - 1
