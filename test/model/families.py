@@ -87,6 +87,7 @@ def wire_family() -> Family:
     rooted = [from_(2, 0)] * 5
     mixed = [all_of(2), from_(2, 0), from_(2, 0), to(2, 0), from_(2, 0), all_of(2)]
     mixed_of_3 = [from_(3, 0), all_of(3), to(3, 1), from_(3, 2)]
+    pairs = [{(0, 1), (1, 0)}] * 2 + [{(1, 2), (2, 1)}] * 2 + [{(0, 1), (1, 0)}]
     return Family(
         "wire calls",
         [
@@ -97,6 +98,7 @@ def wire_family() -> Family:
             calls("one root", 3, [from_(3, 0)] * 5, words=1),
             calls("to a root", 3, [to(3, 0)] * 4, words=1),
             calls("mixed", 3, mixed_of_3, words=1),
+            calls("shares of some pairs", 3, pairs, words=1),
         ],
         [
             named(calls("one root", 2, rooted, sets=1), "one box a sender"),
@@ -105,6 +107,10 @@ def wire_family() -> Family:
             named(calls("one root", 2, rooted, fault="early"), "done before the reads"),
             named(calls("mixed", 2, mixed, fault="heard"), "who was heard is taken to have ended"),
             named(calls("one root", 2, rooted, fault="silent"), "no done of who was not heard"),
+            named(
+                calls("shares of some pairs", 3, pairs, words=1, fault="absent"),
+                "no done of who has no part",
+            ),
         ],
     )
 

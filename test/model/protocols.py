@@ -30,7 +30,9 @@ def wire_calls(
     A word is data and epoch in one, so its value stands for both; that a line of a LineTile is seen
     whole is an axiom. `sets`: boxes a sender, by parity of the epoch. Faults: "split" puts data and
     epoch into words of their own; "early" stores `done` before the boxes were read; "heard" takes a
-    rank that was heard in an epoch for one that has ended it; "silent" stores no `done`.
+    rank that was heard in an epoch for one that has ended it; "silent" stores no `done`; "absent"
+    leaves a rank out of a call in which it has no part. Such a rank waits for nobody:
+    end_idle_blocks of kernels/gpu/wire/route.cuh.
     """
     program = Program(f"wire calls, {name}, {world} ranks")
     program.first_choice_only = world > 2
@@ -38,6 +40,10 @@ def wire_calls(
         thread = program.thread()
         peers = [p for p in range(world) if p != rank]
         for epoch, pairs in enumerate(calls, 1):
+            if not any(rank in pair for pair in pairs):
+                if fault != "absent":
+                    _end_wire_call(thread, rank, peers, epoch)
+                continue
             _credit(thread, rank, calls, epoch, fault == "heard")
             receivers = [p for p in peers if (rank, p) in pairs]
             for peer in receivers:  # send()
