@@ -158,7 +158,9 @@ class FakeKernels final : public GroupKernels {
   static void carry_out_alone(const CollectiveArgs& args) {
     const void* const from = args.input_parts.empty() ? args.input : args.input_parts[0].data;
     void* const to = args.output_parts.empty() ? args.output : args.output_parts[0].data;
-    const std::size_t bytes = args.count * dtype_bytes(args.dtype);
+    const std::size_t count =
+        args.kind == CollectiveKind::kAllToAll ? args.input_parts[0].count : args.count;
+    const std::size_t bytes = count * dtype_bytes(args.dtype);
     if (from != nullptr && to != nullptr && bytes > 0) std::memmove(to, from, bytes);
   }
 
