@@ -244,7 +244,6 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "dead)": "a dead group's counters are left as they are",
         "local_.block_values[": "words without an order: each names its call",
         "ahead = load_relaxed(words": "a share of another size: an error's report",
-        "load_relaxed(words))": "the same",
     },
     ROUTE: {
         "store_relaxed(wire_done_at(": "as `done` of a block that fills no box and hears nobody",
