@@ -57,10 +57,10 @@ NO_PAYLOAD = re.compile(r"signal_kernel|barrier_kernel|plan_rows")
 SILENT = re.compile(r"matrix_sum_kernel|fold_kernel|row_norm_kernel")
 # Kernels whose data brings its own flag, or that are silent: nothing is released or acquired.
 UNORDERED = re.compile(r"wire_kernel|matrix_sum_kernel|fold_kernel|row_norm_kernel")
-# Those that release nothing, among them the one of messages in boxes (MessageForms::kBoxes).
+# Those that release nothing, among them the one of messages that all are in boxes.
 UNRELEASED = re.compile(
     r"wire_kernel|matrix_sum_kernel|fold_kernel|row_norm_kernel"
-    r"|transfer_kernelILNS_12MessageFormsE0E"
+    r"|transfer_kernel.*WayINS_6LLTileELb0ELb1ELb0EE"
 )
 # Those that look at no flag: of one rank's memory alone.
 UNFLAGGED = re.compile(r"fold_kernel|row_norm_kernel")

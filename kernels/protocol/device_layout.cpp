@@ -45,15 +45,16 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
   while (layout.p2p_channels > kLeastP2pChannelsPerTag && box_part() == 0) layout.p2p_channels /= 2;
   layout.p2p_box_part = static_cast<std::uint32_t>(box_part());
   layout.p2p_boxes = take(box_parts() * layout.p2p_box_part);
-  const auto data_of_box = [&layout](int tag_channel) {
-    constexpr WireTile kTile = wire_tile(WireKind::kLL);
-    if (layout.p2p_box_part == 0) return std::uint32_t{0};
-    const std::uint64_t tiles = layout.p2p_box_bytes(tag_channel) / kTile.space;
-    return static_cast<std::uint32_t>(
-        align_down(tiles * kTile.bytes - sizeof(BoxHeader), kCacheLine));
-  };
-  layout.p2p_large_box_data = data_of_box(0);
-  layout.p2p_small_box_data = data_of_box(1);
+  for (const WireKind kind : {WireKind::kLL, WireKind::kLine}) {
+    const WireTile tile = wire_tile(kind);
+    for (const int tag_channel : {0, 1}) {
+      if (layout.p2p_box_part == 0) continue;
+      const std::uint64_t bytes =
+          std::uint64_t{layout.p2p_box_tiles(tag_channel, kind)} * tile.bytes;
+      layout.p2p_data_of_box[static_cast<int>(kind)][tag_channel] =
+          static_cast<std::uint32_t>(align_down(bytes - sizeof(BoxHeader), kCacheLine));
+    }
+  }
   const auto part_bytes = [&] {
     const std::uint64_t parts = senders * kSlotPartsOfSender * layout.message_slots_of_tag;
     return static_cast<std::uint32_t>(align_down(for_messages / parts, kChunkUnit));

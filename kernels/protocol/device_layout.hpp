@@ -43,10 +43,13 @@ inline constexpr int kMostP2pChannelsPerTag = 32;
 inline constexpr int kLeastP2pChannelsPerTag = 8;
 inline constexpr int kP2pChannels = kTagChannels * kMostP2pChannelsPerTag;
 inline constexpr std::uint32_t kP2pBoxes = 4;
-// The largest message that one p2p channel carries alone: with its header, a unit for each thread
-// of a block. And of a longer one the part that one has, where there are channels enough.
-inline constexpr std::uint32_t kMostUndividedMessage = (8u << 10) - 128;
+// The largest message that one p2p channel carries alone has, with its header, so many tiles: a
+// unit for each thread of a block. And the part of a longer one that one has, where there are
+// channels enough.
+inline constexpr std::uint32_t kTilesOfUndivided = 16;
 inline constexpr std::uint32_t kGoodMessagePart = 4u << 10;
+// By lines a part may take so many boxes, one after the other; by LL one.
+inline constexpr std::uint32_t kMostBoxesOfPart = 16;
 // Longer ones go as chunks through the slots of their tag channel (NOTE [Chunks of messages] in
 // kernels/gpu/wire/message_chunks.cuh): at most so many, a power of two, and fewer where a part
 // of them would be smaller.
@@ -56,9 +59,10 @@ inline constexpr std::uint32_t kLeastMessageSlots = 2;
 // channel has most.
 inline constexpr std::uint32_t kSlotPartsOfTag0 = 13;
 inline constexpr std::uint32_t kSlotPartsOfSender = kSlotPartsOfTag0 + kTagChannels - 1;
-// The same of p2p boxes: those of tag 0 are larger, so that those of two ranks hold 512 KiB.
-// Messages of such sizes take less time by tiles than as chunks with a fence each.
-inline constexpr std::uint32_t kBoxPartsOfTag0 = 9;
+// The same of p2p boxes: those of tag 0 are larger. Of two ranks they are 24 KiB, three tiles for
+// each warp of a block, so that messages of 750 KiB go by LL and of 22 MiB by lines. Such sizes
+// take less time by tiles than as chunks with a fence each (docs/benchmarks.md, "Messages").
+inline constexpr std::uint32_t kBoxPartsOfTag0 = 12;
 inline constexpr std::uint32_t kBoxPartsOfSender = kBoxPartsOfTag0 + kTagChannels - 1;
 inline constexpr std::uint64_t kMostP2pBoxPart = 4u << 10;
 
@@ -246,10 +250,10 @@ struct DeviceLayout {
   std::uint64_t wire_box_bytes;
   // [world_size - 1][kTagChannels][p2p_channels][kP2pBoxes] of p2p_box_bytes()
   std::uint64_t p2p_boxes;
-  std::uint32_t p2p_channels;        // of a tag channel, a power of two
-  std::uint64_t p2p_box_part;        // 0 where not even a tile would fit: then there are no boxes
-  std::uint32_t p2p_large_box_data;  // that fits in a box of tag 0, behind the header
-  std::uint32_t p2p_small_box_data;  // in others
+  std::uint32_t p2p_channels;  // of a tag channel, a power of two
+  std::uint64_t p2p_box_part;  // 0 where not even a tile would fit: then there are no boxes
+  // By WireKind, that fits in a box behind the header: of tag 0, and of others.
+  std::uint32_t p2p_data_of_box[kWireKindCount][2];
   std::uint64_t message_signals;  // [world_size][kTagChannels][message_slots_of_tag] MessageSignal
   // [world_size - 1][kTagChannels][message_slots_of_tag] of message_slot_bytes()
   std::uint64_t message_slots;
@@ -287,9 +291,15 @@ struct DeviceLayout {
     return p2p_boxes +
            (parts * p2p_channels * kP2pBoxes * p2p_box_part + number * p2p_box_bytes(tag_channel));
   }
+  constexpr std::uint32_t p2p_box_tiles(int tag_channel, WireKind kind) const {
+    return p2p_box_bytes(tag_channel) / wire_tile(kind).space;
+  }
+  static constexpr std::uint32_t most_undivided(WireKind kind) {
+    return kTilesOfUndivided * wire_tile(kind).bytes - kCacheLine;
+  }
   // Data that fits in a box, behind the header.
-  constexpr std::uint32_t p2p_box_data(int tag_channel) const {
-    return tag_channel == 0 ? p2p_large_box_data : p2p_small_box_data;
+  constexpr std::uint32_t p2p_box_data(int tag_channel, WireKind kind) const {
+    return p2p_data_of_box[static_cast<int>(kind)][tag_channel == 0 ? 0 : 1];
   }
   constexpr std::uint32_t message_slot_bytes(int tag_channel) const {
     return message_slot_part * (tag_channel == 0 ? kSlotPartsOfTag0 : 1);
@@ -321,16 +331,18 @@ struct DeviceLayout {
     const std::uint32_t chunk = fair > most ? most : fair < least ? least : fair;
     return {chunk * kChunkUnit, units == 0 ? 1 : (units - 1) / chunk + 1};
   }
-  // Whether a message goes through boxes: one of each p2p channel that has a part of it. This and
-  // the next follow from size and tag alone, so that the two ends agree. (If their sizes differ,
-  // that is found: transfer.cu.)
-  constexpr bool is_short_message(std::uint64_t bytes, int tag_channel) const {
-    const std::uint32_t most = p2p_channels * p2p_box_data(tag_channel);
+  // Whether a message goes through boxes, of each p2p channel that has a part of it. This and the
+  // next follow from size, tag and the pair's kind of tile alone, so that the two ends agree. (If
+  // their sizes differ, that is found: transfer.cu.)
+  constexpr bool is_short_message(std::uint64_t bytes, int tag_channel, WireKind kind) const {
+    const std::uint32_t boxes = kind == WireKind::kLine ? kMostBoxesOfPart : 1;
+    const std::uint32_t most = boxes * p2p_channels * p2p_box_data(tag_channel, kind);
     return p2p_box_part != 0 && bytes <= most;
   }
-  constexpr std::uint32_t p2p_channels_of(std::uint64_t bytes, int tag_channel) const {
-    const std::uint32_t data = p2p_box_data(tag_channel);
-    if (bytes <= min_size(data, kMostUndividedMessage)) return 1;
+  constexpr std::uint32_t p2p_channels_of(std::uint64_t bytes, int tag_channel,
+                                          WireKind kind) const {
+    const std::uint32_t data = p2p_box_data(tag_channel, kind);
+    if (bytes <= min_size(data, most_undivided(kind))) return 1;
     const auto part = static_cast<std::uint32_t>(min_size(data, kGoodMessagePart));
     std::uint32_t channels = 2;
     while (channels < p2p_channels && channels * part < bytes) channels *= 2;

@@ -152,11 +152,10 @@ class GpuRuntime : public DeviceRuntime {
  public:
   virtual const GpuIdentity& identity() const = 0;
 
-  // True where a line of 128 bytes that one instruction of a warp stores to memory of the GPU
-  // `other`, or loads from it, is seen whole (NOTE [Wires] in tile.cuh): it is this GPU, or all of
-  // the way to it is NVLink. False where that is not known, as of a GPU that this process cannot
-  // see. Throws Error(kSystem).
-  virtual bool keeps_lines_whole(const GpuUuid& other) = 0;
+  // The GPUs in whose memory a line of 128 bytes that one instruction of a warp stores, or loads,
+  // is seen whole (NOTE [Wires] in tile.cuh): this one, and those to which all of the way is
+  // NVLink. Without those that this process cannot see. Throws Error(kSystem).
+  virtual std::vector<GpuUuid> gpus_with_lines() = 0;
 
   // A number that differs between ongoing captures; 0 where `stream` is not captured. Throws
   // Error(kSystem) when it was and the capture has been invalidated.

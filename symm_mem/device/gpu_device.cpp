@@ -66,19 +66,21 @@ int GpuDevice::attribute(gpuDeviceAttribute which) const {
   return value;
 }
 
-bool GpuDevice::keeps_lines_whole(const GpuUuid& other) const {
-  if (!kGpuHasLines || other == identity_.uuid) return kGpuHasLines;
+std::vector<GpuUuid> GpuDevice::gpus_with_lines() const {
+  if (!kGpuHasLines) return {};
+  std::vector<GpuUuid> gpus = {identity_.uuid};
   const char* const what = "asking for the links between GPUs";
   const int count = gpu_count(driver_);
   for (int index = 0; index < count; ++index) {
     gpuDevice_t device{};
     driver_.check(driver_.device_get(&device, index), what);
-    if (uuid_of(driver_, device, what) != other) continue;
+    const GpuUuid other = uuid_of(driver_, device, what);
+    if (other == identity_.uuid) continue;
     int atomics = 0;
     driver_.check(driver_.device_get_link(&atomics, gpuLinkHasAtomics, handle_, device), what);
-    return atomics != 0;
+    if (atomics != 0) gpus.push_back(other);
   }
-  return false;
+  return gpus;
 }
 
 GpuScope::GpuScope(const GpuDevice& device) : driver_(device.driver()) {

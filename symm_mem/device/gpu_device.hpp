@@ -36,8 +36,8 @@ class GpuDevice {
   bool usable() const noexcept { return generation_ == fork_generation(); }
 
   int attribute(gpuDeviceAttribute which) const;
-  // As GpuRuntime::keeps_lines_whole().
-  bool keeps_lines_whole(const GpuUuid& other) const;
+  // As GpuRuntime::gpus_with_lines().
+  std::vector<GpuUuid> gpus_with_lines() const;
   bool has_descriptors() const { return attribute(gpuAttributePosixHandles) != 0; }
   bool has_fabric_handles() const { return attribute(gpuAttributeFabricHandles) != 0; }
 

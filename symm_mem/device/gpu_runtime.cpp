@@ -48,7 +48,7 @@ class VmmRuntime final : public GpuRuntime {
   DeviceKind kind() const override { return kind_; }
   std::size_t granularity() const override { return granularity_; }
   const GpuIdentity& identity() const override { return device_.identity(); }
-  bool keeps_lines_whole(const GpuUuid& other) override { return device_.keeps_lines_whole(other); }
+  std::vector<GpuUuid> gpus_with_lines() override { return device_.gpus_with_lines(); }
 
   std::shared_ptr<PhysicalMemory> allocate(std::size_t bytes) override {
     if (bytes == 0) {

@@ -43,7 +43,7 @@ void code_descriptor(Codec& codec, Descriptor& descriptor, Text& device_name, Co
   codec.field(descriptor.device);
   codec.field(device_name, kMaxDeviceName);
   codec.field(descriptor.gpu);
-  codec.field(descriptor.lines);
+  codec.field(descriptor.with_lines);
   codec.field(descriptor.bytes);
   codec.field(descriptor.mapped_bytes);
   codec.field(descriptor.user_buffer);
@@ -57,6 +57,22 @@ void code_descriptor(Codec& codec, Descriptor& descriptor, Text& device_name, Co
 }
 
 }  // namespace
+
+void GpuList::write(ByteWriter& writer) const {
+  writer.integer(static_cast<std::uint32_t>(gpus.size()));
+  for (const GpuUuid& gpu : gpus) writer.raw(gpu);
+}
+
+GpuList GpuList::read(ByteReader& reader) {
+  GpuList list;
+  const auto count = std::size_t{reader.integer<std::uint32_t>()};
+  const std::span<const std::uint8_t> bytes = reader.raw(count * sizeof(GpuUuid));
+  list.gpus.resize(bytes.size() / sizeof(GpuUuid));
+  for (std::size_t i = 0; i < list.gpus.size(); ++i) {
+    std::ranges::copy(bytes.subspan(i * sizeof(GpuUuid), sizeof(GpuUuid)), list.gpus[i].begin());
+  }
+  return list;
+}
 
 std::vector<std::uint8_t> SegmentDescriptor::encode() const {
   ByteWriter writer;

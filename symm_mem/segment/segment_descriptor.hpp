@@ -3,6 +3,7 @@
 // only its status. A group's device segment is posted by one too.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -15,9 +16,20 @@
 
 namespace symm {
 
-// Little-endian: magic u32, protocol u32, device kind u32, device name, UUID, lines u32, bytes u64,
-// mapped bytes u64, user buffer u32, start u64, number of chunks u32, bytes of the chunk u64, the
-// handles, the multicast capability, error code u32 (all ones for none), error text.
+struct GpuList {
+  std::vector<GpuUuid> gpus;
+
+  bool contains(const GpuUuid& gpu) const {
+    return std::find(gpus.begin(), gpus.end(), gpu) != gpus.end();
+  }
+  void write(ByteWriter& writer) const;
+  static GpuList read(ByteReader& reader);
+};
+
+// Little-endian: magic u32, protocol u32, device kind u32, device name, UUID, number of the GPUs
+// with lines u32 and their UUIDs, bytes u64, mapped bytes u64, user buffer u32, start u64, number
+// of chunks u32, bytes of the chunk u64, the handles, the multicast capability, error code u32 (all
+// ones for none), error text.
 struct SegmentDescriptor {
   // Of user buffers: more chunks, and more bytes, than any device has.
   static constexpr std::uint32_t kMaxChunks = 1u << 16;
@@ -25,13 +37,13 @@ struct SegmentDescriptor {
 
   // Grows with every change of this message, of DeviceLayout, or of what a kernel expects of a
   // peer's memory.
-  static constexpr std::uint32_t kProtocol = 5;
+  static constexpr std::uint32_t kProtocol = 6;
 
   std::uint32_t protocol = kProtocol;
   std::uint32_t device = 0;  // DeviceKind
   std::string device_name;   // for messages; "" for the host
   GpuUuid gpu{};             // zeros for the host
-  bool lines = false;        // of a status: this rank has links to all that keep lines whole
+  GpuList with_lines;        // of a group's memory: GpuRuntime::gpus_with_lines()
   std::uint64_t bytes = 0;
   std::uint64_t mapped_bytes = 0;  // of all chunks
   bool user_buffer = false;        // memory that another library has made

@@ -116,7 +116,7 @@ class DeviceRig {
     config.multimem_kernel = options_.multimem_kernel;
     config.poll_period = poll_period;
     auto kernels = make_gpu_group_kernels(config, 0);
-    for (int peer = 0; peer < world_; ++peer) kernels->set_peer(peer, segment(peer));
+    for (int peer = 0; peer < world_; ++peer) kernels->set_peer(peer, segment(peer), options_.wire);
     kernels->set_wire(options_.wire);
     return kernels;
   }

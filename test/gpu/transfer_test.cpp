@@ -95,25 +95,29 @@ void exchange(DeviceRig& rig, const std::vector<Sent>& sent, bool collective) {
 }
 
 TEST_P(TransferTest, BothDirectionsAtOnceAtManySizes) {
-  DeviceRig rig(world(), {});
-  // Around what a unit, a tile, a p2p channel alone and all boxes of a tag channel hold as well.
-  for (const int tag : {0, 5}) {
-    const std::uint64_t box = rig.layout().p2p_box_data(tag_channel_of(tag));
-    const std::uint64_t alone = std::min<std::uint64_t>(box, kMostUndividedMessage);
-    const std::uint64_t few = 4 * kGoodMessagePart;
-    const std::uint64_t boxes = rig.layout().p2p_channels * box;
-    for (const std::uint64_t bytes :
-         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{16}, std::uint64_t{17},
-          std::uint64_t{496}, std::uint64_t{497}, std::uint64_t{4096}, alone, alone + 1, few,
-          few + 1, boxes - 1, boxes, boxes + 1, std::uint64_t{100'003}, std::uint64_t{9'000'001}}) {
-      std::vector<Sent> sent;
-      for (int from = 0; from < world(); ++from) {
-        for (int to = 0; to < world(); ++to) {
-          if (from != to) sent.push_back({from, to, tag, bytes});
+  for (const WireKind wire : kWires) {
+    DeviceRig rig(world(), {.wire = wire});
+    // Around what a unit, a tile, a p2p channel alone and all boxes of a tag channel hold as well.
+    for (const int tag : {0, 5}) {
+      const std::uint64_t box = rig.layout().p2p_box_data(tag_channel_of(tag), wire);
+      const std::uint64_t alone = std::min<std::uint64_t>(box, DeviceLayout::most_undivided(wire));
+      const std::uint64_t few = 4 * kGoodMessagePart;
+      const std::uint64_t boxes = rig.layout().p2p_channels * box;
+      const std::uint64_t most = boxes * (wire == WireKind::kLine ? kMostBoxesOfPart : 1);
+      for (const std::uint64_t bytes :
+           {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{16}, std::uint64_t{17},
+            std::uint64_t{496}, std::uint64_t{497}, std::uint64_t{4096}, alone, alone + 1, few,
+            few + 1, boxes - 1, boxes, boxes + 1, most, most + 1, std::uint64_t{100'003},
+            std::uint64_t{9'000'001}}) {
+        std::vector<Sent> sent;
+        for (int from = 0; from < world(); ++from) {
+          for (int to = 0; to < world(); ++to) {
+            if (from != to) sent.push_back({from, to, tag, bytes});
+          }
         }
+        exchange(rig, sent, false);
+        if (HasFatalFailure()) return;
       }
-      exchange(rig, sent, false);
-      if (HasFatalFailure()) return;
     }
   }
 }
@@ -204,111 +208,132 @@ TEST_P(TransferTest, SharesOfAnotherSizeAreReported) {
 // More messages than a launch holds, with tags of every tag channel, large enough that no channel
 // could hold them all.
 TEST_P(TransferTest, MoreMessagesThanALaunchHolds) {
-  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace});
-  std::vector<Sent> sent;
-  for (int i = 0; i < 150; ++i) {
-    for (int from = 0; from < world(); ++from) {
-      sent.push_back({from, (from + 1) % world(), i % 6, 30'000 + static_cast<std::size_t>(i)});
+  for (const WireKind wire : kWires) {
+    DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .wire = wire});
+    std::vector<Sent> sent;
+    for (int i = 0; i < 150; ++i) {
+      for (int from = 0; from < world(); ++from) {
+        sent.push_back({from, (from + 1) % world(), i % 6, 30'000 + static_cast<std::size_t>(i)});
+      }
     }
+    exchange(rig, sent, false);
   }
-  exchange(rig, sent, false);
 }
 
 TEST_P(TransferTest, CountersWrapAround) {
-  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .first = {.p2p = 0xfffffffd}});
-  for (int round = 0; round < 4; ++round) {
-    exchange(rig, {{0, 1, 3, 50'000}, {1, 0, 3, 70'000}, {1, 0, 3, 100}}, false);
-    if (HasFatalFailure()) return;
+  for (const WireKind wire : kWires) {
+    DeviceRig rig(
+        world(),
+        {.workspace_bytes = kLeastDeviceWorkspace, .first = {.p2p = 0xfffffffd}, .wire = wire});
+    for (int round = 0; round < 4; ++round) {
+      exchange(rig, {{0, 1, 3, 50'000}, {1, 0, 3, 70'000}, {1, 0, 3, 100}}, false);
+      if (HasFatalFailure()) return;
+    }
   }
 }
 
 TEST_P(TransferTest, AnotherSizeIsReportedByTheReceiver) {
-  DeviceRig rig(world(), {});
-  DeviceBytes memory(4096);
-  const TransferOp send{memory.at(0), 64, 7, 1, true};
-  const TransferOp recv{memory.at(1024), 65, 7, 0, false};
-  rig.kernels(0).transfer({&send, 1}, rig.options(0));
-  rig.kernels(1).transfer({&recv, 1}, rig.options(1));
-  rig.finish();
-  const DevicePage::Report& report = rig.page(1).report;
-  ASSERT_EQ(load_acquire(&report.fault), static_cast<std::uint32_t>(DeviceFault::kCountMismatch));
-  EXPECT_EQ(report.peer, 0);
-  EXPECT_EQ(report.theirs, 64u);
-  EXPECT_EQ(report.mine, 65u);
-  EXPECT_EQ(report.sequence, 1u);
-  EXPECT_EQ(report.transfer, 1u);
+  for (const WireKind wire : kWires) {
+    DeviceRig rig(world(), {.wire = wire});
+    DeviceBytes memory(4096);
+    const TransferOp send{memory.at(0), 64, 7, 1, true};
+    const TransferOp recv{memory.at(1024), 65, 7, 0, false};
+    rig.kernels(0).transfer({&send, 1}, rig.options(0));
+    rig.kernels(1).transfer({&recv, 1}, rig.options(1));
+    rig.finish();
+    const DevicePage::Report& report = rig.page(1).report;
+    ASSERT_EQ(load_acquire(&report.fault), static_cast<std::uint32_t>(DeviceFault::kCountMismatch));
+    EXPECT_EQ(report.peer, 0);
+    EXPECT_EQ(report.theirs, 64u);
+    EXPECT_EQ(report.mine, 65u);
+    EXPECT_EQ(report.sequence, 1u);
+    EXPECT_EQ(report.transfer, 1u);
+  }
 }
 
 // One end has a short message, the other one that goes through slots.
 TEST_P(TransferTest, AnotherSizeIsReportedAlsoWhereTheEndsChooseDifferentForms) {
-  const DeviceLayout layout = DeviceRig(world(), {}).layout();
-  const std::uint64_t boxes = layout.p2p_channels * layout.p2p_box_data(tag_channel_of(7));
-  const std::uint64_t large = boxes + 1;
-  const std::pair<std::uint64_t, std::uint64_t> sizes[] = {
-      {40, large}, {large, 40}, {boxes, large}, {large, boxes}, {40, boxes}, {boxes, 40}};
-  for (const auto& [sent, wanted] : sizes) {
-    SCOPED_TRACE(std::to_string(sent) + " for " + std::to_string(wanted));
-    DeviceRig rig(world(), {});
-    DeviceBytes memory(4 * large);
-    // Behind a message that both agree on.
-    for (const std::uint64_t bytes : {std::uint64_t{64}, std::uint64_t{0}}) {
-      const TransferOp send{memory.at(0), bytes != 0 ? bytes : sent, 7, 1, true};
-      const TransferOp recv{memory.at(2 * large), bytes != 0 ? bytes : wanted, 7, 0, false};
-      rig.kernels(0).transfer({&send, 1}, rig.options(0));
-      rig.kernels(1).transfer({&recv, 1}, rig.options(1));
+  for (const WireKind wire : kWires) {
+    const DeviceLayout layout = DeviceRig(world(), {}).layout();
+    const std::uint64_t boxes = layout.p2p_channels * layout.p2p_box_data(tag_channel_of(7), wire) *
+                                (wire == WireKind::kLine ? kMostBoxesOfPart : 1);
+    const std::uint64_t large = boxes + 1;
+    const std::pair<std::uint64_t, std::uint64_t> sizes[] = {
+        {40, large}, {large, 40}, {boxes, large}, {large, boxes}, {40, boxes}, {boxes, 40}};
+    for (const auto& [sent, wanted] : sizes) {
+      SCOPED_TRACE(std::to_string(sent) + " for " + std::to_string(wanted));
+      DeviceRig rig(world(), {.wire = wire});
+      DeviceBytes memory(4 * large);
+      // Behind a message that both agree on.
+      for (const std::uint64_t bytes : {std::uint64_t{64}, std::uint64_t{0}}) {
+        const TransferOp send{memory.at(0), bytes != 0 ? bytes : sent, 7, 1, true};
+        const TransferOp recv{memory.at(2 * large), bytes != 0 ? bytes : wanted, 7, 0, false};
+        // Where the sender waits for credit, its time-out ends it.
+        LaunchOptions options = rig.options(0);
+        options.timeout = std::chrono::milliseconds(300);
+        rig.kernels(0).transfer({&send, 1}, options);
+        rig.kernels(1).transfer({&recv, 1}, rig.options(1));
+      }
+      rig.finish();
+      const DevicePage::Report& report = rig.page(1).report;
+      ASSERT_EQ(load_acquire(&report.fault),
+                static_cast<std::uint32_t>(DeviceFault::kCountMismatch));
+      EXPECT_EQ(report.theirs, sent);
+      EXPECT_EQ(report.mine, wanted);
+      EXPECT_EQ(report.sequence, 2u);
     }
-    rig.finish();
-    const DevicePage::Report& report = rig.page(1).report;
-    ASSERT_EQ(load_acquire(&report.fault), static_cast<std::uint32_t>(DeviceFault::kCountMismatch));
-    EXPECT_EQ(report.theirs, sent);
-    EXPECT_EQ(report.mine, wanted);
-    EXPECT_EQ(report.sequence, 2u);
   }
 }
 
 TEST_P(TransferTest, ManyShortMessagesInARow) {
-  DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace});
-  std::vector<Sent> sent;
-  for (std::size_t i = 0; i < 90; ++i) {
-    for (int from = 0; from < world(); ++from) {
-      const std::size_t bytes = i % 5 == 4 ? 70'000 : (i * 977) % 12'000;
-      sent.push_back({from, (from + 1) % world(), 5, bytes});
+  for (const WireKind wire : kWires) {
+    DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .wire = wire});
+    std::vector<Sent> sent;
+    for (std::size_t i = 0; i < 90; ++i) {
+      for (int from = 0; from < world(); ++from) {
+        const std::size_t bytes = i % 5 == 4 ? 70'000 : (i * 977) % 12'000;
+        sent.push_back({from, (from + 1) % world(), 5, bytes});
+      }
     }
-  }
-  for (int round = 0; round < 3; ++round) {
-    exchange(rig, sent, false);
-    if (HasFatalFailure()) return;
+    for (int round = 0; round < 3; ++round) {
+      exchange(rig, sent, false);
+      if (HasFatalFailure()) return;
+    }
   }
 }
 
 // Blocks send at their own pace: in a launch a message of the one form often comes before an
 // earlier one of the other, and is none that was not expected.
 TEST_P(TransferTest, LaterMessagesOfTheOtherFormComeFirst) {
-  DeviceRig rig(world(), {});
-  std::vector<Sent> sent;
-  for (int i = 0; i < 8; ++i) {
-    for (const std::size_t bytes : {5'000'001u, 1u, 300'001u, 20'000u, 0u, 900'001u}) {
-      for (int from = 0; from < world(); ++from) {
-        sent.push_back({from, (from + 1) % world(), 5, bytes});
+  for (const WireKind wire : kWires) {
+    DeviceRig rig(world(), {.wire = wire});
+    std::vector<Sent> sent;
+    for (int i = 0; i < 8; ++i) {
+      for (const std::size_t bytes : {5'000'001u, 1u, 300'001u, 20'000u, 0u, 900'001u}) {
+        for (int from = 0; from < world(); ++from) {
+          sent.push_back({from, (from + 1) % world(), 5, bytes});
+        }
       }
     }
-  }
-  for (int round = 0; round < 10; ++round) {
-    exchange(rig, sent, false);
-    if (HasFatalFailure()) return;
+    for (int round = 0; round < 10; ++round) {
+      exchange(rig, sent, false);
+      if (HasFatalFailure()) return;
+    }
   }
 }
 
 TEST_P(TransferTest, AnotherTagIsReportedByTheReceiver) {
-  DeviceRig rig(world(), {});
-  DeviceBytes memory(4096);
-  const TransferOp send{memory.at(0), 64, 1, 1, true};
-  const TransferOp recv{memory.at(1024), 64, 1 + kTagChannels, 0, false};
-  rig.kernels(0).transfer({&send, 1}, rig.options(0));
-  rig.kernels(1).transfer({&recv, 1}, rig.options(1));
-  rig.finish();
-  EXPECT_EQ(load_acquire(&rig.page(1).report.fault),
-            static_cast<std::uint32_t>(DeviceFault::kTagMismatch));
+  for (const WireKind wire : kWires) {
+    DeviceRig rig(world(), {.wire = wire});
+    DeviceBytes memory(4096);
+    const TransferOp send{memory.at(0), 64, 1, 1, true};
+    const TransferOp recv{memory.at(1024), 64, 1 + kTagChannels, 0, false};
+    rig.kernels(0).transfer({&send, 1}, rig.options(0));
+    rig.kernels(1).transfer({&recv, 1}, rig.options(1));
+    rig.finish();
+    EXPECT_EQ(load_acquire(&rig.page(1).report.fault),
+              static_cast<std::uint32_t>(DeviceFault::kTagMismatch));
+  }
 }
 
 CollectiveArgs all_reduce(std::byte* data, std::size_t count) {

@@ -73,14 +73,13 @@ TEST_F(GpuDriver, IdentityIsTheDevices) {
 }
 
 TEST_F(GpuDriver, LinesAreWholeOnTheGpuItselfAndOverNvlinkToOneThatIsSeen) {
+  const GpuUuid own = runtime_->identity().uuid;
   const GpuUuid other = runtime(1).identity().uuid;
-  EXPECT_TRUE(runtime_->keeps_lines_whole(runtime_->identity().uuid));
-  EXPECT_TRUE(runtime_->keeps_lines_whole(other));
+  EXPECT_EQ(runtime_->gpus_with_lines(), (std::vector{own, other}));
   state().unlinked_devices = 2;
-  EXPECT_FALSE(runtime_->keeps_lines_whole(other));
-  EXPECT_TRUE(runtime(1).keeps_lines_whole(other));
+  EXPECT_EQ(runtime_->gpus_with_lines(), std::vector{own});
+  EXPECT_EQ(runtime(1).gpus_with_lines(), std::vector{other});
   state().unlinked_devices = 0;
-  EXPECT_FALSE(runtime_->keeps_lines_whole(GpuUuid{0xee}));
 }
 
 TEST_F(GpuDriver, AllocatedMemoryIsClearedAndMappedOnceOnly) {

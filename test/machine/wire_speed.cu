@@ -111,7 +111,7 @@ class Rig {
       at(rank).kernels = make_gpu_group_kernels(config, at(rank).gpu);
       at(rank).kernels->set_wire(wire);
       for (int peer = 0; peer < world; ++peer) {
-        at(rank).kernels->set_peer(peer, static_cast<std::byte*>(at(peer).segment));
+        at(rank).kernels->set_peer(peer, static_cast<std::byte*>(at(peer).segment), wire);
       }
       if (direct) at(rank).kernels->set_segment(0, outputs);
       at(rank).kernels->set_ranks_of_gpu((world + gpus - 1) / gpus);

@@ -91,6 +91,32 @@ TEST_F(DeviceGroupTest, KernelsLearnHowManyRanksShareAGpu) {
   expect_ranks_of_gpu(2);
 }
 
+// Messages use them where their two ranks have them, also before the group has chosen a wire. One
+// rank alone knows what is not linked.
+TEST_F(DeviceGroupTest, MessagesUseLinesWhereTheirTwoRanksHaveThem) {
+  gpus_[1].unlinked = 1u << 2;
+  for (const std::string wire : {"auto", "ll", "line"}) {
+    const ScopedVariable variable("SYMM_WIRE", wire);
+    run_group(3, [&wire](DeviceRank& rank) {
+      const int me = rank.number();
+      for (int peer = 0; peer < 3; ++peer) {
+        if (peer == me) continue;
+        const bool has_lines = me == 0 || peer == 0;
+        const TransferOp op{nullptr, 0, 0, peer, true};
+        const auto error = error_of([&] { rank.engine().transfer({&op, 1}, {}); });
+        if (wire == "line" && !has_lines) {
+          expect_error(error, ErrorCode::kUnsupported, {"SYMM_WIRE=line", "rank 1", "rank 2"});
+          continue;
+        }
+        ASSERT_FALSE(error);
+        EXPECT_EQ(rank.kernels().wire_of_messages(peer),
+                  wire != "ll" && has_lines ? WireKind::kLine : WireKind::kLL);
+      }
+      rank.meet();
+    });
+  }
+}
+
 // One rank alone knows of it.
 TEST_F(DeviceGroupTest, WithoutNvlinkBetweenTwoGpusNoRankUsesLines) {
   gpus_[1].unlinked = 1u << 2;

@@ -63,7 +63,10 @@ class FakeKernels final : public GroupKernels {
               const std::atomic<bool>& hold, std::atomic<bool>& refuse)
       : config_(config), queue_(queue), hold_(hold), refuse_(refuse) {}
 
-  void set_peer(int rank, std::byte* segment) override { peers_[rank] = segment; }
+  void set_peer(int rank, std::byte* segment, WireKind messages) override {
+    peers_[rank] = segment;
+    message_wires_[rank] = messages;
+  }
   void set_wire(WireKind wire) override { wire_ = wire; }
   void set_ranks_of_gpu(int ranks) override { ranks_of_gpu_ = ranks; }
   void set_segment(int number, std::span<std::byte* const> bases) override {
@@ -137,6 +140,7 @@ class FakeKernels final : public GroupKernels {
   const std::map<int, std::vector<std::byte*>>& segments() const { return segments_; }
   const GroupKernelsConfig& config() const { return config_; }
   WireKind wire() const { return wire_; }
+  WireKind wire_of_messages(int peer) const { return message_wires_.at(peer); }
   int ranks_of_gpu() const { return ranks_of_gpu_; }
   DevicePage& page() const { return *config_.page; }
   bool told_to_leave() const { return load_acquire(&page().abort) == 1; }
@@ -192,6 +196,7 @@ class FakeKernels final : public GroupKernels {
   const std::atomic<bool>& hold_;
   std::atomic<bool>& refuse_;
   WireKind wire_ = WireKind::kLL;
+  std::map<int, WireKind> message_wires_;
   int ranks_of_gpu_ = 0;  // until it is told
   std::map<int, std::byte*> peers_;
   std::map<int, std::vector<std::byte*>> segments_;
@@ -331,8 +336,14 @@ class FakeGpu final : public GpuRuntime {
   }
   void clear(std::byte* data, std::size_t bytes) override { host_runtime().clear(data, bytes); }
   const GpuIdentity& identity() const override { return identity_; }
-  bool keeps_lines_whole(const GpuUuid& other) override {
-    return other == identity_.uuid || (unlinked >> (other[0] - 0xa0) & 1) == 0;
+  std::vector<GpuUuid> gpus_with_lines() override {
+    std::vector<GpuUuid> gpus;
+    for (std::uint8_t i = 0; i < 32; ++i) {
+      GpuUuid gpu{};
+      gpu.fill(static_cast<std::uint8_t>(0xa0 + i));
+      if (gpu == identity_.uuid || (unlinked >> i & 1) == 0) gpus.push_back(gpu);
+    }
+    return gpus;
   }
   std::uint64_t capture_id(StreamHandle stream) override {
     if (in_error) throw Error(ErrorCode::kSystem, "the fake GPU is in error");

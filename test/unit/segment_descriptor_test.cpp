@@ -48,11 +48,12 @@ TEST(SegmentDescriptor, SurvivesTheJourney) {
   SegmentDescriptor sent = user_buffer();
   sent.device = 1;
   sent.gpu = {7, 8, 9};
-  sent.lines = true;
+  sent.with_lines = {{{7, 8, 9}, {1}}};
   const SegmentDescriptor got = SegmentDescriptor::decode(sent.encode(), 3);
   EXPECT_EQ(got.device, 1u);
   EXPECT_EQ(got.gpu, sent.gpu);
-  EXPECT_TRUE(got.lines);
+  EXPECT_TRUE(got.with_lines.contains({1}));
+  EXPECT_EQ(got.with_lines.gpus, sent.with_lines.gpus);
   EXPECT_EQ(got.bytes, 1000u);
   EXPECT_EQ(got.mapped_bytes, 3 * kGranule);
   EXPECT_TRUE(got.user_buffer);

@@ -3,8 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <map>
+#include <random>
+#include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,6 +20,8 @@ namespace {
 
 constexpr int kRank = 1;
 constexpr int kWorld = 3;
+constexpr std::uint64_t kWorkspace = 256u << 20;
+constexpr std::uint64_t kUndivided = DeviceLayout::most_undivided(WireKind::kLL);
 
 class TransferScheduleTest : public testing::Test {
  protected:
@@ -46,7 +53,7 @@ class TransferScheduleTest : public testing::Test {
   std::array<std::byte, 64> memory_{};
   std::vector<TransferOp> ops_;
   std::vector<TransferParams> launches_;
-  TransferSchedule schedule_{kRank, kWorld, DeviceLayout::of(kWorld, 64u << 20), true};
+  TransferSchedule schedule_{kRank, kWorld, DeviceLayout::of(kWorld, kWorkspace), true};
 };
 
 TEST_F(TransferScheduleTest, EachLaunchCarriesOneMessageToOneself) {
@@ -78,13 +85,9 @@ TEST_F(TransferScheduleTest, LaterLaunchesOfOthersCarryNothingOfTheFirst) {
 // A thread for each unit that the largest part has with its header, and all where there are chunks.
 TEST_F(TransferScheduleTest, ALaunchHasTheThreadsOfItsLargestPart) {
   constexpr std::uint64_t kTile = wire_tile(WireKind::kLL).bytes;
-  const std::pair<std::uint64_t, int> cases[] = {{0, 1},
-                                                 {kTile - 128, 1},
-                                                 {kTile, 2},
-                                                 {kMostUndividedMessage, 16},
-                                                 {kMostUndividedMessage + 1, 9},
-                                                 {400u << 10, 16},
-                                                 {1u << 20, 16}};
+  const std::pair<std::uint64_t, int> cases[] = {
+      {0, 1},         {kTile - 128, 1}, {kTile, 2}, {kUndivided, 16}, {kUndivided + 1, 9},
+      {1u << 20, 16}, {8u << 20, 16}};
   for (const auto& [bytes, warps] : cases) {
     ops_ = {{memory_.data(), 0, 0, 0, false}, {memory_.data(), bytes, 0, 2, true}};
     EXPECT_EQ(plan()[0].threads, warps * kTileThreads) << bytes;
@@ -92,27 +95,59 @@ TEST_F(TransferScheduleTest, ALaunchHasTheThreadsOfItsLargestPart) {
 }
 
 TEST_F(TransferScheduleTest, ALaunchHasTheChannelsOfItsLargestMessage) {
-  ops_.push_back({memory_.data(), kMostUndividedMessage, 0, 2, true});
+  ops_.push_back({memory_.data(), kUndivided, 0, 2, true});
   EXPECT_EQ(plan()[0].channels, 1);
-  ops_.push_back({memory_.data(), kMostUndividedMessage + 1, 0, 0, false});
+  ops_.push_back({memory_.data(), kUndivided + 1, 0, 0, false});
   EXPECT_EQ(plan()[0].channels, 2);
-  ops_.push_back({memory_.data(), 16 * kGoodMessagePart + 1, 0, 0, false});
-  EXPECT_EQ(plan()[0].channels, kMostP2pChannelsPerTag);
-  EXPECT_EQ(plan()[0].forms, MessageForms::kBoxes);
-  EXPECT_EQ(plan()[0].blocks, kMostP2pChannelsPerTag);
-  ops_.push_back({memory_.data(), 1u << 20, 0, 0, false});
-  EXPECT_EQ(plan()[0].forms, MessageForms::kBoth);
-  EXPECT_EQ(plan()[0].channels, kMostP2pChannelsPerTag);
+  const int all = static_cast<int>(DeviceLayout::of(kWorld, kWorkspace).p2p_channels);
+  ops_.push_back({memory_.data(), kGoodMessagePart * kMostP2pChannelsPerTag + 1, 0, 0, false});
+  EXPECT_EQ(plan()[0].channels, all);
+  EXPECT_EQ(plan()[0].forms, MessageForms::kLLBoxes);
+  EXPECT_EQ(plan()[0].blocks, all);
+  ops_.push_back({memory_.data(), 8u << 20, 0, 0, false});
+  EXPECT_EQ(plan()[0].forms, MessageForms::kAny);
+  EXPECT_EQ(plan()[0].channels, all);
   // Without boxes every message is divided.
   const DeviceLayout least = DeviceLayout::of(64, kLeastDeviceWorkspace);
   EXPECT_EQ(least.p2p_box_part, 0u);
-  EXPECT_FALSE(least.is_short_message(0, tag_channel_of(0)));
+  EXPECT_FALSE(least.is_short_message(0, 0, WireKind::kLL));
+  EXPECT_FALSE(least.is_short_message(0, 0, WireKind::kLine));
+}
+
+// Lines between ranks that have them, by a kernel of their own unless a part has more tiles than a
+// block has warps, or others are in the launch.
+TEST_F(TransferScheduleTest, FormsOfALaunchByThePairsTiles) {
+  schedule_.set_wire(2, WireKind::kLine);
+  const auto form_with = [&](std::uint64_t bytes, int peer) {
+    ops_.push_back({memory_.data(), bytes, 0, peer, true});
+    return plan()[0].forms;
+  };
+  EXPECT_EQ(form_with(256, 2), MessageForms::kLineBoxes);
+  EXPECT_EQ(form_with(DeviceLayout::most_undivided(WireKind::kLine), 2), MessageForms::kLineBoxes);
+  EXPECT_EQ(plan()[0].threads, kTransferThreads);
+  EXPECT_EQ(plan()[0].groups[0].wire, WireKind::kLine);
+  EXPECT_EQ(form_with(4u << 20, 2), MessageForms::kManyLineBoxes);
+  // Boxes of other tags have fewer tiles.
+  const DeviceLayout layout = DeviceLayout::of(kWorld, kWorkspace);
+  const std::uint64_t small = layout.p2p_box_data(1, WireKind::kLine);
+  ASSERT_LT(small, DeviceLayout::most_undivided(WireKind::kLine));
+  for (const std::uint64_t bytes : {small, small * layout.p2p_channels + 1}) {
+    ops_ = {{memory_.data(), bytes, 1, 2, true}};
+    const bool fits = bytes == small;
+    EXPECT_EQ(plan()[0].forms, fits ? MessageForms::kLineBoxes : MessageForms::kManyLineBoxes);
+  }
+  EXPECT_EQ(form_with(256, 0), MessageForms::kAny);
+  EXPECT_EQ(plan()[0].group_count, 2);
+  ops_.clear();
+  EXPECT_EQ(form_with(256, 2), MessageForms::kLineBoxes);
+  EXPECT_EQ(plan()[0].threads, kTileThreads);
+  EXPECT_EQ(form_with(std::uint64_t{1} << 30, 2), MessageForms::kAny);
 }
 
 // Blocks for the chunks of the busiest group, as far as all groups of the launch have room.
 TEST_F(TransferScheduleTest, BlocksOfChunks) {
-  const DeviceLayout layout = DeviceLayout::of(kWorld, 64u << 20);
-  const std::uint64_t least = layout.p2p_box_data(tag_channel_of(0)) * layout.p2p_channels + 1;
+  const DeviceLayout layout = DeviceLayout::of(kWorld, kWorkspace);
+  const std::uint64_t least = layout.p2p_box_data(0, WireKind::kLL) * layout.p2p_channels + 1;
   const auto chunks = [&](std::uint64_t bytes) { return layout.message_cut(bytes, 0).chunks; };
   ops_.push_back({memory_.data(), least, 0, 2, true});
   EXPECT_EQ(plan()[0].forms, MessageForms::kChunks);
@@ -140,7 +175,7 @@ TEST_F(TransferScheduleTest, ManyGroupsWithAllChannelsAreSeveralLaunches) {
   constexpr int kMany = 31;
   const DeviceLayout layout = DeviceLayout::of(kMany, 1u << 30);
   TransferSchedule schedule(kRank, kMany, layout, true);
-  const std::uint64_t bytes = 16 * kGoodMessagePart;
+  const std::uint64_t bytes = kGoodMessagePart * kMostP2pChannelsPerTag;
   for (int peer = 0; peer < kMany; ++peer) {
     if (peer == kRank) continue;
     for (const bool is_send : {false, true}) {
@@ -150,13 +185,116 @@ TEST_F(TransferScheduleTest, ManyGroupsWithAllChannelsAreSeveralLaunches) {
   int messages = 0;
   int launches = 0;
   schedule.plan(ops_, [&](const TransferParams& params) {
-    EXPECT_EQ(params.channels, 16);
+    EXPECT_EQ(params.channels, layout.p2p_channels);
     EXPECT_LE(params.group_count * params.blocks, 192);
     messages += messages_of(params);
     ++launches;
   });
   EXPECT_EQ(messages, 2 * (kMany - 1));
-  EXPECT_EQ(launches, 5);
+  const int of_launch = 192 / static_cast<int>(layout.p2p_channels);
+  EXPECT_EQ(launches, (2 * (kMany - 1) + of_launch - 1) / of_launch);
+}
+
+// A message of a batch, by its ends, and one of a launch by how many of its kind came before it.
+struct Message {
+  int from;
+  int to;
+  int tag;
+  std::uint64_t bytes;
+};
+using Place = std::tuple<int, int, int, int>;  // from, to, tag channel, number
+
+// The launches of each rank, of `messages` that all ranks have in one batch.
+std::vector<std::vector<std::set<Place>>> launches_of(int world,
+                                                      const std::vector<Message>& messages) {
+  std::byte byte{};
+  std::vector<std::vector<std::set<Place>>> all;
+  for (int rank = 0; rank < world; ++rank) {
+    std::vector<TransferOp> ops;
+    for (const Message& m : messages) {
+      if (m.from == rank) ops.push_back({&byte, m.bytes, m.tag, m.to, true});
+      if (m.to == rank) ops.push_back({&byte, m.bytes, m.tag, m.from, false});
+    }
+    std::map<Place, int> numbers;
+    std::vector<std::set<Place>>& launches = all.emplace_back();
+    TransferSchedule schedule(rank, world, DeviceLayout::of(world, kWorkspace), false);
+    schedule.plan(ops, [&](const TransferParams& launch) {
+      std::set<Place>& places = launches.emplace_back();
+      for (int g = 0; g < launch.group_count; ++g) {
+        const TransferGroup& group = launch.groups[g];
+        const bool sends = group.is_send != 0;
+        for (int i = 0; i < group.count; ++i) {
+          Place place{sends ? rank : group.peer, sends ? group.peer : rank, group.tag_channel, 0};
+          std::get<3>(place) = numbers[place]++;
+          places.insert(place);
+        }
+      }
+    });
+  }
+  return all;
+}
+
+// NOTE [Order of messages]: a message passes while both its ends are in a launch that runs, and a
+// launch ends with its last one. False where the ranks wait for each other.
+bool all_end(const std::vector<std::vector<std::set<Place>>>& launches) {
+  std::vector<std::size_t> current(launches.size());
+  std::set<Place> done;
+  for (bool moves = true; moves;) {
+    moves = false;
+    const auto runs_at = [&](int rank, const Place& place) {
+      const auto r = static_cast<std::size_t>(rank);
+      return current[r] < launches[r].size() && launches[r][current[r]].contains(place);
+    };
+    for (std::size_t rank = 0; rank < launches.size(); ++rank) {
+      if (current[rank] == launches[rank].size()) continue;
+      const std::set<Place>& launch = launches[rank][current[rank]];
+      for (const Place& place : launch) {
+        if (runs_at(std::get<0>(place), place) && runs_at(std::get<1>(place), place)) {
+          moves = done.insert(place).second || moves;
+        }
+      }
+      if (std::ranges::all_of(launch, [&](const Place& p) { return done.contains(p); })) {
+        ++current[rank];
+        moves = true;
+      }
+    }
+  }
+  for (std::size_t rank = 0; rank < launches.size(); ++rank) {
+    if (current[rank] != launches[rank].size()) return false;
+  }
+  return true;
+}
+
+// Rings that end a launch after an odd number of messages, and random batches.
+TEST_F(TransferScheduleTest, RanksNeverWaitForEachOther) {
+  for (const int odd : {0, 1, 2, 3}) {
+    for (const std::uint64_t bytes : {0u, 8192u, 1u << 20}) {
+      std::vector<Message> messages;
+      for (int i = 0; i < odd; ++i) messages.insert(messages.end(), {{0, 1, 0, 0}, {2, 3, 0, 0}});
+      for (int i = 0; i < 200; ++i) {
+        for (int rank = 0; rank < 4; ++rank) {
+          messages.push_back({rank, (rank + 1) % 4, i % kTagChannels, bytes});
+        }
+      }
+      EXPECT_TRUE(all_end(launches_of(4, messages))) << odd << " before, of " << bytes;
+    }
+  }
+  std::mt19937 random(7);
+  const auto draw = [&](int end) {
+    return static_cast<int>(random() % static_cast<unsigned>(end));
+  };
+  for (int round = 0; round < 60; ++round) {
+    const int world = 2 + draw(5);
+    const std::uint64_t most = std::uint64_t{1} << draw(24);
+    std::vector<Message> messages(static_cast<std::size_t>(draw(500)));
+    for (Message& m : messages) {
+      m.from = draw(world);
+      m.to = (m.from + 1 + draw(world - 1)) % world;
+      m.tag = draw(kTagChannels);
+      m.bytes = draw(3) == 0 ? 0 : random() % most;
+    }
+    EXPECT_TRUE(all_end(launches_of(world, messages))) << "round " << round;
+  }
 }
 
 TEST_F(TransferScheduleTest, DtypesStayWithTheirMessages) {

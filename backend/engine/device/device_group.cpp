@@ -34,7 +34,7 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
        .page = &trace_.own_page(),
        .most_blocks = static_cast<int>(context.agreement.max_device_blocks),
        .poisons = poison_in_environment()});
-  resources_->kernels->set_peer(rank(), resources_->segment->base());
+  resources_->kernels->set_peer(rank(), resources_->segment->base(), WireKind::kLL);
   resources_->peers = std::make_unique<DevicePeers>(context.group, runtime, *resources_->segment);
   messages_in_order_.reserve(2 * static_cast<std::size_t>(world_size()));
   peer_inputs_.resize(static_cast<std::size_t>(world_size()));
@@ -118,7 +118,7 @@ void DeviceGroup::connect(milliseconds timeout, bool captured, const std::string
     fail_group(error.code(), error.what());
   }
   for (int peer = 0; peer < world_size(); ++peer) {
-    if (peer != rank()) resources_->kernels->set_peer(peer, peers.base(peer));
+    if (peer != rank()) set_peer(peer);
   }
   if (context_.agreement.wire != WireChoice::kLL && peers.has_lines()) {
     wire_ = WireKind::kLine;
@@ -138,12 +138,18 @@ void DeviceGroup::connect_peer(int peer, milliseconds timeout, bool captured,
                     context_.group.rank_name(peer) + " yet; call once before capture");
   }
   try {
-    peers.map(peer, Deadline(timeout), call);
+    peers.map(peer, context_.agreement.wire == WireChoice::kLine, Deadline(timeout), call);
   } catch (const Error& error) {
     if (peers.problem(peer)) throw;
     fail_group(error.code(), error.what());
   }
-  resources_->kernels->set_peer(peer, peers.base(peer));
+  set_peer(peer);
+}
+
+void DeviceGroup::set_peer(int peer) {
+  const DevicePeers& peers = *resources_->peers;
+  const bool by_lines = context_.agreement.wire != WireChoice::kLL && peers.has_lines_to(peer);
+  resources_->kernels->set_peer(peer, peers.base(peer), by_lines ? WireKind::kLine : WireKind::kLL);
 }
 
 void DeviceGroup::connect_all(milliseconds timeout) {

@@ -195,6 +195,8 @@ class DeviceGroup {
   // group runs there.
   bool synchronize() noexcept;
   void connect(std::chrono::milliseconds timeout, bool captured, const std::string& call);
+  // Tells the kernels of a peer that was mapped.
+  void set_peer(int peer);
   void connect_peer(int peer, std::chrono::milliseconds timeout, bool captured,
                     const std::string& call);
   // Of a group that has failed or whose kernel gave up, once the watchdog has made its error.

@@ -22,10 +22,9 @@ std::string gpu_text(const GpuRuntime& runtime) {
          gpu.name + ", " + gpu.uuid_text() + ")";
 }
 
-std::vector<std::uint8_t> encode_status(const std::optional<Error>& error, bool lines) {
+std::vector<std::uint8_t> encode_status(const std::optional<Error>& error) {
   SegmentDescriptor status;
   status.error = error;
-  status.lines = lines;
   return status.encode();
 }
 
@@ -42,6 +41,7 @@ void DevicePeers::post() {
   own_descriptor_.device = static_cast<std::uint32_t>(runtime_.kind());
   own_descriptor_.device_name = gpu_text(runtime_);
   own_descriptor_.gpu = runtime_.identity().uuid;
+  own_descriptor_.with_lines.gpus = runtime_.gpus_with_lines();
   own_descriptor_.bytes = own_.bytes();
   own_descriptor_.mapped_bytes = own_.mapped_bytes();
   own_descriptor_.handles = exported.handles;
@@ -56,7 +56,7 @@ void DevicePeers::post_failure(LocalGroup& group, const std::string& device, con
   // This rank will not come to connect_all().
   const Error status(error.code(), group.rank_name(group.rank()), " cannot use ", device, ": ",
                      error.what());
-  group.mesh().post(kStatusTopic, encode_status(status, false), -1);
+  group.mesh().post(kStatusTopic, encode_status(status), -1);
 }
 
 std::string DevicePeers::own_gpu() const {
@@ -148,10 +148,12 @@ void DevicePeers::map_by(int peer, HandleKind kind) {
   }
 }
 
-void DevicePeers::map(int peer, const Deadline& deadline, const std::string& call) {
+void DevicePeers::map(int peer, bool needs_lines, const Deadline& deadline,
+                      const std::string& call) {
   take(peer, deadline, call);
   Peer& entry = peers_[static_cast<std::size_t>(peer)];
   try {
+    if (needs_lines) need_lines(peer);
     map_by(peer, choose_handle_kind(std::array<HandleDescriptor, 2>{own_descriptor_.handles,
                                                                     entry.descriptor->handles}));
   } catch (const Error& error) {
@@ -191,16 +193,33 @@ std::optional<Error> DevicePeers::map_all(const Deadline& deadline, const std::s
   return first;
 }
 
-// Of descriptors that were taken.
-std::optional<Error> DevicePeers::line_problem() const {
-  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
-    const std::optional<SegmentDescriptor>& descriptor = peers_[peer].descriptor;
-    if (!descriptor || runtime_.keeps_lines_whole(descriptor->gpu)) continue;
-    return Error(ErrorCode::kUnsupported, "SYMM_WIRE=line needs NVLink between all GPUs, and ",
-                 own_gpu(), " has none, or none that it can see, to ",
-                 group_.rank_name(static_cast<int>(peer)), "'s ", descriptor->device_name);
+const SegmentDescriptor& DevicePeers::descriptor_of(int rank) const {
+  return rank == group_.rank() ? own_descriptor_
+                               : *peers_[static_cast<std::size_t>(rank)].descriptor;
+}
+
+bool DevicePeers::have_lines(int one, int other) const {
+  const SegmentDescriptor& a = descriptor_of(one);
+  const SegmentDescriptor& b = descriptor_of(other);
+  return a.with_lines.contains(b.gpu) && b.with_lines.contains(a.gpu);
+}
+
+bool DevicePeers::has_lines_to(int peer) const { return have_lines(group_.rank(), peer); }
+
+bool DevicePeers::has_lines() const {
+  for (int one = 0; one < group_.world_size(); ++one) {
+    for (int other = 0; other < one; ++other) {
+      if (!have_lines(one, other)) return false;
+    }
   }
-  return std::nullopt;
+  return true;
+}
+
+void DevicePeers::need_lines(int peer) const {
+  if (has_lines_to(peer)) return;
+  throw Error(ErrorCode::kUnsupported, "SYMM_WIRE=line needs NVLink between all GPUs, and ",
+              own_gpu(), " has none, or none that it can see, to ", group_.rank_name(peer), "'s ",
+              descriptor_of(peer).device_name);
 }
 
 int DevicePeers::most_ranks_of_a_gpu() const {
@@ -220,24 +239,20 @@ void DevicePeers::connect_all(bool needs_lines, const Deadline& deadline, const 
   std::vector<std::optional<Error>> statuses(peers_.size());
   std::optional<Error>& own = statuses[static_cast<std::size_t>(group_.rank())];
   own = map_all(deadline, call);
-  bool lines = false;
-  if (!own) {
-    std::optional<Error> problem = line_problem();
-    lines = !problem;
-    if (needs_lines) own = std::move(problem);
+  if (!own && needs_lines) {
+    own = try_step([&] {
+      for (int peer = 0; peer < group_.world_size(); ++peer) {
+        if (peer != group_.rank()) need_lines(peer);
+      }
+    });
   }
-  group_.mesh().post(kStatusTopic, encode_status(own, lines), -1);
-  has_lines_ = lines;
+  group_.mesh().post(kStatusTopic, encode_status(own), -1);
   for (int peer = 0; peer < group_.world_size(); ++peer) {
     if (peer == group_.rank()) continue;
     const BootstrapMesh::Received received = wait_for(peer, kStatusTopic, deadline, call);
     std::optional<Error>& status = statuses[static_cast<std::size_t>(peer)];
-    const auto malformed = try_step([&] {
-      const SegmentDescriptor theirs =
-          SegmentDescriptor::decode(received.message, peer, group_.names());
-      status = theirs.error;
-      has_lines_ = has_lines_ && theirs.lines;
-    });
+    const auto malformed = try_step(
+        [&] { status = SegmentDescriptor::decode(received.message, peer, group_.names()).error; });
     if (malformed) status = malformed;
   }
   const auto refused = std::find_if(statuses.begin(), statuses.end(),

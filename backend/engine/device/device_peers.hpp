@@ -6,10 +6,11 @@
 // Before the first collective every rank takes all of them, chooses with them the kind of handle
 // (handle_choice.hpp), and then posts its status, "ok" or an error, and takes everybody's (a status
 // exchange), so that either all ranks run collectives or all throw the same error. A peer that is
-// needed before, by a message, is mapped by what the two ranks' descriptors allow. The status also
-// says whether the rank's links to all others keep lines whole, on which the group's wire depends.
-// Nothing here makes the group failed; waiting that ends without an answer throws, and that the
-// caller must treat as a failure.
+// needed before, by a message, is mapped by what the two ranks' descriptors allow. A descriptor
+// also says to which GPUs the rank's links keep lines whole. Two ranks have lines where both say
+// so, and a group where all pairs have them: whoever has the descriptors finds the same. Nothing
+// here makes the group failed; waiting that ends without an answer throws, and that the caller must
+// treat as a failure.
 //
 // Thread safety: none; the caller's mutex is held.
 #pragma once
@@ -46,19 +47,21 @@ class DevicePeers {
   }
 
   // Maps `peer`'s segment; waits for its descriptor. Throws why it cannot be used (again each
-  // time), or that waiting has ended. Local to the two ranks.
-  void map(int peer, const Deadline& deadline, const std::string& call);
+  // time), or that waiting has ended. `needs_lines` as of connect_all(). Local to the two ranks.
+  void map(int peer, bool needs_lines, const Deadline& deadline, const std::string& call);
+  // After map() or connect_all(): whether the two ranks have lines, the same on both.
+  bool has_lines_to(int peer) const;
   // Why `peer`'s segment cannot be used, where that is known.
   const std::optional<Error>& problem(int peer) const {
     return peers_[static_cast<std::size_t>(peer)].problem;
   }
 
   // Maps every peer's, with a status exchange. Collective. Throws the ranks' common refusal
-  // (again each time), or that waiting has ended. `needs_lines`: links that do not keep lines whole
-  // are a refusal; the same on all ranks.
+  // (again each time), or that waiting has ended. `needs_lines`: a pair of ranks without lines is a
+  // refusal; the same on all ranks.
   void connect_all(bool needs_lines, const Deadline& deadline, const std::string& call);
-  // After connect_all(), the same on all ranks: every link between two of them keeps lines whole.
-  bool has_lines() const { return has_lines_; }
+  // After connect_all(), the same on all ranks: all pairs of them have lines.
+  bool has_lines() const;
   // The same: how many ranks share the GPU that has most of them.
   int most_ranks_of_a_gpu() const;
   const std::optional<Error>& refusal() const { return refusal_; }
@@ -83,14 +86,17 @@ class DevicePeers {
   // Takes `peer`'s descriptor, if that has not been done. Throws as map().
   void take(int peer, const Deadline& deadline, const std::string& call);
   void check(int peer, const SegmentDescriptor& descriptor) const;
+  // Throws where the two ranks, whose descriptors were taken, have none.
+  void need_lines(int peer) const;
   // Needs the descriptor taken.
   void map_by(int peer, HandleKind kind);
   // The kind for all descriptors, which were taken.
   HandleKind choose_kind() const;
   // Maps what the peers have sent in a rendezvous.
   void map_again(std::vector<BootstrapMesh::Received> received);
-  // Whether this rank's links to all others keep lines whole; the first that does not, by name.
-  std::optional<Error> line_problem() const;
+  // Of a rank, once it was taken.
+  const SegmentDescriptor& descriptor_of(int rank) const;
+  bool have_lines(int one, int other) const;
   // Takes all descriptors and maps all peers; this rank's status.
   std::optional<Error> map_all(const Deadline& deadline, const std::string& call);
   std::string own_gpu() const;
@@ -101,7 +107,6 @@ class DevicePeers {
   SegmentDescriptor own_descriptor_;
   std::vector<Peer> peers_;  // by rank; that of this rank stays empty
   std::optional<Error> refusal_;
-  bool has_lines_ = false;
 };
 
 }  // namespace symm

@@ -72,19 +72,14 @@ class Waiter {
   __device__ bool wait(const int& peer, const Ready& ready) {
     for (std::uint32_t polls = 1;; ++polls) {
       if (ready()) return true;
-      if ((polls & (wait_.poll_period - 1)) == 0 && gives_up(peer)) return false;
+      if (is_due(polls) && gives_up(peer)) return false;
     }
   }
-
-  // Marks the group dead and reports the fault to the host, unless another thread has done so.
-  // Returns false.
-  __device__ SYMM_OUTLINED_METHOD bool fail(DeviceFault fault, int peer, std::uint64_t theirs = 0,
-                                            std::uint64_t mine = 0) {
-    fail_group(local_state(group_), page_of(group_), fault, peer, number_, transfer_, theirs, mine);
-    return false;
+  // For other loops: whether after so many polls gives_up() is due, which is true when the launch
+  // must end.
+  __device__ bool is_due(std::uint32_t polls) const {
+    return (polls & (wait_.poll_period - 1)) == 0;
   }
-
- private:
   // Not inlined, like fail(): kernels wait in many places and seldom call this.
   __device__ SYMM_OUTLINED_METHOD bool gives_up(int peer) {
     if (load_relaxed(&local_state(group_).dead) != 0) return true;
@@ -99,6 +94,15 @@ class Waiter {
     return true;
   }
 
+  // Marks the group dead and reports the fault to the host, unless another thread has done so.
+  // Returns false.
+  __device__ SYMM_OUTLINED_METHOD bool fail(DeviceFault fault, int peer, std::uint64_t theirs = 0,
+                                            std::uint64_t mine = 0) {
+    fail_group(local_state(group_), page_of(group_), fault, peer, number_, transfer_, theirs, mine);
+    return false;
+  }
+
+ private:
   const GroupParams& group_;
   const WaitParams& wait_;
   std::uint64_t number_;

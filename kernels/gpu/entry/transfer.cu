@@ -19,42 +19,49 @@ constexpr unsigned kWarps = kTransferThreads / kWarpThreads;  // of a block
 
 // By one thread of a block that has done its part: true in the last of those that serve `messages`,
 // which then sees what the others did before, but where they have only filled or emptied boxes.
-template <MessageForms kForms>
+template <class Way>
 __device__ bool is_last_of(const GroupParams& group, int blocks, const TransferGroup& messages,
                            int direction) {
   if (blocks == 1) return true;
   std::uint32_t* ticket =
       &local_state(group).tag_tickets[messages.peer][messages.tag_channel][direction];
-  if constexpr (kForms != MessageForms::kBoxes) device_fence();
+  if constexpr (Way::kHasChunks) device_fence();
   if (device_fetch_add(ticket, 1u) + 1 != static_cast<unsigned>(blocks)) return false;
   store_data(ticket, 0);
   return true;
 }
 
 // Where blocks look at what others count, the last of them counts for all.
-template <MessageForms kForms>
-__device__ void count_parts(const GroupParams& group, const TransferParams& call,
-                            const TransferGroup& messages, const MessageMemory& memory,
-                            std::uint32_t next_chunk) {
-  if constexpr (kForms != MessageForms::kBoxes) memory.chunks() = next_chunk;
-  if constexpr (kForms == MessageForms::kBoth) {
+template <class Way>
+__device__ void count_parts(const TransferParams& call, const TransferGroup& messages,
+                            const MessageMemory& memory, std::uint32_t next_chunk) {
+  if constexpr (Way::kHasChunks) memory.chunks() = next_chunk;
+  if constexpr (Way::kHasChunks && Way::kHasBoxes) {
     for (int channel = 0; channel < call.channels; ++channel) {
       for (int i = messages.first; i < messages.first + messages.count; ++i) {
         const TransferItem& item = call.items[i];
-        const bool counts = group.layout.is_short_message(item.bytes, messages.tag_channel) &&
-                            MessageBoxes::has_part(memory, item, channel);
-        memory.boxes(channel) += counts ? 1 : 0;
+        if (memory.is_short(item)) {
+          memory.boxes(channel) += Way::Boxes::boxes_of(memory, item, channel);
+        }
       }
     }
   }
 }
 
+// How messages go: the boxes for short ones, and whether there are such, and others.
+template <class Tile, bool kMany, bool kBoxes, bool kChunks>
+struct Way {
+  using Boxes = MessageBoxes<Tile, kMany>;
+  static constexpr bool kHasBoxes = kBoxes;
+  static constexpr bool kHasChunks = kChunks;
+};
+
 // False where the launch must end. What the rest depends on is loaded first, and together.
-template <MessageForms kForms>
+template <class Way>
 __device__ bool serve(const GroupParams& group, const TransferParams& call,
                       const WaitParams& wait) {
-  constexpr bool kHasBoxes = kForms != MessageForms::kChunks;
-  constexpr bool kHasChunks = kForms != MessageForms::kBoxes;
+  constexpr bool kHasBoxes = Way::kHasBoxes;
+  constexpr bool kHasChunks = Way::kHasChunks;
   const auto blocks = static_cast<unsigned>(call.blocks);
   const TransferGroup& messages = call.groups[blockIdx.x / blocks];
   const unsigned block = blockIdx.x % blocks;
@@ -65,7 +72,7 @@ __device__ bool serve(const GroupParams& group, const TransferParams& call,
   const std::uint64_t before = ended;
   const MessageMemory memory(group, messages);
   const bool serves_boxes = kHasBoxes && block < static_cast<unsigned>(call.channels);
-  MessageBoxes boxes(memory, serves_boxes ? static_cast<int>(block) : 0);
+  typename Way::Boxes boxes(memory, serves_boxes ? static_cast<int>(block) : 0);
   if (kHasBoxes && messages.is_send) boxes.look_for_credit();
   MessageChunks chunks(memory, block * kWarps + threadIdx.x / kWarpThreads, blocks * kWarps);
 
@@ -74,29 +81,28 @@ __device__ bool serve(const GroupParams& group, const TransferParams& call,
   if (alive && block == 0 && threadIdx.x == 0) store_relaxed(&entered, before + messages.count);
   Waiter waiter(group, wait, before + 1, true);
   bool ok = block_all(alive);
-  std::uint32_t short_before = 0;
+  std::uint32_t boxes_before = 0;
   for (int i = 0; ok && i < messages.count; ++i) {
     const TransferItem& item = call.items[messages.first + i];
-    const bool is_short = kHasBoxes && (!kHasChunks || group.layout.is_short_message(
-                                                           item.bytes, messages.tag_channel));
+    const bool is_short = kHasBoxes && (!kHasChunks || memory.is_short(item));
     if (!is_short) {
       if constexpr (kHasChunks) {
-        ok = messages.is_send ? chunks.send(item, short_before, waiter)
-                              : chunks.receive(item, short_before, waiter);
+        ok = messages.is_send ? chunks.send(item, boxes_before, waiter)
+                              : chunks.receive(item, boxes_before, waiter);
       }
       if constexpr (kHasBoxes) ok = block_all(ok);
     } else if (serves_boxes) {
       ok = messages.is_send ? boxes.send(item, chunks.next(), waiter)
                             : boxes.receive(item, chunks.next(), waiter);
     }
-    short_before += is_short ? 1 : 0;
+    if (kHasChunks && is_short) boxes_before += Way::Boxes::boxes_of(memory, item, 0);
     waiter.next();
   }
   if (kHasChunks && !kHasBoxes) ok = block_all(ok);
   if (!ok) return false;
   if constexpr (!kHasChunks) boxes.end();
-  if (threadIdx.x == 0 && is_last_of<kForms>(group, call.blocks, messages, direction)) {
-    count_parts<kForms>(group, call, messages, memory, chunks.next());
+  if (threadIdx.x == 0 && is_last_of<Way>(group, call.blocks, messages, direction)) {
+    count_parts<Way>(call, messages, memory, chunks.next());
     ended = before + messages.count;
     auto& completed = page.messages_completed[messages.peer][messages.tag_channel][direction];
     store_relaxed(&completed, before + messages.count);
@@ -122,8 +128,21 @@ __device__ void copy_own(const DeviceCopy& own, unsigned first) {
              static_cast<const std::byte*>(own.source) + begin, min_size(even, own.bytes - begin));
 }
 
-template <MessageForms kForms>
-__global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
+// Each pair by its own tiles.
+struct AnyWay {};
+template <>
+__device__ bool serve<AnyWay>(const GroupParams& group, const TransferParams& call,
+                              const WaitParams& wait) {
+#if SYMM_LINES
+  if (call.groups[blockIdx.x / static_cast<unsigned>(call.blocks)].wire == WireKind::kLine) {
+    return serve<Way<LineTile, true, true, true>>(group, call, wait);
+  }
+#endif
+  return serve<Way<LLTile, false, true, true>>(group, call, wait);
+}
+
+template <class Way, unsigned kThreads>
+__global__ void SYMM_LAUNCH_BOUNDS(kThreads, 1024 / kThreads)
     transfer_kernel(const SYMM_GRID_CONSTANT GroupParams group,
                     const SYMM_GRID_CONSTANT TransferParams call,
                     const SYMM_GRID_CONSTANT WaitParams wait) {
@@ -132,22 +151,32 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTransferThreads, 2)
     copy_own(call.own, serving);
     return;
   }
-  if (!serve<kForms>(group, call, wait)) poison_received(call);
+  if (!serve<Way>(group, call, wait)) poison_received(call);
 }
 
 }  // namespace
 
 const void* transfer_kernel_address(MessageForms forms) {
+  const auto address = [](auto way) {
+    return reinterpret_cast<const void*>(&transfer_kernel<decltype(way), kTransferThreads>);
+  };
   using enum MessageForms;
   switch (forms) {
-    case kBoxes:
-      return reinterpret_cast<const void*>(&transfer_kernel<kBoxes>);
+    case kLLBoxes:
+      return address(Way<LLTile, false, true, false>{});
+#if SYMM_LINES
+    case kLineBoxes:
+      return reinterpret_cast<const void*>(
+          &transfer_kernel<Way<LineTile, false, true, false>, kLineBoxWarps * kTileThreads>);
+    case kManyLineBoxes:
+      return address(Way<LineTile, true, true, false>{});
+#endif
     case kChunks:
-      return reinterpret_cast<const void*>(&transfer_kernel<kChunks>);
-    case kBoth:
+      return address(Way<LLTile, false, false, true>{});
+    default:
       break;
   }
-  return reinterpret_cast<const void*>(&transfer_kernel<kBoth>);
+  return address(AnyWay{});
 }
 
 }  // namespace symm

@@ -53,9 +53,10 @@ struct DeviceCopy {
 
 // Messages of one peer, direction and tag channel, in order: ops [first, first + count).
 struct TransferGroup {
-  std::int16_t peer;
+  std::int8_t peer;
   std::int8_t is_send;
   std::int8_t tag_channel;
+  WireKind wire;  // of the pair
   std::uint16_t first;
   std::uint16_t count;
 
@@ -71,11 +72,20 @@ struct TransferItem {
 
 inline constexpr int kMaxTransferItems = 96;
 
-// How the messages of a launch go, for which there are kernels that need fewer registers.
-enum class MessageForms : std::uint8_t { kBoxes, kChunks, kBoth };
+// How the messages of a launch go, for which there are kernels that take less time.
+enum class MessageForms : std::uint8_t {
+  kLLBoxes,
+  kLineBoxes,  // one of each p2p channel
+  kManyLineBoxes,
+  kChunks,
+  kAny,
+};
+inline constexpr int kMessageFormsCount = 5;
 // Threads of a block that serves messages, and its warps where they have 32 threads (AMD's: half).
 inline constexpr unsigned kTransferThreads = 512;  // at most
 inline constexpr unsigned kTransferWarps = kTransferThreads / 32;
+// Those of kLineBoxes: one for each tile that a message of 256 KiB has in a box.
+inline constexpr unsigned kLineBoxWarps = 20;
 
 struct TransferParams {
   std::int16_t group_count;

@@ -35,12 +35,18 @@ bool goes_over_wire(const Plan& plan) {
   return plan.algorithm == Algorithm::kLL || plan.algorithm == Algorithm::kLLTwoShot;
 }
 
+void check_wire(WireKind wire) {
+  const auto& kernels = move_wire_kernels().of[static_cast<std::size_t>(wire)];
+  if (kernels[kWireWorldCount - 1] != nullptr) return;
+  throw Error(ErrorCode::kUnsupported, "this device library has no wire by lines of 128 bytes");
+}
+
 class GpuGroupKernels final : public GroupKernels {
  public:
   GpuGroupKernels(const GroupKernelsConfig& config, int device_index);
   ~GpuGroupKernels() override;
 
-  void set_peer(int rank, std::byte* segment) override;
+  void set_peer(int rank, std::byte* segment, WireKind messages) override;
   void set_wire(WireKind wire) override;
   void set_ranks_of_gpu(int ranks) override { ranks_of_gpu_ = ranks; }
   void set_segment(int number, std::span<std::byte* const> bases) override;
@@ -125,14 +131,13 @@ GpuGroupKernels::~GpuGroupKernels() {
 }
 
 void GpuGroupKernels::set_wire(WireKind wire) {
-  const auto& kernels = move_wire_kernels().of[static_cast<std::size_t>(wire)];
-  if (kernels[kWireWorldCount - 1] == nullptr) {
-    throw Error(ErrorCode::kUnsupported, "this device library has no wire by lines of 128 bytes");
-  }
+  check_wire(wire);
   wire_ = wire;
 }
 
-void GpuGroupKernels::set_peer(int rank, std::byte* segment) {
+void GpuGroupKernels::set_peer(int rank, std::byte* segment, WireKind messages) {
+  check_wire(messages);
+  schedule_.set_wire(rank, messages);
   group_.segments[rank] = segment;
   if (rank == config_.rank && config_.first != FirstCounts{}) {
     const DeviceGuard guard(device_);
@@ -389,7 +394,7 @@ void GpuGroupKernels::launch_by_plan(const CollectiveArgs& args, const Plan& pla
 void GpuGroupKernels::transfer(std::span<const TransferOp> ops, const LaunchOptions& options) {
   const DeviceGuard guard(device_);
   schedule_.plan(ops, [&](const TransferParams& params) {
-    const unsigned own_blocks = params.own.bytes > kMostUndividedMessage ? 4 : 1;
+    const unsigned own_blocks = params.own.bytes > kBlockBytes ? 4 : 1;
     const auto serving = static_cast<unsigned>(params.group_count * params.blocks);
     const unsigned blocks = serving + (params.own.bytes > 0 || serving == 0 ? own_blocks : 0);
     start(transfer_kernel_address(params.forms), blocks, static_cast<unsigned>(params.threads),

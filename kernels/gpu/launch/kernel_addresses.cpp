@@ -30,9 +30,8 @@ void load_kernels() {
     }
     load(kernels.large);
   };
-  for (const MessageForms forms :
-       {MessageForms::kBoxes, MessageForms::kChunks, MessageForms::kBoth}) {
-    load(transfer_kernel_address(forms));
+  for (int forms = 0; forms < kMessageFormsCount; ++forms) {
+    load(transfer_kernel_address(static_cast<MessageForms>(forms)));
   }
   const auto load_bulk = [&](const BulkKernels& kernels) {
     for (const void* kernel : kernels.of) load(kernel);

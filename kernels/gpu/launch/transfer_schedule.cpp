@@ -30,6 +30,7 @@ TransferSchedule::TransferSchedule(int rank, int world_size, const DeviceLayout&
     : rank_(rank),
       world_size_(world_size),
       layout_(layout),
+      wires_(static_cast<std::size_t>(world_size), WireKind::kLL),
       counts_(static_cast<std::size_t>(world_size) * 2 * kTagChannels) {
   params_.poisons = poisons;
 }
@@ -46,9 +47,12 @@ void TransferSchedule::list(std::span<const TransferOp> ops) {
       if (op.bytes > 0 && op.data != output) own_.push_back({op.data, output, op.bytes});
       continue;
     }
-    const TransferGroup group{static_cast<std::int16_t>(op.peer),
+    const TransferGroup group{static_cast<std::int8_t>(op.peer),
                               static_cast<std::int8_t>(op.is_send ? 1 : 0),
-                              static_cast<std::int8_t>(tag_channel_of(op.tag)), 0, 0};
+                              static_cast<std::int8_t>(tag_channel_of(op.tag)),
+                              wires_[static_cast<std::size_t>(op.peer)],
+                              0,
+                              0};
     const int steps = op.is_send ? op.peer - rank_ : rank_ - op.peer;
     const auto key = (op.peer * 2 + (op.is_send ? 0 : 1)) * kTagChannels + int{group.tag_channel};
     entries_.push_back({(steps + world_size_) % world_size_,
@@ -58,49 +62,49 @@ void TransferSchedule::list(std::span<const TransferOp> ops) {
                         op.dtype});
   }
   std::ranges::sort(entries_, {}, [](const Entry& entry) {
-    const TransferGroup& group = entry.group;
-    return std::tuple(entry.distance, entry.number, group.tag_channel, group.is_send);
+    return std::tuple(entry.order(), entry.group.is_send);
   });
 }
 
 // P2p channels that a message takes; 0 where it goes as chunks.
 int TransferSchedule::channels_of(const Entry& entry) const {
-  const auto [bytes, tag_channel] = std::pair(entry.item.bytes, entry.group.tag_channel);
-  if (!layout_.is_short_message(bytes, tag_channel)) return 0;
-  return static_cast<int>(layout_.p2p_channels_of(bytes, tag_channel));
+  const std::uint64_t bytes = entry.item.bytes;
+  const auto [tag_channel, wire] = std::pair(entry.group.tag_channel, entry.group.wire);
+  if (!layout_.is_short_message(bytes, tag_channel, wire)) return 0;
+  return static_cast<int>(layout_.p2p_channels_of(bytes, tag_channel, wire));
 }
 
-// For messages of which a box has so many bytes at most: a thread for each unit of its tiles.
-std::int16_t TransferSchedule::threads_for(std::uint64_t most_in_box) const {
-  if (params_.forms != MessageForms::kBoxes) return kTransferThreads;
-  constexpr std::uint64_t kTile = wire_tile(WireKind::kLL).bytes;
-  const std::uint64_t tiles = (sizeof(BoxHeader) + most_in_box + kTile - 1) / kTile;
-  return static_cast<std::int16_t>(kTileThreads * std::min<std::uint64_t>(tiles, kTransferWarps));
-}
-
-// Moves entries from `first` on into params_ until it is full; returns the first that is left.
-std::size_t TransferSchedule::fill(std::size_t first) {
-  const std::span<Entry> rest = std::span(entries_).subspan(first);
-  // The number that fits, by messages, by groups and by blocks for their p2p channels.
+// How many of `rest` fit in a launch, by messages, by groups and by blocks for their p2p channels.
+std::size_t TransferSchedule::fitting(std::span<const Entry> rest) const {
   std::size_t count = 0;
   int channels = 1;
   for (int groups = 0; count < rest.size() && count < kMaxTransferItems; ++count) {
-    const std::span<Entry> earlier = rest.first(count);
+    const auto earlier = rest.first(count);
     const bool seen = std::ranges::find(earlier, rest[count].group, &Entry::group) != earlier.end();
     if (!seen && groups++ == kMaxGroupsOfLaunch) break;
     channels = std::max(channels, channels_of(rest[count]));
     if (groups * channels > kMaxBlocksOfLaunch) break;
   }
+  const bool divides_two =
+      count > 0 && count < rest.size() && rest[count - 1].order() == rest[count].order();
+  return divides_two ? count - 1 : count;
+}
+
+// Moves entries from `first` on into params_ until it is full; returns the first that is left.
+std::size_t TransferSchedule::fill(std::size_t first) {
+  const std::span<Entry> rest = std::span(entries_).subspan(first);
+  const std::size_t count = fitting(rest);
   // Sorts the messages of one group together, in order of their numbers.
   const std::span<Entry> launch = rest.first(count);
   std::ranges::sort(launch, {},
                     [](const Entry& entry) { return std::tuple(entry.group, entry.number); });
   params_.group_count = 0;
   params_.channels = 0;
-  std::size_t in_boxes = 0;
+  std::size_t in_boxes[kWireKindCount] = {};
   std::uint64_t most_chunks = 0;
   std::uint64_t chunks_of_group = 0;
-  std::uint64_t most_in_box = 0;
+  std::uint64_t most_tiles = 1;  // of a part
+  bool has_many = false;         // a part that takes several boxes
   for (std::size_t i = 0; i < count; ++i) {
     params_.items[i] = launch[i].item;
     params_.dtypes[i] = launch[i].dtype;
@@ -113,20 +117,36 @@ std::size_t TransferSchedule::fill(std::size_t first) {
     params_.groups[params_.group_count - 1].count += 1;
     const std::uint64_t bytes = launch[i].item.bytes;
     if (const int of_message = channels_of(launch[i]); of_message > 0) {
-      ++in_boxes;
-      const auto boxes = static_cast<std::uint64_t>(of_message);
-      const std::uint64_t part = align_up((bytes + boxes - 1) / boxes, kCacheLine);
-      most_in_box = std::max(most_in_box, std::min(bytes, part));
+      const WireKind wire = launch[i].group.wire;
+      ++in_boxes[static_cast<int>(wire)];
+      const auto parts = static_cast<std::uint64_t>(of_message);
+      const std::uint64_t even = align_up((bytes + parts - 1) / parts, kCacheLine);
+      const std::uint64_t of_tile = wire_tile(wire).bytes;
+      const std::uint64_t part = std::min(bytes, even);
+      const std::uint64_t tiles = (sizeof(BoxHeader) + part + of_tile - 1) / of_tile;
+      most_tiles = std::max(most_tiles, tiles);
+      has_many = has_many || tiles > layout_.p2p_box_tiles(launch[i].group.tag_channel, wire);
       params_.channels = std::max(params_.channels, static_cast<std::int16_t>(of_message));
     } else {
       chunks_of_group += layout_.message_cut(bytes, launch[i].group.tag_channel).chunks;
       most_chunks = std::max(most_chunks, chunks_of_group);
     }
   }
-  params_.forms = in_boxes == count ? MessageForms::kBoxes
-                  : in_boxes == 0   ? MessageForms::kChunks
-                                    : MessageForms::kBoth;
-  params_.threads = threads_for(most_in_box);
+  const auto [by_ll, by_lines] = std::pair(in_boxes[0], in_boxes[1]);
+  const bool is_by_lines = by_lines == count && count > 0;
+  const unsigned most_warps = is_by_lines ? kLineBoxWarps : kTransferWarps;
+  has_many = has_many || most_tiles > most_warps;
+  if (is_by_lines) {
+    params_.forms = has_many ? MessageForms::kManyLineBoxes : MessageForms::kLineBoxes;
+  } else if (by_ll == count) {
+    params_.forms = MessageForms::kLLBoxes;
+  } else {
+    params_.forms = by_ll + by_lines == 0 ? MessageForms::kChunks : MessageForms::kAny;
+  }
+  // A thread for each unit of the tiles of boxes; as many as can be for chunks.
+  const bool has_chunks = by_ll + by_lines < count;
+  const std::uint64_t warps = has_chunks || has_many ? kTransferWarps : most_tiles;
+  params_.threads = static_cast<std::int16_t>(kTileThreads * warps);
   params_.blocks =
       blocks_for(most_chunks, layout_.message_warps(), params_.group_count, params_.channels);
   return first + count;

@@ -3,15 +3,18 @@
 // NOTE [Order of messages]
 // A launch holds a bounded number of messages, and those of a later launch wait for the earlier
 // one, so two ranks that divide their batches differently must not wait for each other. Messages
-// are therefore ordered by (d, k): d is the distance from sender to receiver, k counts the messages
-// from that sender to that receiver on one tag channel in this batch. Both ends of a message give
-// it the same (d, k), so the smallest of all unfinished messages is first at both of its ends and
-// can progress.
+// are therefore ordered by (d, k, t): d is the distance from sender to receiver, t the tag channel,
+// and k counts the messages from that sender to that receiver on it in this batch. Both ends of a
+// message give it the same (d, k, t). A rank has at most two messages of one order, one that it
+// sends and one that it receives, and no launch divides them: else all ranks of a ring could wait
+// for what they have in the next launch. So all messages that have the smallest order of those
+// unfinished are in launches that run at both of their ends, and can progress.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "kernels/gpu/interface/call_params.hpp"
@@ -22,6 +25,9 @@ namespace symm {
 class TransferSchedule {
  public:
   TransferSchedule(int rank, int world_size, const DeviceLayout& layout, bool poisons);
+
+  // Before the first message to or from `peer`; else kLL.
+  void set_wire(int peer, WireKind wire) { wires_[static_cast<std::size_t>(peer)] = wire; }
 
   // Calls `launch` for each launch that `ops` need. `ops` as for GroupKernels::transfer. A launch
   // carries at most one message of this rank to itself, which waits for no rank, so any launch will
@@ -36,16 +42,21 @@ class TransferSchedule {
     TransferGroup group;   // of this message alone: no first, no count
     TransferItem item;
     Dtype dtype;
+
+    std::tuple<int, std::uint32_t, int> order() const {
+      return {distance, number, group.tag_channel};
+    }
   };
 
   void list(std::span<const TransferOp> ops);
   int channels_of(const Entry& entry) const;
-  std::int16_t threads_for(std::uint64_t most_in_box) const;
+  std::size_t fitting(std::span<const Entry> rest) const;
   std::size_t fill(std::size_t first);
 
   const int rank_;
   const int world_size_;
   const DeviceLayout layout_;
+  std::vector<WireKind> wires_;  // by peer
   std::vector<Entry> entries_;
   std::vector<DeviceCopy> own_;        // without those that move nothing
   std::vector<std::uint32_t> counts_;  // by peer, direction and tag channel

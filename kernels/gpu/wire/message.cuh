@@ -25,11 +25,16 @@ class MessageMemory {
       : group_(group),
         peer_(messages.peer),
         tag_channel_(messages.tag_channel),
+        wire_(messages.wire),
         direction_(messages.is_send ? 0 : 1) {}
 
   __device__ const DeviceLayout& layout() const { return group_.layout; }
   __device__ const int& peer() const { return peer_; }
   __device__ int tag_channel() const { return tag_channel_; }
+  __device__ WireKind wire() const { return wire_; }
+  __device__ bool is_short(const TransferItem& item) const {
+    return layout().is_short_message(item.bytes, tag_channel_, wire_);
+  }
 
   // Of chunk `number` from the peer, or to it.
   __device__ MessageSignal& own_signal(std::uint32_t number) const {
@@ -95,6 +100,7 @@ class MessageMemory {
   const GroupParams& group_;
   const int peer_;
   const int tag_channel_;
+  const WireKind wire_;
   const int direction_;
 };
 
@@ -114,14 +120,25 @@ __device__ inline bool has_chunk(const MessageSignal& signal, std::uint64_t fill
   return acquire_if(&signal.filled, [=](std::uint64_t value) { return value == filled; });
 }
 
-// The header of the short message at `position`, which is in a box of the first p2p channel;
-// `expected` where none has come. Looked at now and then.
+// The header of the short message at `position`, which is in box `count` of the first p2p channel;
+// `expected` where none has come. Looked at now and then, by one thread: the first unit of a line
+// is there after its last word.
 [[maybe_unused]] static __device__ SYMM_OUTLINED MessageHeader header_in(std::byte* box,
-                                                                         std::uint64_t flag,
+                                                                         WireKind wire,
+                                                                         std::uint64_t count,
                                                                          std::uint32_t position,
                                                                          MessageHeader expected) {
   Unit unit;
-  if (!LLTile::receive(box, flag, &unit)) return expected;
+  if (wire == WireKind::kLine) {
+    const auto* const words = reinterpret_cast<const std::uint64_t*>(box);
+    if (load_acquire(words + kLineFlagWord) != count + 1) return expected;
+    std::uint64_t low = 0;
+    std::uint64_t high = 0;
+    load_relaxed_pair(words, &low, &high);
+    unit = unit_from(low, high);
+  } else if (!LLTile::receive(box, LLTile::flag_of(count + 1), &unit)) {
+    return expected;
+  }
   const auto header = __builtin_bit_cast(BoxHeader, unit);
   return header.position == position ? MessageHeader{header.bytes, header.tag} : expected;
 }

@@ -32,10 +32,10 @@ class MessageChunks {
         first_(memory.chunks()),
         first_box_(memory.boxes(0)) {}
 
-  // This warp's chunks of a message. `short_before`: messages before this one in the launch that
-  // went through boxes. False where the launch must end.
-  __device__ bool send(const TransferItem& item, std::uint32_t short_before, Waiter& waiter) {
-    const std::uint32_t position = position_after(short_before);
+  // This warp's chunks of a message. `boxes_before`: of the first p2p channel that messages before
+  // this one in the launch took. False where the launch must end.
+  __device__ bool send(const TransferItem& item, std::uint32_t boxes_before, Waiter& waiter) {
+    const std::uint32_t position = position_after(boxes_before);
     return each_chunk(item, [&](std::byte* data, std::uint32_t bytes, std::uint32_t number) {
       if (!warp_all(warp_thread() != 0 || await_slot(number, waiter))) return false;
       warp_copy(memory_.peer_slot(number), data, bytes);
@@ -44,11 +44,11 @@ class MessageChunks {
       return true;
     });
   }
-  __device__ bool receive(const TransferItem& item, std::uint32_t short_before, Waiter& waiter) {
-    const std::uint32_t position = position_after(short_before);
+  __device__ bool receive(const TransferItem& item, std::uint32_t boxes_before, Waiter& waiter) {
+    const std::uint32_t position = position_after(boxes_before);
     return each_chunk(item, [&](std::byte* data, std::uint32_t bytes, std::uint32_t number) {
       if (!warp_all(warp_thread() != 0 ||
-                    await_chunk(item, number, position, short_before, waiter))) {
+                    await_chunk(item, number, position, boxes_before, waiter))) {
         return false;
       }
       warp_copy(data, memory_.own_slot(number), bytes);
@@ -62,8 +62,8 @@ class MessageChunks {
   __device__ std::uint32_t next() const { return first_ + done_; }
 
  private:
-  __device__ std::uint32_t position_after(std::uint32_t short_before) const {
-    return next() + static_cast<std::uint32_t>(first_box_) + short_before;
+  __device__ std::uint32_t position_after(std::uint32_t boxes_before) const {
+    return next() + static_cast<std::uint32_t>(first_box_) + boxes_before;
   }
 
   // `step(data, bytes, number)` for each chunk that is this warp's.
@@ -99,7 +99,7 @@ class MessageChunks {
 
   // False too, and reported, where another message has come.
   __device__ bool await_chunk(const TransferItem& item, std::uint32_t number,
-                              std::uint32_t position, std::uint32_t short_before,
+                              std::uint32_t position, std::uint32_t boxes_before,
                               Waiter& waiter) const {
     const MessageSignal& signal = memory_.own_signal(number);
     const MessageHeader expected{item.bytes, item.tag};
@@ -110,7 +110,7 @@ class MessageChunks {
       if (has_chunk(signal, filled)) return true;
       pause_poll();
       if (++polls % kOtherFormPeriod != 0) return false;
-      header = short_message(expected, position, short_before);
+      header = short_message(expected, position, boxes_before);
       return header.bytes != item.bytes;
     });
     if (!came) return false;
@@ -119,10 +119,10 @@ class MessageChunks {
   }
   // That has come in place of the long one.
   __device__ MessageHeader short_message(const MessageHeader& expected, std::uint32_t position,
-                                         std::uint32_t short_before) const {
+                                         std::uint32_t boxes_before) const {
     if (memory_.layout().p2p_box_part == 0) return expected;
-    const std::uint64_t count = first_box_ + short_before;
-    return header_in(memory_.own_box(0, count), LLTile::flag_of(count + 1), position, expected);
+    const std::uint64_t count = first_box_ + boxes_before;
+    return header_in(memory_.own_box(0, count), memory_.wire(), count, position, expected);
   }
 
   const MessageMemory& memory_;

@@ -25,9 +25,18 @@
 
 namespace symm {
 
+// The word of a line, of 8 bytes, that has the epoch.
+inline constexpr int kLineFlagWord = 15;
+
+__device__ inline Unit unit_from(std::uint64_t low, std::uint64_t high) {
+  return {{static_cast<std::uint32_t>(low), static_cast<std::uint32_t>(low >> 32),
+           static_cast<std::uint32_t>(high), static_cast<std::uint32_t>(high >> 32)}};
+}
+
 __device__ inline unsigned tile_thread() { return threadIdx.x % kTileThreads; }
 
 struct LLTile {
+  static constexpr WireKind kKind = WireKind::kLL;
   static constexpr std::uint32_t kBytes = wire_tile(WireKind::kLL).bytes;
   static constexpr std::uint32_t kSpace = wire_tile(WireKind::kLL).space;
   // The epoch as tiles carry it, never 0, which is in boxes that were never written. It repeats.
@@ -94,11 +103,12 @@ struct LLTile {
 
 // Every function is called by all threads of a warp together.
 struct LineTile {
+  static constexpr WireKind kKind = WireKind::kLine;
   static constexpr std::uint32_t kBytes = wire_tile(WireKind::kLine).bytes;
   static constexpr std::uint32_t kSpace = wire_tile(WireKind::kLine).space;
   static constexpr bool kEpochsRepeat = false;
   static constexpr bool kLoadsAgain = true;
-  static constexpr int kFlagWord = 15;
+  static constexpr int kFlagWord = kLineFlagWord;
   __device__ static std::uint64_t flag_of(std::uint64_t epoch) { return epoch; }
 
   // Before a send or a receive, so that each is one instruction of the warp.
@@ -165,8 +175,7 @@ struct LineTile {
     std::uint64_t high;
 
     __device__ bool has(std::uint64_t flag, Unit* unit) const {
-      *unit = {{static_cast<std::uint32_t>(low), static_cast<std::uint32_t>(low >> 32),
-                static_cast<std::uint32_t>(high), static_cast<std::uint32_t>(high >> 32)}};
+      *unit = unit_from(low, high);
       return !ends_line() || high == flag;
     }
   };
