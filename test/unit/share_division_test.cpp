@@ -78,7 +78,7 @@ TEST_F(ShareDivisionTest, AShareIsDividedByItsSize) {
     EXPECT_EQ(wire().take[0].tiles_of_block, 10u) << world;
     EXPECT_EQ(wire().share_blocks, 64u);
     EXPECT_EQ(wire().tiles_per_block, 10u);
-    EXPECT_EQ(wire().threads, kWireThreads);
+    EXPECT_EQ(wire().threads, kWireTiles * kTileThreads);
   }
 }
 
@@ -111,7 +111,7 @@ TEST_F(ShareDivisionTest, TwoRanksLaunchTheBlocksOfTheirLargerShare) {
   divide({{8, 40 * kTile}, {8, 40 * kTile}});
   EXPECT_EQ(wire().blocks, 1u);
   EXPECT_EQ(wire().share_blocks, 1u);
-  EXPECT_EQ(wire().threads, kWireThreads);
+  EXPECT_EQ(wire().threads, kWireTiles * kTileThreads);
   EXPECT_TRUE(wire().copies_own);
 
   const std::uint64_t large = limit() + 1;

@@ -110,7 +110,7 @@ class Routes {
       EXPECT_EQ(each->tiles_per_block, first->tiles_per_block);
       EXPECT_EQ(each->ends_call, first->ends_call);
       EXPECT_LE(each->blocks, static_cast<unsigned>(most_blocks_));
-      EXPECT_LE(each->threads, static_cast<unsigned>(kWireThreads));
+      EXPECT_LE(each->threads, static_cast<unsigned>(kMostWireThreads));
     }
     boxes_.assign(index(world_ * world_), Boxes(first->blocks * box_tiles_));
     for (int hop = 0; hop < 2; ++hop) {
@@ -326,10 +326,10 @@ TEST(WireRoute, ASmallMessageIsOneBlockOfFewThreads) {
   args.kind = kAllReduce;
   args.dtype = Dtype::kUInt8;
   args.input = args.output = data.data();
-  const WireFacts facts{.world_size = 2,
-                        .tile_bytes = wire_tile(WireKind::kLine).bytes,
-                        .most_blocks = 64,
-                        .box_tiles = 127};
+  WireFacts facts{.world_size = 2,
+                  .tile_bytes = wire_tile(WireKind::kLine).bytes,
+                  .most_blocks = 64,
+                  .box_tiles = 127};
   const auto grid = [&](std::size_t count) {
     args.count = count;
     route.begin(args, facts);
@@ -343,6 +343,18 @@ TEST(WireRoute, ASmallMessageIsOneBlockOfFewThreads) {
   EXPECT_EQ(grid(8 * 480), std::tuple(1u, 256u, 8u));
   EXPECT_EQ(grid(32 * 480), std::tuple(4u, 256u, 8u));
   EXPECT_EQ(grid(64 * 8 * 480), std::tuple(64u, 256u, 8u));
+  // More at once where there are no more blocks.
+  facts.tiles_at_once = kMostWireTiles;
+  facts.most_for_two_hops = 3;
+  EXPECT_EQ(grid(32 * 480), std::tuple(4u, 256u, 8u));
+  EXPECT_EQ(grid(64 * 9 * 480), std::tuple(64u, 288u, 9u));
+  EXPECT_EQ(grid(64 * 30 * 480), std::tuple(64u, 320u, 30u));
+  facts.two_hops = true;
+  EXPECT_EQ(grid(64 * 18 * 480), std::tuple(64u, 256u, 9u));
+  facts.most_for_two_hops = 9;
+  EXPECT_EQ(grid(64 * 18 * 480), std::tuple(64u, 288u, 9u));
+  facts.two_hops = false;
+  facts.tiles_at_once = kWireTiles;
   EXPECT_EQ(grid(64 * 8 * 480 + 1), std::tuple(57u, 256u, 9u));
   EXPECT_EQ(grid(1 << 20), std::tuple(63u, 256u, 35u));
 }

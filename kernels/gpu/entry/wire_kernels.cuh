@@ -24,15 +24,15 @@ __device__ __forceinline__ void run_route(const Params& params) {
   }
 }
 
-template <class Tile, int N, class Rules>
-__global__ void SYMM_LAUNCH_BOUNDS(kWireThreads, 2)
+template <class Tile, int N, class Rules, int kThreads = wire_threads(N)>
+__global__ void SYMM_LAUNCH_BOUNDS(kThreads, 2)
     wire_kernel(const SYMM_GRID_CONSTANT WireParams<kWireRanks<N>> params) {
   run_route<Tile, Route<Tile, N, Rules>>(params);
 }
 
 // NOTE [Sets of tiles] in tile_sets.cuh.
 template <class Tile, int N, class Rules>
-__global__ void SYMM_LAUNCH_BOUNDS(kWireThreads, 2)
+__global__ void SYMM_LAUNCH_BOUNDS(kMostWireThreads, 2)
     set_wire_kernel(const SYMM_GRID_CONSTANT WireParams<kWireRanks<N>> params) {
   run_route<Tile, SetRoute<Tile, N, Rules>>(params);
 }
@@ -60,7 +60,9 @@ WireKernels wire_kernels() {
 #if SYMM_LINES
   enter_wire<LineTile, Rules, kOwn>(kernels, WireKind::kLine);
   if constexpr (kOwn >= OwnKernels::kFour) {
-    kernels.large = reinterpret_cast<const void*>(&set_wire_kernel<LineTile, 2, Rules>);
+    kernels.large[0] = reinterpret_cast<const void*>(&set_wire_kernel<LineTile, 2, Rules>);
+    kernels.large[1] =
+        reinterpret_cast<const void*>(&wire_kernel<LineTile, 4, Rules, kMostWireThreads>);
   }
 #endif
   return kernels;

@@ -45,7 +45,9 @@ constexpr bool is_rule(Dtype dtype, ReduceOp op) {
 // where the library has no such wire.
 struct WireKernels {
   const void* of[kWireKindCount][kWireWorldCount] = {};
-  const void* large = nullptr;  // set_wire_kernel of two ranks by lines; null where of[] serves
+  // Of large blocks by lines: set_wire_kernel of two ranks, and of four one with more threads. Null
+  // where of[] serves.
+  const void* large[kWireWorldCount] = {};
 };
 
 // bulk_kernel by index of kWireWorlds; null as in WireKernels.

@@ -15,10 +15,18 @@ namespace symm {
 inline constexpr int kWireWorlds[] = {2, 4, 8, 0};
 inline constexpr int kWireWorldCount = 4;
 inline constexpr int kTileThreads = 32;  // that share a tile
-inline constexpr int kWireThreads = 256;
-inline constexpr std::uint32_t kWireTiles = kWireThreads / kTileThreads;  // of a block at once
+// Tiles of a block before there are more blocks. Where there are as many as can be, a block takes
+// more of them at once: nine are what a power of two of bytes has there.
+inline constexpr std::uint32_t kWireTiles = 8;
+inline constexpr int kMostWireThreads = 320;
+inline constexpr std::uint32_t kMostWireTiles = kMostWireThreads / kTileThreads;
 // NOTE [Sets of tiles] in tile_sets.cuh: from this on, so that some warps have three.
-inline constexpr std::uint32_t kTilesOfLargeBlock = 2 * kWireTiles + 1;
+inline constexpr std::uint32_t kTilesOfLargeBlock = 2 * kMostWireTiles + 1;
+// Of a block of the kernel for so many ranks (0: any), at most. Of more than two those that all
+// calls use have fewer, as more would leave them too few registers.
+constexpr int wire_threads(int world) {
+  return world == 2 ? kMostWireThreads : static_cast<int>(kWireTiles) * kTileThreads;
+}
 
 // A range of memory that is sent, or that what arrives is stored to.
 struct WirePiece {

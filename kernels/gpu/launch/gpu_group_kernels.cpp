@@ -13,6 +13,7 @@
 #include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/interface/wire_params.hpp"
 #include "kernels/gpu/launch/copy_streams.hpp"
+#include "kernels/gpu/launch/first_counts.hpp"
 #include "kernels/gpu/launch/kernel_addresses.hpp"
 #include "kernels/gpu/launch/launch_params.hpp"
 #include "kernels/gpu/launch/norm_launch.hpp"
@@ -64,7 +65,6 @@ class GpuGroupKernels final : public GroupKernels {
   void norm_rows(const CollectiveArgs& args, StreamHandle stream) override;
 
  private:
-  void start_counters(std::byte* segment);
   CollectiveParams params_of(const CollectiveArgs& args, BufferLocation location = 0) const;
   void launch_over_wire(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   void launch_over_lanes(const CollectiveArgs& args, const Plan& plan,
@@ -83,6 +83,8 @@ class GpuGroupKernels final : public GroupKernels {
   void by_world(const void* const (&kernels)[kWireWorldCount], const Body& body) const;
   void launch_copies_barrier(const CollectiveParams& call, const LaunchOptions& options);
   // The kernel of this group's wire and world size, with its parameters.
+  std::uint32_t tiles_at_once(const WireKernels& kernels) const;
+  const void* large_kernel(const WireKernels& kernels, const WireLaunch& launch) const;
   template <class... More>
   void start_wire(const WireKernels& kernels, const WireLaunch& launch,
                   const CollectiveParams& call, const LaunchOptions& options, const More&... more);
@@ -141,45 +143,8 @@ void GpuGroupKernels::set_peer(int rank, std::byte* segment, WireKind messages) 
   group_.segments[rank] = segment;
   if (rank == config_.rank && config_.first != FirstCounts{}) {
     const DeviceGuard guard(device_);
-    start_counters(segment);
+    set_first_counts(config_.layout, config_.world_size, config_.first, segment, copies_);
   }
-}
-
-// Sets the counters of the group to those of `first` in place of 0.
-void GpuGroupKernels::start_counters(std::byte* segment) {
-  const DeviceLayout& layout = config_.layout;
-  const FirstCounts& first = config_.first;
-  const auto write = [&](std::uint64_t offset, const auto& values) {
-    copies_.copy_to_device(segment + offset, values.data(), values.size() * sizeof(values[0]));
-  };
-  const auto world = static_cast<std::size_t>(config_.world_size);
-  MeetingSignal signal{};
-  signal.entered = signal.done = first.meetings;
-  write(layout.meeting_signals, std::vector<MeetingSignal>(kMaxChannels * world, signal));
-  write(layout.wire_done, std::vector<std::uint64_t>(layout.wire_blocks * world, first.wire));
-  write(layout.p2p_freed, std::vector<std::uint32_t>(world * kP2pChannels, first.p2p));
-  std::vector<MessageSignal> messages(world * kTagChannels * layout.message_slots_of_tag);
-  for (std::uint32_t i = 0; i < messages.size(); ++i) {
-    // The last chunk in this slot.
-    const std::uint32_t last = first.p2p - 1 - layout.slot_of(first.p2p - 1 - i);
-    messages[i].filled = messages[i].freed = last + 1;
-  }
-  write(layout.message_signals, messages);
-  BulkSignal bulk{};
-  bulk.filled = bulk.freed = first.bulk;
-  const std::size_t pairs = layout.bulk_lanes * world;
-  write(layout.bulk_signals, std::vector<BulkSignal>(pairs, bulk));
-  write(layout.bulk_counts, std::vector<BulkCount>(pairs, {first.bulk, first.bulk}));
-  std::vector<LocalState> local(1);
-  std::fill_n(local[0].wire_epoch, kMaxWireBlocks, first.wire);
-  std::fill_n(local[0].meetings, kMaxChannels, first.meetings);
-  for (auto& of_peer : local[0].p2p_channels) {
-    std::fill_n(of_peer, kP2pChannels, P2pCounter{first.p2p, first.p2p});
-  }
-  for (auto& of_peer : local[0].message_chunks) {
-    for (auto& of_tag : of_peer) std::fill_n(of_tag, 2, first.p2p);
-  }
-  write(layout.local, local);
 }
 
 void GpuGroupKernels::set_segment(int number, std::span<std::byte* const> bases) {
@@ -235,16 +200,35 @@ void GpuGroupKernels::start(const void* kernel, unsigned blocks, unsigned thread
             "launching a kernel");
 }
 
+// Of a block, by the kernels that start_wire() takes.
+std::uint32_t GpuGroupKernels::tiles_at_once(const WireKernels& kernels) const {
+  const auto& of_wire = kernels.of[static_cast<std::size_t>(wire_)];
+  const bool has_large =
+      config_.world_size == 4 && wire_ == WireKind::kLine && kernels.large[1] != nullptr;
+  const bool has_own = config_.world_size == 2 && of_wire[0] != nullptr;
+  return has_large || has_own ? kMostWireTiles : kWireTiles;
+}
+
+// Null where the kernel of all calls serves.
+const void* GpuGroupKernels::large_kernel(const WireKernels& kernels,
+                                          const WireLaunch& launch) const {
+  if (wire_ != WireKind::kLine) return nullptr;
+  if (config_.world_size == 2 && launch.tiles_per_block >= kTilesOfLargeBlock) {
+    return kernels.large[0];
+  }
+  const bool is_wide = launch.threads > static_cast<unsigned>(wire_threads(4));
+  return config_.world_size == 4 && is_wide ? kernels.large[1] : nullptr;
+}
+
 template <class... More>
 void GpuGroupKernels::start_wire(const WireKernels& kernels, const WireLaunch& launch,
                                  const CollectiveParams& call, const LaunchOptions& options,
                                  const More&... more) {
   const auto& of_wire = kernels.of[static_cast<std::size_t>(wire_)];
   const LaunchContext context{config_, group_, wire_, options};
-  const bool is_large = config_.world_size == 2 && wire_ == WireKind::kLine &&
-                        launch.tiles_per_block >= kTilesOfLargeBlock && kernels.large != nullptr;
+  const void* const large = large_kernel(kernels, launch);
   by_world(of_wire, [&](const void* each, auto ranks) {
-    const void* const kernel = is_large ? kernels.large : each;
+    const void* const kernel = large != nullptr ? large : each;
     auto params = wire_params<ranks()>(launch, call, context);
     void* arguments[] = {&params, const_cast<More*>(&more)...};
     check_gpu(gpuLaunchKernel(kernel, dim3(launch.blocks), dim3(launch.threads), arguments, 0,
@@ -293,6 +277,9 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
         reduce_table()[static_cast<std::size_t>(call.dtype)][static_cast<std::size_t>(call.op)]
             .wire;
   }
+  facts.tiles_at_once = tiles_at_once(kernels);
+  // Four ranks: more warps are slower there (docs/benchmarks.md, "Threads of a block").
+  if (config_.world_size > 2) facts.most_for_two_hops = 2 * kMostWireTiles;
   route_.begin(args, facts);
   while (const WireLaunch* launch = route_.next()) start_wire(kernels, *launch, call, options);
 }
@@ -408,7 +395,8 @@ void GpuGroupKernels::launch_shares(const CollectiveArgs& args, const LaunchOpti
       .world_size = config_.world_size,
       .wire = wire_,
       .most_blocks = std::min(static_cast<int>(config_.layout.wire_blocks), config_.most_blocks),
-      .box_tiles = config_.layout.wire_box_tiles(wire_)};
+      .box_tiles = config_.layout.wire_box_tiles(wire_),
+      .tiles_at_once = tiles_at_once(share_wire_kernels())};
   shares_.divide(args, facts);
   CollectiveParams call{};
   call.kind = CollectiveKind::kAllToAll;

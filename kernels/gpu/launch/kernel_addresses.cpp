@@ -28,7 +28,7 @@ void load_kernels() {
     for (const auto& of_wire : kernels.of) {
       for (const void* kernel : of_wire) load(kernel);
     }
-    load(kernels.large);
+    for (const void* kernel : kernels.large) load(kernel);
   };
   for (int forms = 0; forms < kMessageFormsCount; ++forms) {
     load(transfer_kernel_address(static_cast<MessageForms>(forms)));

@@ -102,7 +102,7 @@ void ShareDivision::finish_grid(const ShareFacts& facts) {
     wire_.share_blocks = static_cast<std::uint32_t>(facts.most_blocks);
   }
   wire_.blocks = wire_.share_blocks + (ends_idle_blocks ? 1 : 0);
-  wire_.threads = kTileThreads * std::min(wire_.tiles_per_block, kWireTiles);
+  wire_.threads = kTileThreads * std::min(wire_.tiles_per_block, facts.tiles_at_once);
   wire_.stores = wire_.hears[0] | (wire_.copies_own ? 1ull << facts.rank : 0);
   has_lanes_ = lanes_.sends[0] != 0 || lanes_.hears[0] != 0 || lanes_.copies_own;
   has_wire_ = wire_.blocks > 0 || !has_lanes_;

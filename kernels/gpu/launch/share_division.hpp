@@ -16,6 +16,7 @@ struct ShareFacts {
   WireKind wire = WireKind::kLL;
   int most_blocks = 1;
   std::uint32_t box_tiles = 1;
+  std::uint32_t tiles_at_once = kWireTiles;  // as in WireFacts
 };
 
 // The largest share that goes over the wire: what two ranks exchange decides, each direction by

@@ -193,7 +193,9 @@ void WireRoute::set_grid() {
       std::max(std::min(divided_up(tiles, kWireTiles), most_blocks()), divided_up(tiles, room));
   launch_.tiles_per_block = static_cast<std::uint32_t>(divided_up(tiles, blocks));
   launch_.blocks = static_cast<unsigned>(divided_up(tiles, launch_.tiles_per_block));
-  launch_.threads = kTileThreads * std::min(launch_.tiles_per_block, kWireTiles);
+  const bool is_narrow = facts_.two_hops && launch_.tiles_per_block > facts_.most_for_two_hops;
+  launch_.threads = kTileThreads * std::min(launch_.tiles_per_block,
+                                            is_narrow ? kWireTiles : facts_.tiles_at_once);
 }
 
 }  // namespace symm

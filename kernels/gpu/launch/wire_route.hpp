@@ -49,6 +49,9 @@ struct WireFacts {
   bool whole = false;            // in one launch, of lanes: nothing below has a meaning
   int most_blocks = 1;
   std::uint32_t box_tiles = 1;
+  // Of a block at most; in two hops only where it has no more tiles than most_for_two_hops.
+  std::uint32_t tiles_at_once = kWireTiles;
+  std::uint32_t most_for_two_hops = ~0u;
   bool two_hops = false;  // all_reduce, reduce, broadcast; of no effect on others
 };
 

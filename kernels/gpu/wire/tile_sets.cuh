@@ -83,7 +83,7 @@ class SetBlock : public WireBlock<Tile, N, kByShare> {
 
  private:
   static_assert(N != 0 && Tile::kLoadsAgain);
-  static constexpr std::uint32_t kStride = kWireThreads / kTileThreads;
+  static constexpr std::uint32_t kStride = kMostWireTiles;
   using Arrivals = typename Tile::Arrival[kSet];
   using Base::params_;
 
