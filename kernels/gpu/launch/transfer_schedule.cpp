@@ -13,6 +13,8 @@ namespace {
 // Blocks of a launch must all be resident.
 constexpr int kMaxGroupsOfLaunch = 48;
 constexpr int kMaxBlocksOfLaunch = 192;
+// What a rank sends and receives of one order always fits.
+static_assert(2 * kMostP2pChannelsPerTag <= kMaxBlocksOfLaunch && kMaxGroupsOfLaunch >= 2);
 
 // Of each group of a launch, the busiest of which has `chunks`.
 std::int16_t blocks_for(std::uint64_t chunks, std::uint32_t most_warps, int groups, int channels) {
