@@ -192,8 +192,9 @@ void bind_options(py::class_<ProcessGroupSymm, c10::intrusive_ptr<ProcessGroupSy
           "4 MiB to 4 GiB. Must be the same on every rank.")
       .def_property(
           "max_device_blocks", &Options::max_device_blocks, &Options::set_max_device_blocks,
-          "The most blocks of a collective on a GPU, 1 to 64. Few leave multiprocessors to\n"
-          "what runs beside, and take longer. Must be the same on every rank.")
+          "The most blocks of a collective on a GPU, 1 to 64; messages of a peer and\n"
+          "direction have half as many. Few leave multiprocessors to what runs beside, and\n"
+          "take longer. Must be the same on every rank.")
       .def_readwrite("is_high_priority_stream", &Options::is_high_priority_stream,
                      "Asynchronous operations on a GPU run on streams of high priority.")
       .def_readwrite(

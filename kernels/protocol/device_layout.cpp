@@ -4,7 +4,7 @@
 
 namespace symm {
 
-DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
+DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes, int most_blocks) {
   const auto world = static_cast<std::uint64_t>(world_size);
   DeviceLayout layout{};
   // Allocates consecutive parts, each from a page of its own: no line has two writers.
@@ -42,6 +42,9 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes) {
     return align_down(min_size(workspace_bytes / 8 / box_parts(), kMostP2pBoxPart), 1024);
   };
   layout.p2p_channels = kMostP2pChannelsPerTag;
+  while (layout.p2p_channels > static_cast<std::uint32_t>(blocks_of_messages(most_blocks))) {
+    layout.p2p_channels /= 2;
+  }
   while (layout.p2p_channels > kLeastP2pChannelsPerTag && box_part() == 0) layout.p2p_channels /= 2;
   layout.p2p_box_part = static_cast<std::uint32_t>(box_part());
   layout.p2p_boxes = take(box_parts() * layout.p2p_box_part);

@@ -43,6 +43,11 @@ inline constexpr int kMostP2pChannelsPerTag = 32;
 inline constexpr int kLeastP2pChannelsPerTag = 8;
 inline constexpr int kP2pChannels = kTagChannels * kMostP2pChannelsPerTag;
 inline constexpr std::uint32_t kP2pBoxes = 4;
+// Blocks for the messages of a peer and direction at most, where a collective has `most_blocks`:
+// half, so that sends and recvs together have as many.
+SYMM_INLINE constexpr int blocks_of_messages(int most_blocks) {
+  return most_blocks < 2 ? 1 : most_blocks / 2;
+}
 // The largest message that one p2p channel carries alone has, with its header, so many tiles: a
 // unit for each thread of a block. And the part of a longer one that one has, where there are
 // channels enough.
@@ -269,8 +274,9 @@ struct DeviceLayout {
   std::uint64_t total_bytes;
 
   // `workspace_bytes`: wire boxes and all slots together; p2p boxes are beside it; at least
-  // kLeastDeviceWorkspace.
-  static DeviceLayout of(int world_size, std::uint64_t workspace_bytes);
+  // kLeastDeviceWorkspace. `most_blocks` of a collective, by which messages have p2p channels.
+  static DeviceLayout of(int world_size, std::uint64_t workspace_bytes,
+                         int most_blocks = kMaxChannels);
 
   // Tiles of a box; the last is kept for PREMUL_SUM's factor.
   constexpr std::uint32_t wire_box_tiles(WireKind kind) const {
@@ -344,7 +350,7 @@ struct DeviceLayout {
     const std::uint32_t data = p2p_box_data(tag_channel, kind);
     if (bytes <= min_size(data, most_undivided(kind))) return 1;
     const auto part = static_cast<std::uint32_t>(min_size(data, kGoodMessagePart));
-    std::uint32_t channels = 2;
+    std::uint32_t channels = 1;
     while (channels < p2p_channels && channels * part < bytes) channels *= 2;
     return channels;
   }

@@ -200,6 +200,7 @@ def families(calls: dict[tuple[str, int, bool, int], Call]) -> list[Family]:
                 messages.message_chunks(4, 12, 2, 2, wrap=8),
                 messages.message_chunks(2, 6, 3, 1),
                 messages.message_forms("LSSLSLLS", 2, 2),
+                messages.message_forms("LMSLLMLS", 2, 2),
             ],
             [
                 named(messages.box_pipeline(4, 12, "no barrier"), "a box freed by one thread"),

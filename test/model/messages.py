@@ -70,11 +70,14 @@ def message_chunks(
 def message_forms(forms: str, boxes: int, slots: int, fault: str = "") -> Program:
     """Short and long messages, by a block for boxes and a warp for chunks at each end.
 
-    NOTE [Position of a message] in kernels/gpu/wire/message.cuh. `forms`: S or L by message; a long
-    one has one chunk. Each receiver looks for the other form before it waits for its own, and finds
-    none at its position. Fault "no position": that anything has come there counts.
+    NOTE [Position of a message] in kernels/gpu/wire/message.cuh. `forms`: S, M or L by message; a
+    short one has a box, one of many three, of which the first has its header, and a long one a
+    chunk. Each receiver looks for the other form before it waits for its own, and finds none at its
+    position. Fault "no position": that anything has come there counts.
     """
     program = Program(f"messages {forms} in two forms", first_choice_only=True)
+
+    payload = 15  # of a box without a header
 
     def word(number: int, position: int) -> int:
         return 16 * (number + 1) + (0 if fault == "no position" else position)
@@ -86,15 +89,19 @@ def message_forms(forms: str, boxes: int, slots: int, fault: str = "") -> Progra
 
     sends_boxes, sends_chunks, takes_boxes, takes_chunks = (program.thread() for _ in range(4))
     box = chunk = 0
-    for position, form in enumerate(forms):
+    for form in forms:
+        position = box + chunk
         box_place, chunk_place = ("box", box % boxes), ("filled", chunk % slots)
-        if form == "S":
-            sends_boxes.wait_ge("freed", box + 1 - boxes, RELAXED, "p2p box credit", grants=True)
-            sends_boxes.store(box_place, word(box, position))
+        if form in "SM":
             look(takes_boxes, chunk_place, chunk, position)
-            takes_boxes.wait_eq(box_place, word(box, position))
-            box += 1
-            takes_boxes.store("freed", box)
+            for content in [position] if form == "S" else [position, payload, payload]:
+                place, filled = ("box", box % boxes), word(box, content)
+                credit = box + 1 - boxes
+                sends_boxes.wait_ge("freed", credit, RELAXED, "p2p box credit", grants=True)
+                sends_boxes.store(place, filled)
+                takes_boxes.wait_eq(place, filled)
+                box += 1
+                takes_boxes.store("freed", box)
         else:
             freed = ("chunk freed", chunk % slots)
             sends_chunks.wait_ge(freed, chunk + 1 - slots, ACQUIRE, "chunk await slot", grants=True)

@@ -169,6 +169,25 @@ TEST_F(TransferScheduleTest, BlocksOfChunks) {
   EXPECT_GE(full.group_count * full.blocks, 192 - 16);
 }
 
+// A group of few blocks has few for messages, in boxes and as chunks.
+TEST_F(TransferScheduleTest, MessagesHaveHalfTheBlocksOfACollective) {
+  for (const auto& [most, expected] : {std::pair(64, 32), std::pair(24, 8), std::pair(3, 1)}) {
+    const DeviceLayout layout = DeviceLayout::of(kWorld, kWorkspace, most);
+    EXPECT_EQ(layout.p2p_channels, expected);
+    TransferSchedule schedule(kRank, kWorld, layout, false, most);
+    schedule.set_wire(2, WireKind::kLine);
+    for (const int peer : {0, 2}) {
+      for (const std::uint64_t bytes : {std::uint64_t{4} << 20, std::uint64_t{1} << 30}) {
+        const TransferOp op{memory_.data(), bytes, 0, peer, true};
+        schedule.plan({&op, 1}, [&](const TransferParams& params) {
+          EXPECT_LE(params.blocks, most / 2) << bytes << " to " << peer;
+          EXPECT_GE(params.blocks, most < 24 ? 1 : 8);
+        });
+      }
+    }
+  }
+}
+
 // All blocks of a launch must be resident: groups whose messages take all p2p channels are divided
 // among launches, and none is left out.
 TEST_F(TransferScheduleTest, ManyGroupsWithAllChannelsAreSeveralLaunches) {

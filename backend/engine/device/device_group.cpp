@@ -25,7 +25,8 @@ DeviceGroup::DeviceGroup(const DeviceGroupContext& context, GpuRuntime& runtime)
       announcements_(context.group, context.memory),
       resources_(std::make_unique<Resources>()) {
   const DeviceLayout layout =
-      DeviceLayout::of(world_size(), context.agreement.device_workspace_bytes);
+      DeviceLayout::of(world_size(), context.agreement.device_workspace_bytes,
+                       static_cast<int>(context.agreement.max_device_blocks));
   resources_->segment = std::make_unique<DeviceSegment>(runtime, layout.total_bytes);
   resources_->kernels = runtime.make_group_kernels(
       {.rank = rank(),

@@ -48,8 +48,9 @@ class ProcessGroupSymmOptions final : public c10d::Backend::Options {
   std::size_t device_workspace_bytes() const { return device_workspace_bytes_; }
   void set_device_workspace_bytes(std::int64_t bytes);
 
-  // The most blocks of a collective on a GPU: 1 to 64, as many as there are by default. Few leave
-  // multiprocessors to what runs beside, and take longer. Must be the same on every rank.
+  // The most blocks of a collective on a GPU: 1 to 64, as many as there are by default; messages of
+  // a peer and direction have half as many. Few leave multiprocessors to what runs beside, and take
+  // longer. Must be the same on every rank.
   int max_device_blocks() const { return max_device_blocks_; }
   void set_max_device_blocks(std::int64_t blocks);
 

@@ -113,7 +113,7 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
                                                          : multimem_kernel_address),
       device_(device_index),
       copies_(config.world_size - 1),
-      schedule_(config.rank, config.world_size, config.layout, config.poisons),
+      schedule_(config.rank, config.world_size, config.layout, config.poisons, config.most_blocks),
       ranks_of_gpu_(config.world_size),
       route_(config.world_size),
       shares_(config.world_size) {

@@ -28,10 +28,11 @@ std::int16_t blocks_for(std::uint64_t chunks, std::uint32_t most_warps, int grou
 }  // namespace
 
 TransferSchedule::TransferSchedule(int rank, int world_size, const DeviceLayout& layout,
-                                   bool poisons)
+                                   bool poisons, int most_blocks)
     : rank_(rank),
       world_size_(world_size),
       layout_(layout),
+      most_blocks_(blocks_of_messages(most_blocks)),
       wires_(static_cast<std::size_t>(world_size), WireKind::kLL),
       counts_(static_cast<std::size_t>(world_size) * 2 * kTagChannels) {
   params_.poisons = poisons;
@@ -149,8 +150,10 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   const bool has_chunks = by_ll + by_lines < count;
   const std::uint64_t warps = has_chunks || has_many ? kTransferWarps : most_tiles;
   params_.threads = static_cast<std::int16_t>(kTileThreads * warps);
+  const auto most_warps_of_chunks =
+      std::min(layout_.message_warps(), kTransferWarps * static_cast<unsigned>(most_blocks_));
   params_.blocks =
-      blocks_for(most_chunks, layout_.message_warps(), params_.group_count, params_.channels);
+      blocks_for(most_chunks, most_warps_of_chunks, params_.group_count, params_.channels);
   return first + count;
 }
 

@@ -24,7 +24,9 @@ namespace symm {
 
 class TransferSchedule {
  public:
-  TransferSchedule(int rank, int world_size, const DeviceLayout& layout, bool poisons);
+  // `most_blocks` of a collective.
+  TransferSchedule(int rank, int world_size, const DeviceLayout& layout, bool poisons,
+                   int most_blocks = kMaxChannels);
 
   // Before the first message to or from `peer`; else kLL.
   void set_wire(int peer, WireKind wire) { wires_[static_cast<std::size_t>(peer)] = wire; }
@@ -56,6 +58,7 @@ class TransferSchedule {
   const int rank_;
   const int world_size_;
   const DeviceLayout layout_;
+  const int most_blocks_;        // of a group
   std::vector<WireKind> wires_;  // by peer
   std::vector<Entry> entries_;
   std::vector<DeviceCopy> own_;        // without those that move nothing
