@@ -224,7 +224,7 @@ struct Message {
 using Place = std::tuple<int, int, int, int>;  // from, to, tag channel, number
 
 // The launches of each rank, of `messages` that all ranks have in one batch.
-std::vector<std::vector<std::set<Place>>> launches_of(int world,
+std::vector<std::vector<std::set<Place>>> launches_of(int world, std::uint64_t workspace,
                                                       const std::vector<Message>& messages) {
   std::byte byte{};
   std::vector<std::vector<std::set<Place>>> all;
@@ -236,7 +236,7 @@ std::vector<std::vector<std::set<Place>>> launches_of(int world,
     }
     std::map<Place, int> numbers;
     std::vector<std::set<Place>>& launches = all.emplace_back();
-    TransferSchedule schedule(rank, world, DeviceLayout::of(world, kWorkspace), false);
+    TransferSchedule schedule(rank, world, DeviceLayout::of(world, workspace), false);
     schedule.plan(ops, [&](const TransferParams& launch) {
       std::set<Place>& places = launches.emplace_back();
       for (int g = 0; g < launch.group_count; ++g) {
@@ -295,7 +295,7 @@ TEST_F(TransferScheduleTest, RanksNeverWaitForEachOther) {
           messages.push_back({rank, (rank + 1) % 4, i % kTagChannels, bytes});
         }
       }
-      EXPECT_TRUE(all_end(launches_of(4, messages))) << odd << " before, of " << bytes;
+      EXPECT_TRUE(all_end(launches_of(4, kWorkspace, messages))) << odd << " before, of " << bytes;
     }
   }
   std::mt19937 random(7);
@@ -312,7 +312,9 @@ TEST_F(TransferScheduleTest, RanksNeverWaitForEachOther) {
       m.tag = draw(kTagChannels);
       m.bytes = draw(3) == 0 ? 0 : random() % most;
     }
-    EXPECT_TRUE(all_end(launches_of(world, messages))) << "round " << round;
+    for (const std::uint64_t workspace : {std::uint64_t{64} << 20, kWorkspace}) {
+      EXPECT_TRUE(all_end(launches_of(world, workspace, messages))) << "round " << round;
+    }
   }
 }
 

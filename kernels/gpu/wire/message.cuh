@@ -1,9 +1,10 @@
 // Where the messages of one peer, direction and tag channel are in memory.
 //
 // NOTE [Position of a message]
-// A message's position is how many short messages and how many chunks there were before it, added,
-// modulo 2^32: of one peer, direction and tag channel both ends have the same, and no two messages
-// under way do. It travels with a message in either form. A receiver that waits in vain for the one
+// A message's position is how many boxes of the first p2p channel and how many chunks there were
+// before it, added, modulo 2^32 (in another p2p channel: how many of its own boxes): of one peer,
+// direction and tag channel both ends have the same, and no two messages under way do. It travels
+// with a message in either form. A receiver that waits in vain for the one
 // form looks now and then whether a message of the other has come with the same position, which
 // then is not the one that it expects. That some message has come says nothing: blocks and warps
 // send at their own pace, so a later message of the other form may come first.
