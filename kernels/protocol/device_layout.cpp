@@ -29,17 +29,18 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes, int
   layout.table = take(kMaxSegments * world * sizeof(std::byte*));
 
   layout.wire_boxes = take(2 * layout.wire_blocks * boxes * layout.wire_box_bytes);
-  // Three sixteenths for the slots of messages and the rest for those of lanes; p2p boxes, an
-  // eighth as much at most, are beside the workspace.
+  // An eighth for the slots of messages, nine sixteenths for those of lanes, and the rest for p2p
+  // boxes, which have as much again as an eighth beside the workspace.
   const std::uint64_t senders = world > 1 ? world - 1 : 1;
-  const std::uint64_t for_messages = std::max(
-      workspace_bytes / 16 * 3, senders * kSlotPartsOfSender * kLeastMessageSlots * kChunkUnit);
-  const std::uint64_t for_lanes = workspace_bytes - quarter - for_messages;
+  const std::uint64_t for_messages =
+      std::max(workspace_bytes / 8, senders * kSlotPartsOfSender * kLeastMessageSlots * kChunkUnit);
+  const std::uint64_t sixteenth = workspace_bytes / 16;
+  const std::uint64_t for_lanes = workspace_bytes - quarter - for_messages - sixteenth;
   const auto box_parts = [&] {
     return senders * kBoxPartsOfSender * layout.p2p_channels * std::uint64_t{kP2pBoxes};
   };
   const auto box_part = [&] {
-    return align_down(min_size(workspace_bytes / 8 / box_parts(), kMostP2pBoxPart), 1024);
+    return align_down(min_size(3 * sixteenth / box_parts(), kMostP2pBoxPart), kP2pBoxUnit);
   };
   layout.p2p_channels = kMostP2pChannelsPerTag;
   while (layout.p2p_channels > static_cast<std::uint32_t>(blocks_of_messages(most_blocks))) {

@@ -54,7 +54,7 @@ SYMM_INLINE constexpr int blocks_of_messages(int most_blocks) {
 inline constexpr std::uint32_t kTilesOfUndivided = 16;
 inline constexpr std::uint32_t kGoodMessagePart = 4u << 10;
 // By lines a part may take so many boxes, one after the other; by LL one.
-inline constexpr std::uint32_t kMostBoxesOfPart = 16;
+inline constexpr std::uint32_t kMostBoxesOfPart = 1024;
 // Longer ones go as chunks through the slots of their tag channel (NOTE [Chunks of messages] in
 // kernels/gpu/wire/message_chunks.cuh): at most so many, a power of two, and fewer where a part
 // of them would be smaller.
@@ -65,11 +65,13 @@ inline constexpr std::uint32_t kLeastMessageSlots = 2;
 inline constexpr std::uint32_t kSlotPartsOfTag0 = 13;
 inline constexpr std::uint32_t kSlotPartsOfSender = kSlotPartsOfTag0 + kTagChannels - 1;
 // The same of p2p boxes: those of tag 0 are larger. Of two ranks they are 24 KiB, three tiles for
-// each warp of a block, so that messages of 750 KiB go by LL and of 22 MiB by lines. Such sizes
-// take less time by tiles than as chunks with a fence each (docs/benchmarks.md, "Messages").
+// each warp of a block, so that messages of 750 KiB go by LL and of 1.5 GiB by lines. Such sizes
+// take less time by tiles than as chunks with a fence each, or as much (docs/benchmarks.md,
+// "Messages").
 inline constexpr std::uint32_t kBoxPartsOfTag0 = 12;
 inline constexpr std::uint32_t kBoxPartsOfSender = kBoxPartsOfTag0 + kTagChannels - 1;
 inline constexpr std::uint64_t kMostP2pBoxPart = 4u << 10;
+inline constexpr std::uint64_t kP2pBoxUnit = 1u << 10;  // a tile of LL, two of lines
 
 // That chunks, of messages and of lanes, are a multiple of, and of how many bytes at least.
 inline constexpr std::uint32_t kChunkUnit = 512;
@@ -341,9 +343,11 @@ struct DeviceLayout {
   // next follow from size, tag and the pair's kind of tile alone, so that the two ends agree. (If
   // their sizes differ, that is found: transfer.cu.)
   constexpr bool is_short_message(std::uint64_t bytes, int tag_channel, WireKind kind) const {
+    return p2p_box_part != 0 && bytes <= most_in_boxes(tag_channel, kind);
+  }
+  constexpr std::uint64_t most_in_boxes(int tag_channel, WireKind kind) const {
     const std::uint32_t boxes = kind == WireKind::kLine ? kMostBoxesOfPart : 1;
-    const std::uint32_t most = boxes * p2p_channels * p2p_box_data(tag_channel, kind);
-    return p2p_box_part != 0 && bytes <= most;
+    return std::uint64_t{boxes} * p2p_channels * p2p_box_data(tag_channel, kind);
   }
   constexpr std::uint32_t p2p_channels_of(std::uint64_t bytes, int tag_channel,
                                           WireKind kind) const {

@@ -133,6 +133,32 @@ TEST_P(GroupKernelsTest, OutputsInSymmetricMemoryNeedNoSlots) {
   EXPECT_EQ(changed(all & ~std::uint64_t{2}), world() > 1 ? 1 : 0) << "rank 1 alone";
 }
 
+// From 32 MiB on it combines nothing; before and behind such calls others use the same slots.
+TEST_P(GroupKernelsTest, LargeReducesWhoseRootHasNoSlice) {
+  if (world() > 4) GTEST_SKIP() << "as with four ranks, and for long";
+  DeviceRig rig(world(), {.wire = wire()});
+  Checker checker(rig);
+  constexpr std::size_t kFirst = (32u << 20) / 4;
+  const std::uint64_t all = (std::uint64_t{1} << world()) - 1;
+  int turn = 0;
+  for (const std::size_t count : {kFirst - 1, kFirst, kFirst + 12'345, std::size_t{70'000}}) {
+    for (const std::uint64_t registered : {std::uint64_t{0}, all}) {
+      const bool scales = turn % 3 == 2;
+      checker.run({.kind = CollectiveKind::kReduce,
+                   .plan = plan(Algorithm::kBulk, turn % 2 == 0 ? 16 : 3),
+                   .dtype = scales ? Dtype::kFloat32 : Dtype::kInt32,
+                   .op = scales ? ReduceOp::kPreMulSum : ReduceOp::kSum,
+                   .counts = even(count),
+                   .root = turn % world(),
+                   .in_place = turn % 2 == 1,
+                   .offset = turn % 4 == 3 ? std::size_t{4} : 0,
+                   .registered = registered});
+      if (HasFatalFailure()) return;
+      ++turn;
+    }
+  }
+}
+
 TEST_P(GroupKernelsTest, UnevenShares) {
   DeviceRig rig(world(), {.wire = wire()});
   Checker checker(rig);

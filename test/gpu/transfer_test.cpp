@@ -31,6 +31,8 @@ class TransferTest : public testing::TestWithParam<int> {
   int world() const { return GetParam(); }
 };
 
+// Whose boxes hold little, of four ranks as well.
+constexpr std::uint64_t kSmallWorkspace = 2 * kLeastDeviceWorkspace;
 constexpr WireKind kWires[] = {WireKind::kLL, WireKind::kLine};
 
 struct Sent {
@@ -103,11 +105,10 @@ TEST_P(TransferTest, BothDirectionsAtOnceAtManySizes) {
       const std::uint64_t alone = std::min<std::uint64_t>(box, DeviceLayout::most_undivided(wire));
       const std::uint64_t few = 4 * kGoodMessagePart;
       const std::uint64_t boxes = rig.layout().p2p_channels * box;
-      const std::uint64_t most = boxes * (wire == WireKind::kLine ? kMostBoxesOfPart : 1);
       for (const std::uint64_t bytes :
            {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{16}, std::uint64_t{17},
             std::uint64_t{496}, std::uint64_t{497}, std::uint64_t{4096}, alone, alone + 1, few,
-            few + 1, boxes - 1, boxes, boxes + 1, most, most + 1, std::uint64_t{100'003},
+            few + 1, boxes - 1, boxes, boxes + 1, 3 * boxes + 1, std::uint64_t{100'003},
             std::uint64_t{9'000'001}}) {
         std::vector<Sent> sent;
         for (int from = 0; from < world(); ++from) {
@@ -118,6 +119,21 @@ TEST_P(TransferTest, BothDirectionsAtOnceAtManySizes) {
         exchange(rig, sent, false);
         if (HasFatalFailure()) return;
       }
+    }
+  }
+}
+
+// The largest that goes through boxes, and the smallest that goes as chunks, where boxes are small.
+TEST_P(TransferTest, MessagesThatJustFitInBoxes) {
+  constexpr int kTag = 5;
+  for (const WireKind wire : kWires) {
+    DeviceRig rig(world(), {.workspace_bytes = kSmallWorkspace, .wire = wire});
+    const std::uint64_t most = rig.layout().most_in_boxes(tag_channel_of(kTag), wire);
+    ASSERT_GT(most, 0u);
+    ASSERT_LT(most, 64u << 20);
+    for (const std::uint64_t bytes : {most - 1, most, most + 1}) {
+      exchange(rig, {{0, 1, kTag, bytes}, {1, 0, kTag, bytes}}, false);
+      if (HasFatalFailure()) return;
     }
   }
 }
@@ -254,15 +270,14 @@ TEST_P(TransferTest, AnotherSizeIsReportedByTheReceiver) {
 // One end has a short message, the other one that goes through slots.
 TEST_P(TransferTest, AnotherSizeIsReportedAlsoWhereTheEndsChooseDifferentForms) {
   for (const WireKind wire : kWires) {
-    const DeviceLayout layout = DeviceRig(world(), {}).layout();
-    const std::uint64_t boxes = layout.p2p_channels * layout.p2p_box_data(tag_channel_of(7), wire) *
-                                (wire == WireKind::kLine ? kMostBoxesOfPart : 1);
+    const DeviceLayout layout = DeviceRig(world(), {.workspace_bytes = kSmallWorkspace}).layout();
+    const std::uint64_t boxes = layout.most_in_boxes(tag_channel_of(7), wire);
     const std::uint64_t large = boxes + 1;
     const std::pair<std::uint64_t, std::uint64_t> sizes[] = {
         {40, large}, {large, 40}, {boxes, large}, {large, boxes}, {40, boxes}, {boxes, 40}};
     for (const auto& [sent, wanted] : sizes) {
       SCOPED_TRACE(std::to_string(sent) + " for " + std::to_string(wanted));
-      DeviceRig rig(world(), {.wire = wire});
+      DeviceRig rig(world(), {.workspace_bytes = kSmallWorkspace, .wire = wire});
       DeviceBytes memory(4 * large);
       // Behind a message that both agree on.
       for (const std::uint64_t bytes : {std::uint64_t{64}, std::uint64_t{0}}) {

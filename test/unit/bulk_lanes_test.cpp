@@ -38,9 +38,9 @@ TEST(BulkLanes, EveryCallHasItsLanesInMemory) {
 }
 
 TEST(BulkLanes, SharesOfBlocksAndMemoryForTheUsualGroups) {
-  const auto grid = [](CollectiveKind kind, int world, int blocks) {
+  const auto grid = [](CollectiveKind kind, int world, int blocks, bool root_combines = true) {
     const DeviceLayout layout = DeviceLayout::of(world, 64 * kMiB);
-    const LaneShape shape = lane_shape(kind, world, blocks);
+    const LaneShape shape = lane_shape(kind, world, blocks, root_combines);
     const LaneGrid lanes = lane_grid(shape, layout, world, blocks);
     return std::vector{shape.warps, shape.parts, static_cast<int>(lanes.blocks),
                        lanes.lanes_of_block};
@@ -50,6 +50,8 @@ TEST(BulkLanes, SharesOfBlocksAndMemoryForTheUsualGroups) {
   EXPECT_EQ(grid(kReduce, 2, 64), (std::vector{1, 1, 64, 20}));
   EXPECT_EQ(grid(kAllReduce, 4, 64), (std::vector{3, 1, 54, 7}));
   EXPECT_EQ(grid(kAllReduce, 4, 16), (std::vector{3, 1, 16, 10}));
+  EXPECT_EQ(grid(kReduce, 4, 64), (std::vector{3, 1, 54, 7}));
+  EXPECT_EQ(grid(kReduce, 4, 64, false), (std::vector{2, 1, 38, 10}));
   EXPECT_EQ(grid(kAllGather, 4, 64), (std::vector{7, 3, 64, 4}));
   EXPECT_EQ(grid(kAllGather, 4, 16), (std::vector{3, 1, 16, 10}));
   EXPECT_EQ(grid(kScatter, 8, 32), (std::vector{4, 3, 32, 8}));

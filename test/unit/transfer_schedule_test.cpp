@@ -141,7 +141,7 @@ TEST_F(TransferScheduleTest, FormsOfALaunchByThePairsTiles) {
   ops_.clear();
   EXPECT_EQ(form_with(256, 2), MessageForms::kLineBoxes);
   EXPECT_EQ(plan()[0].threads, kTileThreads);
-  EXPECT_EQ(form_with(std::uint64_t{1} << 30, 2), MessageForms::kAny);
+  EXPECT_EQ(form_with(std::uint64_t{2} << 30, 2), MessageForms::kAny);
 }
 
 // Blocks for the chunks of the busiest group, as far as all groups of the launch have room.

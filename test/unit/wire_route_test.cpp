@@ -24,6 +24,7 @@ struct RoutedCall {
   int root = 0;
   bool two_hops = false;
   bool in_place = false;
+  bool root_combines = true;
 };
 
 bool takes_list(CollectiveKind kind) { return kind == kScatter || kind == kReduceScatter; }
@@ -92,7 +93,8 @@ class Routes {
                                       .tile_bytes = wire_tile(wire_).bytes,
                                       .most_blocks = most_blocks_,
                                       .box_tiles = box_tiles_,
-                                      .two_hops = call.two_hops});
+                                      .two_hops = call.two_hops,
+                                      .root_combines = call.root_combines});
   }
 
   // What goes through one box in one launch: each tile once.
@@ -167,7 +169,6 @@ class Routes {
 
   void take(int rank, int hop) {
     const WireLaunch& launch = *launches_of_ranks_[index(rank)];
-    const bool one_hop = !launch.combines && !launch.relays;
     if (hop == 0) {
       results_.resize(index(world_));
       results_[index(rank)].clear();
@@ -177,8 +178,8 @@ class Routes {
       }
       if (launch.combines || launch.relays) make_results(rank, launch);
     }
-    if (hop != (one_hop ? 0 : 1)) return;
-    std::uint64_t stored = launch.copies_own || !one_hop ? std::uint64_t{1} << rank : 0;
+    if (hop != launch.last_hop()) return;
+    std::uint64_t stored = launch.copies_own || hop == 1 ? std::uint64_t{1} << rank : 0;
     for (int peer = 0; peer < world_; ++peer) {
       if (!has(launch.hears[hop], peer)) continue;
       stored |= std::uint64_t{1} << peer;
@@ -295,9 +296,12 @@ TEST_P(WireRouteTest, EveryCollectiveEndsWithTheRightValues) {
             }
           }
           call.in_place = turn % 3 == 0 && (kind == kAllReduce || kind == kBroadcast);
+          call.root_combines = world == 1 || turn % 4 < 2;
           SCOPED_TRACE(std::string(collective_name(kind)) + " of " + std::to_string(count) +
                        ", root " + std::to_string(call.root) + (two_hops ? ", two hops" : "") +
-                       (call.in_place ? ", in place" : "") + ", blocks " + std::to_string(blocks));
+                       (call.in_place ? ", in place" : "") +
+                       (call.root_combines ? "" : ", the root without a slice") + ", blocks " +
+                       std::to_string(blocks));
           const std::vector<Values> outputs = routes.run(call);
           for (int rank = 0; rank < world; ++rank) {
             const Values want = expected(call, routes.inputs(), rank);
@@ -318,6 +322,44 @@ INSTANTIATE_TEST_SUITE_P(Worlds, WireRouteTest,
                            const bool is_line = std::get<1>(i.param) == WireKind::kLine;
                            return std::to_string(std::get<0>(i.param)) + (is_line ? "Line" : "LL");
                          });
+
+// What crosses the root's links are its input and the result, once each.
+TEST(WireRoute, TheRootOfAReduceMayCombineNothing) {
+  constexpr int kWorld = 4;
+  constexpr int kRoot = 1;
+  std::vector<std::byte> data(1u << 20);
+  CollectiveArgs args;
+  args.kind = kReduce;
+  args.dtype = Dtype::kUInt8;
+  args.root = kRoot;
+  args.input = args.output = data.data();
+  args.count = data.size();
+  for (int rank = 0; rank < kWorld; ++rank) {
+    WireRoute route(kWorld);
+    route.begin(args, {.rank = rank,
+                       .world_size = kWorld,
+                       .whole = true,
+                       .two_hops = true,
+                       .root_combines = false});
+    const WireLaunch& launch = *route.next();
+    const std::uint64_t others = 0b1111u & ~(1ull << rank);
+    const std::uint64_t root = 1ull << kRoot;
+    const bool is_root = rank == kRoot;
+    EXPECT_EQ(launch.combines, !is_root);
+    EXPECT_EQ(launch.sends[0], others & ~root);
+    EXPECT_EQ(launch.hears[0], is_root ? 0 : others);
+    EXPECT_EQ(launch.sends[1], is_root ? 0 : root);
+    EXPECT_EQ(launch.hears[1], is_root ? others : 0);
+    EXPECT_EQ(launch.last_hop(), is_root || launch.combines ? 1 : 0);
+    std::uint64_t sent = 0;
+    for (int peer = 0; peer < kWorld; ++peer) {
+      const RoutePiece& piece = launch.send[static_cast<std::size_t>(peer)];
+      EXPECT_EQ(piece.bytes == 0, peer == kRoot);
+      sent += piece.bytes;
+    }
+    EXPECT_EQ(sent, args.count);
+  }
+}
 
 TEST(WireRoute, ASmallMessageIsOneBlockOfFewThreads) {
   WireRoute route(2);

@@ -48,6 +48,7 @@ struct WirePiece {
 //   , large          slice p to p, combine                 to all, place
 //   reduce           the same to the root, combine
 //   , large          slice p to p, combine                 to the root, place
+//                    (by lanes the root may have no slice, and combines nothing)
 //   reduce_scatter   share p to p, combine
 //   all_gather       the same to all, place
 //   all_to_all       share p to p, place

@@ -294,6 +294,11 @@ void GpuGroupKernels::launch_over_lanes(const CollectiveArgs& args, const Plan& 
   facts.whole = true;
   // An all_reduce always: in one hop a rank could place results over inputs that it still sends.
   facts.two_hops = args.kind == CollectiveKind::kAllReduce || config_.world_size > 2;
+  // Fewer ranks combine then, which takes longer until the root's links are what all wait for
+  // (docs/benchmarks.md, "Two H200 and four H100").
+  constexpr std::uint64_t kRootCombinesBelow = 32u << 20;
+  facts.root_combines =
+      config_.world_size <= 2 || call.count * call.element_bytes < kRootCombinesBelow;
   route_.begin(args, facts);
   start_lanes(*route_.next(), call, plan.channels, options);
 }
@@ -335,7 +340,7 @@ void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectivePara
   const int most_blocks = std::max(1, std::min({kMaxBulkBlocks, config_.most_blocks,  //
                                                 kMostBulkBlocksOfGpu / ranks_of_gpu_}));
   const int wanted = std::clamp(channels, 1, most_blocks);
-  const LaneShape shape = lane_shape(call.kind, config_.world_size, wanted);
+  const LaneShape shape = lane_shape(call.kind, config_.world_size, wanted, launch.root_combines);
   const LaneGrid grid = lane_grid(shape, config_.layout, config_.world_size, wanted);
   const LaunchContext context{config_, group_, wire_, options, has_table_};
   by_world(kernels.of, [&](const void* kernel, auto ranks) {

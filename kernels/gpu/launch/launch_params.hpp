@@ -91,7 +91,8 @@ struct LaneShape {
   int parts;  // into which the peers of a sender or placer are divided, a warp a part
   int hops;
 };
-constexpr LaneShape lane_shape(CollectiveKind kind, int world_size, int blocks) {
+constexpr LaneShape lane_shape(CollectiveKind kind, int world_size, int blocks,
+                               bool root_combines = true) {
   // Beside a middle one warp for all peers keeps pace. Where all only copy, pairs of ranks should
   // not wait for each other, unless blocks are so few that each needs all its warps; nor for the
   // copy of the own piece, which has a warp of its own.
@@ -101,6 +102,7 @@ constexpr LaneShape lane_shape(CollectiveKind kind, int world_size, int blocks) 
     case CollectiveKind::kAllReduce:
       return {3, 1, 2};
     case CollectiveKind::kReduce:
+      if (!root_combines) return {2, 1, 2};
       return world_size > 2 ? LaneShape{3, 1, 2} : LaneShape{1, 1, 1};
     case CollectiveKind::kReduceScatter:
       return {2, 1, 1};
@@ -161,7 +163,7 @@ BulkParams<kRanks> bulk_params(const WireLaunch& launch, const CollectiveParams&
   params.factor = call.factor;
   params.first_hop = launch.sends[0];
   params.second_hop = launch.sends[1];
-  params.placed = launch.hears[launch.combines || launch.relays ? 1 : 0];
+  params.placed = launch.hears[launch.last_hop()];
   params.lanes_of_block = static_cast<std::uint8_t>(lanes_of_block);
   set_warps(params, shape, launch.copies_own);
   params.signals = layout.bulk_signals;

@@ -16,18 +16,26 @@ void WireRoute::begin(const CollectiveArgs& args, const WireFacts& facts) {
                             args.kind == CollectiveKind::kReduce ||
                             args.kind == CollectiveKind::kBroadcast;
   facts_.two_hops = facts.two_hops && can_have_two && facts.world_size > 1;
+  launch_.root_combines = facts.root_combines;
   begin_ = 0;
   largest_ = largest_message();
   const std::uint64_t blocks = most_blocks();
   const std::uint64_t tile = facts_.tile_bytes;
   limit_ = blocks * facts_.box_tiles * tile;
   if (facts_.two_hops) {
-    const int owners = args.kind == CollectiveKind::kBroadcast ? facts_.world_size - 1  //
-                                                               : facts_.world_size;
-    limit_ = blocks * (facts_.box_tiles / 2) * tile * static_cast<std::uint64_t>(owners);
+    limit_ = blocks * (facts_.box_tiles / 2) * tile * owners();
   }
   if (facts_.whole) limit_ = std::max<std::uint64_t>(largest_, 1);
   launch_.ends_call = false;
+}
+
+bool WireRoute::root_has_slice() const {
+  if (args_.kind == CollectiveKind::kBroadcast) return false;
+  return args_.kind != CollectiveKind::kReduce || facts_.root_combines;
+}
+
+std::uint64_t WireRoute::owners() const {
+  return static_cast<std::uint64_t>(facts_.world_size) - (root_has_slice() ? 0 : 1);
 }
 
 std::uint64_t WireRoute::largest_message() const {
@@ -42,9 +50,9 @@ const WireLaunch* WireRoute::next() {
   launch_.ends_call = largest_ - begin_ <= limit_;
   set_pieces();
   if (!facts_.whole) set_grid();
-  const bool one_hop = !launch_.combines && !launch_.relays;
-  launch_.stores = launch_.hears[one_hop ? 0 : 1];
-  if (!one_hop || launch_.copies_own) launch_.stores |= 1ull << facts_.rank;
+  launch_.stores = launch_.hears[launch_.last_hop()];
+  if (launch_.last_hop() == 1 || launch_.combines || launch_.copies_own)
+    launch_.stores |= 1ull << facts_.rank;
   begin_ += limit_;
   return &launch_;
 }
@@ -91,8 +99,9 @@ void WireRoute::set_pieces() {
     case CollectiveKind::kReduce: {
       const bool to_all = args_.kind == CollectiveKind::kAllReduce;
       if (facts_.two_hops) {
-        launch_.combines = true;
-        launch_.sends[0] = launch_.hears[0] = peers;
+        launch_.combines = root_has_slice() || !is_root;
+        launch_.sends[0] = root_has_slice() ? peers : peers & ~root;
+        launch_.hears[0] = launch_.combines ? peers : 0;
         launch_.sends[1] = to_all ? peers : root;
         launch_.hears[1] = to_all || is_root ? peers : 0;
         set_slices(input, to_all || is_root ? output : RoutePiece{nullptr, output.bytes});
@@ -150,21 +159,22 @@ void WireRoute::set_pieces() {
   launch_.copies_own = has_own && launch_.send[self].data != launch_.take[self].data;
 }
 
-// Slice p of the message is that of rank p.
+// Slices of the message by rank; perhaps none for the root.
 void WireRoute::set_slices(const RoutePiece& input, const RoutePiece& output) {
-  const auto world = static_cast<std::uint64_t>(facts_.world_size);
-  most_tiles_ = divided_up(most_tiles_, world);
+  most_tiles_ = divided_up(most_tiles_, owners());
   const std::uint64_t bytes = most_tiles_ * facts_.tile_bytes;
+  int number = 0;
   for (int r = 0; r < facts_.world_size; ++r) {
-    launch_.send[static_cast<std::size_t>(r)] = slice(input, r, bytes);
-    launch_.take[static_cast<std::size_t>(r)] = slice(output, r, bytes);
+    if (r == args_.root && !root_has_slice()) continue;
+    launch_.send[static_cast<std::size_t>(r)] = slice(input, number, bytes);
+    launch_.take[static_cast<std::size_t>(r)] = slice(output, number, bytes);
+    ++number;
   }
 }
 
 // All but the root have a slice, which they pass on to each other.
 void WireRoute::set_broadcast_slices(const RoutePiece& input, const RoutePiece& output) {
-  const std::uint64_t owners = static_cast<std::uint64_t>(facts_.world_size) - 1;
-  most_tiles_ = divided_up(most_tiles_, owners);
+  most_tiles_ = divided_up(most_tiles_, owners());
   const std::uint64_t bytes = most_tiles_ * facts_.tile_bytes;
   const bool is_root = facts_.rank == args_.root;
   int number = 0;

@@ -30,6 +30,7 @@ struct WireLaunch {
   bool combines = false;
   bool relays = false;
   bool copies_own = false;
+  bool root_combines = true;  // of a reduce in two hops
   std::uint32_t tiles_per_block = 1;
   // NOTE [Shares] in kernels/gpu/wire/route.cuh, and the blocks that have some.
   bool divides_shares = false;
@@ -39,6 +40,9 @@ struct WireLaunch {
   std::uint64_t stores = 0;
   std::vector<RoutePiece> send;  // by rank
   std::vector<RoutePiece> take;
+
+  // In which pieces are placed, where any are.
+  int last_hop() const { return combines || relays || hears[1] != 0 ? 1 : 0; }
 };
 
 // What decides how a call is divided, the same on all ranks.
@@ -53,6 +57,9 @@ struct WireFacts {
   std::uint32_t tiles_at_once = kWireTiles;
   std::uint32_t most_for_two_hops = ~0u;
   bool two_hops = false;  // all_reduce, reduce, broadcast; of no effect on others
+  // In two hops of a reduce: a slice is the root's too. Without, what comes to the root are the
+  // results alone, in place of inputs of its slice and of results nearly twice the bytes.
+  bool root_combines = true;
 };
 
 class WireRoute {
@@ -70,6 +77,8 @@ class WireRoute {
   RoutePiece cut(const void* data, std::uint64_t count) const;
   RoutePiece slice(const RoutePiece& message, int number, std::uint64_t bytes) const;
   std::uint64_t largest_message() const;
+  bool root_has_slice() const;  // in two hops
+  std::uint64_t owners() const;
   void set_pieces();
   void set_slices(const RoutePiece& input, const RoutePiece& output);
   void set_broadcast_slices(const RoutePiece& input, const RoutePiece& output);

@@ -54,7 +54,7 @@ class Bulk {
 
   __device__ int rank() const { return lane_.rank(); }
   __device__ int world_size() const { return lane_.world_size(); }
-  __device__ bool two_hops() const { return params_.combines || params_.relays; }
+  __device__ bool two_hops() const { return kCombines || params_.relays; }
   __device__ bool is_sender() const { return lane_.has_role(kLaneSends); }
   // Of a sender or placer.
   __device__ int hop() const { return !is_sender() && two_hops() ? 1 : 0; }

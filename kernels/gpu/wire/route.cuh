@@ -249,7 +249,7 @@ class Route {
     }
     return place(last_hop(), begin);
   }
-  __device__ int last_hop() const { return params_.combines || params_.relays ? 1 : 0; }
+  __device__ int last_hop() const { return kCombines || params_.relays ? 1 : 0; }
 
   // A share is divided as others are, and another piece not as those that go through boxes.
   __device__ __forceinline__ void copy_own() const {
