@@ -295,7 +295,7 @@ void GpuGroupKernels::launch_over_lanes(const CollectiveArgs& args, const Plan& 
   // An all_reduce always: in one hop a rank could place results over inputs that it still sends.
   facts.two_hops = args.kind == CollectiveKind::kAllReduce || config_.world_size > 2;
   // Fewer ranks combine then, which takes longer until the root's links are what all wait for
-  // (docs/benchmarks.md, "Two H200 and four H100").
+  // (docs/benchmarks.md, "Reduce of more than two ranks").
   constexpr std::uint64_t kRootCombinesBelow = 32u << 20;
   facts.root_combines =
       config_.world_size <= 2 || call.count * call.element_bytes < kRootCombinesBelow;
