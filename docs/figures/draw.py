@@ -86,7 +86,7 @@ def floor_us(collective: str, ranks: int, size: int) -> float:
 def draw_floors() -> None:
     """Write floors.png: times of GPUs in parts of the floor."""
     figure = plt.figure(figsize=(11, 5.4), layout="constrained")
-    gpus = ((2, "H200"), (4, "H100"))
+    gpus = ((2, "H200"), (4, "H200"))
     for part, (ranks, gpu) in zip(figure.subfigures(2, 1), gpus, strict=True):
         part.suptitle(f"{ranks} {gpu}, bfloat16, in a graph: times the floor")
         rows = rows_of((f"bench_cuda_{ranks}_{gpu.lower()}",))
