@@ -29,8 +29,8 @@ DeviceLayout DeviceLayout::of(int world_size, std::uint64_t workspace_bytes, int
   layout.table = take(kMaxSegments * world * sizeof(std::byte*));
 
   layout.wire_boxes = take(2 * layout.wire_blocks * boxes * layout.wire_box_bytes);
-  // An eighth for the slots of messages, nine sixteenths for those of lanes, and the rest for p2p
-  // boxes, which have as much again as an eighth beside the workspace.
+  // An eighth for the slots of messages and nine sixteenths for those of lanes. P2p boxes have at
+  // most the last sixteenth, and an eighth beside the workspace.
   const std::uint64_t senders = world > 1 ? world - 1 : 1;
   const std::uint64_t for_messages =
       std::max(workspace_bytes / 8, senders * kSlotPartsOfSender * kLeastMessageSlots * kChunkUnit);

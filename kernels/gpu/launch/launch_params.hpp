@@ -85,7 +85,7 @@ WireParams<kRanks> wire_params(const WireLaunch& launch, const CollectiveParams&
   return params;
 }
 
-// The lanes of a call: the same on all ranks, as its kind and blocks are.
+// The lanes of a call: the same on all ranks, as its kind, size and blocks are.
 struct LaneShape {
   int warps;  // as many as the rank with most of them needs
   int parts;  // into which the peers of a sender or placer are divided, a warp a part

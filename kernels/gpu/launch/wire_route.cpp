@@ -51,8 +51,7 @@ const WireLaunch* WireRoute::next() {
   set_pieces();
   if (!facts_.whole) set_grid();
   launch_.stores = launch_.hears[launch_.last_hop()];
-  if (launch_.last_hop() == 1 || launch_.combines || launch_.copies_own)
-    launch_.stores |= 1ull << facts_.rank;
+  if (launch_.last_hop() == 1 || launch_.copies_own) launch_.stores |= 1ull << facts_.rank;
   begin_ += limit_;
   return &launch_;
 }

@@ -57,8 +57,8 @@ struct WireFacts {
   std::uint32_t tiles_at_once = kWireTiles;
   std::uint32_t most_for_two_hops = ~0u;
   bool two_hops = false;  // all_reduce, reduce, broadcast; of no effect on others
-  // In two hops of a reduce: a slice is the root's too. Without, what comes to the root are the
-  // results alone, in place of inputs of its slice and of results nearly twice the bytes.
+  // In two hops of a reduce: whether the root has a slice. With one, up to twice the bytes of the
+  // message come to it, the inputs of its slice and the results of the others; without, once.
   bool root_combines = true;
 };
 

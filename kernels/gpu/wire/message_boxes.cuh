@@ -8,7 +8,8 @@
 // its number in its channel. A part begins with its header, in the first unit of its first tile,
 // whose position counts the boxes of its own p2p channel; the first part takes a box even where it
 // is empty, so there that is the message's. A message that fits in one box, and has few tiles, has
-// one part.
+// one part. What is short depends on the tiles (DeviceLayout::most_in_boxes): of two ranks 0.75 MiB
+// by LL, 1.4 GiB by lines.
 //
 // Two ranks use lines where both their GPUs say so, and LL else, for all of the group's life: they
 // may exchange messages before their group has chosen a wire, and apart from it. Boxes hold tiles
