@@ -13,6 +13,7 @@ from lane_calls import (
     broadcast,
     gather,
     reduce,
+    reduce_of_pair,
     reduce_scatter,
     scatter,
 )
@@ -134,6 +135,9 @@ def lane_family() -> Family:
             lane("all_gather", 2, each),
             lane("all_reduce", 2, [all_reduce([2, 2])] * 2),
             lane("mixed calls", 2, mixed),
+            lane("all_gather, a chunk a call", 2, [all_gather([1, 1])] * 4),
+            lane("reduce", 2, [reduce_of_pair(1)] * 4),
+            lane("reduce", 2, [reduce_of_pair(2)] * 2),
             lane("a slice of all_reduce", 3, slice_0, wide="middle"),
             lane("broadcast", 3, [broadcast([0, 2, 2], 0)] * 2),
             lane("scatter", 3, [scatter([0, 3, 1], 0)] * 2, wide="sender", peers=2),
@@ -149,6 +153,7 @@ def lane_family() -> Family:
             lane("all_gather", 2, each, fault="freed early"),
             lane("all_gather", 2, each, fault="a credit too many"),
             lane("all_gather", 2, each, fault="counts begin anew"),
+            lane("a chunk a call", 2, [all_gather([1, 1])] * 4, fault="last slot kept"),
             lane("all_gather", 2, each, fault="one header a pair"),
             lane("all_gather", 2, each, fault="places first"),
             lane("reduce_scatter", 3, [reduce_scatter([3, 3, 3])], peers=2, fault="peers apart"),
@@ -167,6 +172,7 @@ def lanes_of_three_family() -> Family:
         "lanes of three ranks",
         [
             lane("all_gather", 2, [all_gather([2, 2])] * 2, every_message=True),
+            lane("reduce", 2, [reduce_of_pair(1)] * 4, every_message=True),
             lane("all_gather", 3, [all_gather([3, 1, 2])], peers=2),
             lane("reduce_scatter", 3, [reduce_scatter([3, 3, 3])], peers=2),
             lane("two slices of all_reduce", 3, [all_reduce([1, 1, 0])], peers=2),

@@ -62,6 +62,11 @@ def reduce(chunks: list[int], root: int) -> LaneCall:
     return LaneCall(call.first, call.passed, second, combines=True)
 
 
+def reduce_of_pair(chunks: int) -> LaneCall:
+    """Rank 1 sends its input to rank 0, which combines both and tells nobody."""
+    return LaneCall({(1, 0): chunks}, {0: chunks}, combines=True)
+
+
 def all_gather(chunks: list[int]) -> LaneCall:
     """The piece of rank a has chunks[a]."""
     return LaneCall({(a, b): chunks[a] for a, b in all_pairs(range(len(chunks)))}, same=True)

@@ -32,7 +32,8 @@ class LaneModel:
 
         wrap: where the counts wrap. every_message: as of a PipelineModel. Faults: "posted
         early" and "freed early", before the chunk was copied; "a credit too many", one more than
-        there are slots; "counts begin anew" with each call; "one header a pair"; "peers apart":
+        there are slots; "counts begin anew" with each call; "last slot kept": nobody gives back
+        that of a call's last chunk; "one header a pair"; "peers apart":
         all steps of a peer before those of the next; "places first": one warp a rank, whose roles
         come in the wrong order.
         """
@@ -113,6 +114,7 @@ class _Warp:
         self._peers = peers
         self._counts = counts
         self.threads: list[Thread] = []
+        self._last: set[int] = set()  # the peers of whose pieces this step has the last chunk
 
     def pieces(self, call: LaneCall) -> dict[int, int]:
         """The chunks of the pieces that the warp moves, by peer."""
@@ -120,6 +122,9 @@ class _Warp:
 
     def _hop(self, call: LaneCall) -> int:
         return 0
+
+    def _begin(self, call: LaneCall, first: dict[int, int]) -> None:
+        """`first`: the number of the call's first chunk, by peer."""
 
     def _step(self, call: LaneCall, number: int, step: int, chunk: dict[int, int]) -> None:
         """`chunk`: its number, by peer."""
@@ -129,12 +134,14 @@ class _Warp:
         """Call `number`, from 1, as Bulk::move: in a step a chunk of each peer's piece."""
         pieces = self.pieces(call)
         first = {peer: self._load_count(call, peer) for peer in pieces}
+        self._begin(call, {peer: n for peer, n in first.items() if pieces[peer] > 0})
         steps = range(max(pieces.values(), default=0))
         turns = [[p for p, chunks in pieces.items() if step < chunks] for step in steps]
         order = [(step, peers) for step, peers in enumerate(turns)]
         if self._model.fault == "peers apart":
             order = [(step, [p]) for p, chunks in pieces.items() for step in range(chunks)]
         for step, peers in order:
+            self._last = {peer for peer in peers if step + 1 == pieces[peer]}
             self._step(call, number, step, {peer: first[peer] + step for peer in peers})
         for peer, chunks in pieces.items():
             self._save_count(call, peer, first[peer] + chunks)
@@ -192,6 +199,12 @@ class _Warp:
 
     def _free(self, thread: Thread, hop: int, peer: int, chunk: int, site: str) -> None:
         thread.store(("freed", hop, peer, self._rank), chunk + 1, RELEASE, site)
+
+    def _free_last(self, hop: int, first: dict[int, int], site: str) -> None:
+        """That of the call before."""
+        if self._model.fault != "last slot kept":
+            for peer, n in first.items():
+                self._free(self._of(peer), hop, peer, n - 1, site)
 
 
 class _Sender(_Warp):
@@ -277,9 +290,13 @@ class _Placer(_Warp):
         if not early:
             self._free_all(hop, chunk)
 
+    def _begin(self, call: LaneCall, first: dict[int, int]) -> None:
+        self._free_last(self._hop(call), first, "lane place begin")
+
     def _free_all(self, hop: int, chunk: dict[int, int]) -> None:
         for peer, n in chunk.items():
-            self._free(self._of(peer), hop, peer, n, "lane place free")
+            if peer not in self._last:
+                self._free(self._of(peer), hop, peer, n, "lane place free")
 
 
 class _Middle(_Warp):
@@ -297,14 +314,22 @@ class _Middle(_Warp):
         keys = [(0, p, "received") for p in heard] + [(1, p, "sent") for p in told]
         for chunks in self.pieces(call).values():
             first = {key[:2]: self._counts.load(self._of(key[1]), *key) for key in keys}
+            if chunks > 0:
+                received = {peer: n for (hop, peer), n in first.items() if hop == 0}
+                self._free_last(0, received, "lane pass begin")
             for step in range(chunks):
                 chunk = {key: count + step for key, count in first.items()}
-                self._pass_on(call, number, step, chunk)
+                self._pass_on(call, number, step, chunk, step + 1 == chunks)
             for hop, peer, way in keys:
                 self._counts.save(self._of(peer), first[hop, peer] + chunks, hop, peer, way)
 
     def _pass_on(
-        self, call: LaneCall, number: int, step: int, chunk: dict[tuple[int, int], int]
+        self,
+        call: LaneCall,
+        number: int,
+        step: int,
+        chunk: dict[tuple[int, int], int],
+        is_last: bool,
     ) -> None:
         turn = 10 * number + step
         for peer in range(self._model.world):
@@ -324,13 +349,14 @@ class _Middle(_Warp):
         self._barrier("lane pass copied")
         for peer in range(self._model.world):
             thread = self._of(peer)
+            frees = (0, peer) in chunk and not is_last
             if (1, peer) in chunk:
                 thread.write(self._header(1, peer, self._rank, chunk[1, peer]), chunk[1, peer] + 1)
-            if (0, peer) in chunk or (1, peer) in chunk:
+            if frees or (1, peer) in chunk:
                 thread.fence(RELEASE, "lane pass tell")
             if (1, peer) in chunk:
                 thread.store(("filled", 1, peer, self._rank), chunk[1, peer] + 1)
-            if (0, peer) in chunk:
+            if frees:
                 thread.store(("freed", 0, peer, self._rank), chunk[0, peer] + 1)
 
     def _combine(
@@ -367,6 +393,7 @@ def lane_sizes(sent: list[int], chunks: list[int], fault: str = "") -> Program:
     number = 0
     for call, (size, count) in enumerate(zip(sent, chunks, strict=True), 1):
         agrees = call < len(sent)
+        receiver.store("freed", number, RELEASE, "lane place begin")
         for step in range(count):
             header = ("header", 0 if fault == "header" else number % SLOTS)
             sender.wait_ge("freed", number + 1 - SLOTS, ACQUIRE, "lane send slot", grants=True)
@@ -378,7 +405,7 @@ def lane_sizes(sent: list[int], chunks: list[int], fault: str = "") -> Program:
             if step == 0:
                 receiver.load(header, 0)
                 receiver.expect(0, size)
-            if agrees:
+            if agrees and step + 1 < count:
                 receiver.store("freed", number + 1, RELEASE, "lane place free")
             number += 1
     return program
@@ -403,6 +430,7 @@ def lane_direct(chunks: list[int], fault: str = "") -> Program:
             receiver.store("target", target)
         for step in range(count):
             receiver.write(("memory", step), 2 * call - 1)  # the user
+        receiver.store("freed", number, RELEASE, "lane place begin")
         if not announced:
             receiver.fence(RELEASE, "lane announce")
             receiver.store("target", target)
@@ -436,7 +464,8 @@ def lane_direct(chunks: list[int], fault: str = "") -> Program:
                 receiver.write(("memory", step), 2 * call)
 
             receiver.if_equal(0, 0, place)
-            receiver.store("freed", number + 1, RELEASE, "lane place free")
+            if step + 1 < count:
+                receiver.store("freed", number + 1, RELEASE, "lane place free")
             number += 1
         for step in range(count):
             receiver.read(("memory", step), 2 * call)

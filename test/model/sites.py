@@ -54,6 +54,10 @@ AWAIT_CHUNK = [Site(LANE, "bool await_chunk(", ".filled, number + 1"), AWAIT, *R
 AWAIT_SLOT = [Site(LANE, "bool await_slot(", ".freed, number + 1 - kBulkSlots"), AWAIT, *REACHED]
 POST_CHUNK = Site(LANE, "void post_chunk(", "filled, number + 1)")
 FREE_SLOT = Site(LANE, "void free_slot(", ".freed, number + 1)")
+FREE_LAST_SLOT = [
+    Site(LANE, "void free_last_slot(", "free_slot(hop, sender, first - 1)"),
+    FREE_SLOT,
+]
 
 # By which the host waits for a counter of a peer.
 HOST_WAIT = Site(HOST, "bool HostExecutor::wait(", "wait_for(line, target")
@@ -128,7 +132,12 @@ SITES: dict[str, list[Site]] = {
     ],
     "lane place wait": [Site(BULK, "bool place(const", "warp_all(")],
     "lane place copied": [Site(BULK, "bool place(const", "warp_barrier();")],
+    "lane place begin": [
+        Site(BULK, "bool take_to_place(", "free_last_slot(hop()"),
+        *FREE_LAST_SLOT,
+    ],
     "lane place free": [Site(BULK, "bool place(const", "lane_.free_slot(hop()"), FREE_SLOT],
+    "lane pass begin": [Site(BULK, "bool take(int", "lane_.free_last_slot(0"), *FREE_LAST_SLOT],
     "lane pass chunk": [
         Site(BULK, "bool pass_on(", "take(peer, piece_bytes"),
         Site(BULK, "bool take(int", "lane_.await_chunk("),

@@ -48,10 +48,10 @@ TEST(BulkLanes, SharesOfBlocksAndMemoryForTheUsualGroups) {
   using enum CollectiveKind;
   EXPECT_EQ(grid(kAllReduce, 2, 64), (std::vector{3, 1, 64, 10}));
   EXPECT_EQ(grid(kReduce, 2, 64), (std::vector{1, 1, 64, 20}));
-  EXPECT_EQ(grid(kAllReduce, 4, 64), (std::vector{3, 1, 54, 7}));
+  EXPECT_EQ(grid(kAllReduce, 4, 64), (std::vector{3, 1, 64, 6}));
   EXPECT_EQ(grid(kAllReduce, 4, 16), (std::vector{3, 1, 16, 10}));
-  EXPECT_EQ(grid(kReduce, 4, 64), (std::vector{3, 1, 54, 7}));
-  EXPECT_EQ(grid(kReduce, 4, 64, false), (std::vector{2, 1, 38, 10}));
+  EXPECT_EQ(grid(kReduce, 4, 64), (std::vector{3, 1, 64, 6}));
+  EXPECT_EQ(grid(kReduce, 4, 64, false), (std::vector{2, 1, 48, 8}));
   EXPECT_EQ(grid(kAllGather, 4, 64), (std::vector{7, 3, 64, 4}));
   EXPECT_EQ(grid(kAllGather, 4, 16), (std::vector{3, 1, 16, 10}));
   EXPECT_EQ(grid(kScatter, 8, 32), (std::vector{4, 3, 32, 8}));

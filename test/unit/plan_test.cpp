@@ -147,8 +147,8 @@ TEST(Plan, LimitsOfTheGpuTable) {
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 4, 128 << 10), kLL);
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 5, (32 << 10) + 1), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 8, (512 << 10) + 1), kBulk);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 7 << 20), kLLTwoShot);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (7 << 20) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 6 << 20), kLLTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (6 << 20) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllGather, 2, (4 << 20) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kGather, 2, (4 << 20) + 1), kLL);
   EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 4 << 20), kLL);

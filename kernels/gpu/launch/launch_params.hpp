@@ -123,7 +123,7 @@ struct LaneGrid {
 // At most `blocks`, and fewer where the group's lanes would leave most warps of a block idle.
 inline LaneGrid lane_grid(const LaneShape& shape, const DeviceLayout& layout, int world_size,
                           int blocks) {
-  constexpr int kFewWarps = 20;
+  constexpr int kFewWarps = 16;
   const int lanes = static_cast<int>(layout.bulk_lanes) / shape.hops;
   const int most = lanes_of_block(shape.warps, world_size, kMostBulkWarps);
   const int few = std::min(most, (kFewWarps - 1) / shape.warps + 1);

@@ -15,7 +15,7 @@ constexpr std::uint64_t kMostOwnTilesOfWarp = 16;
 // twice the bytes, it is estimated.
 std::uint64_t most_share_by_wire(const ShareFacts& facts) {
   constexpr std::uint64_t kKiB = 1024;
-  const std::uint64_t by_lines = facts.world_size <= 2 ? 3072 * kKiB : 1024 * kKiB;
+  const std::uint64_t by_lines = facts.world_size <= 2 ? 2048 * kKiB : 1024 * kKiB;
   const std::uint64_t fits = std::uint64_t{facts.box_tiles} *
                              static_cast<std::uint64_t>(facts.most_blocks) *
                              wire_tile(facts.wire).bytes;

@@ -36,6 +36,10 @@
 // one where the pair communicates at all, so that the sizes at both ends are compared
 // (ChunkHeader).
 //
+// The slot of a call's last chunk is given back by the next call in which the pair communicates, as
+// it begins, where the fence is beside the wait for the first chunk; at the end of a call it would
+// be what the kernel's end waits for. The sender needs that slot for the second chunk of that call.
+//
 // NOTE [Direct chunks]
 // A rank whose output lies in symmetric memory tells each sender of the last hop, with the first
 // chunk's number, where its piece is to go: it announces a target. The sender stores the chunks
@@ -54,8 +58,10 @@
 namespace symm {
 
 inline constexpr unsigned kBulkWarps = kBulkThreads / kWarpThreads;
-// So many chunks should a lane have of a piece: with one there would be nothing beside a chunk.
-inline constexpr std::uint32_t kChunksOfLane = 2;
+// Up to so many bytes a lane has one chunk of a piece: what is beside it are the chunks of other
+// lanes, and each chunk costs a fence on the way.
+inline constexpr std::uint32_t kMostOnlyChunk = 12 * 1024;
+static_assert(kLeastBulkSlot >= kLeastChunk);  // so that a chunk fits in a slot
 
 template <int N>
 class Lane {
@@ -76,6 +82,7 @@ class Lane {
 
   __device__ int rank() const { return params_.rank; }
   __device__ int world_size() const { return N == 0 ? params_.world_size : N; }
+  __device__ std::uint32_t number() const { return lane_; }  // of the launch
   __device__ LocalState& local() const {
     return *reinterpret_cast<LocalState*>(segment(rank()) + params_.local);
   }
@@ -104,10 +111,13 @@ class Lane {
   __device__ Cut cut(std::uint64_t bytes) const {
     const auto units = static_cast<std::uint32_t>((bytes + kChunkUnit - 1) / kChunkUnit);
     const std::uint32_t most = params_.slot_bytes / kChunkUnit;
-    const std::uint32_t fair = units / (kChunksOfLane * lanes_) + 1;
+    const std::uint32_t of_lane = ceil_of(units, lanes_);
+    std::uint32_t rounds = ceil_of(of_lane, most);
+    if (rounds < 2) rounds = of_lane > kMostOnlyChunk / kChunkUnit ? 2 : 1;
+    const std::uint32_t fair = ceil_of(of_lane, rounds);
     const std::uint32_t least = kLeastChunk / kChunkUnit;
-    const std::uint32_t of_chunk = fair > most ? most : fair < least ? least : fair;
-    const std::uint32_t chunks = units == 0 ? 1 : (units - 1) / of_chunk + 1;
+    const std::uint32_t of_chunk = fair < least ? least : fair;
+    const std::uint32_t chunks = units == 0 ? 1 : ceil_of(units, of_chunk);
     return {of_chunk * kChunkUnit, chunks > lane_ ? (chunks - lane_ - 1) / lanes_ + 1 : 0};
   }
   // Where the lane's chunk `step` of a piece begins.
@@ -190,6 +200,10 @@ class Lane {
   __device__ void free_slot(int hop, int sender, std::uint32_t number) const {
     store_release(&signal(sender, hop, rank()).freed, number + 1);
   }
+  // That of the call before, where this call's chunks begin with number `first`.
+  __device__ void free_last_slot(int hop, int sender, std::uint32_t first) const {
+    free_slot(hop, sender, first - 1);
+  }
 
   // The same of both for one peer, behind one fence: chunk `posted` of hop 2 where `posts`, chunk
   // `freed` of hop 1 where `frees`.
@@ -220,6 +234,9 @@ class Lane {
   }
 
  private:
+  static __device__ std::uint32_t ceil_of(std::uint32_t value, std::uint32_t by) {
+    return (value + by - 1) / by;
+  }
   __device__ std::byte* segment(int rank) const { return global_pointer(params_.segments[rank]); }
   __device__ std::uint32_t lane_of(int hop) const {
     return hop == 0 ? lane_ : params_.second_hop_lanes + lane_;
