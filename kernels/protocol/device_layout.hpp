@@ -8,7 +8,7 @@
 //   table        addresses of the group's symmetric segments, for reading in place
 //   wire boxes   tiles from peers: two sets, by parity of a block's epoch, of one box a block and
 //                sender
-//   p2p boxes    tiles of short messages from peers: kP2pBoxes boxes a p2p channel
+//   p2p boxes    tiles of messages from peers: kP2pBoxes boxes a p2p channel
 //   message slots  chunks of longer messages from peers, by sender and tag channel
 //   bulk slots   chunks from peers: kBulkSlots slots a lane, hop and sender
 //
@@ -37,7 +37,7 @@ inline constexpr int kMaxSegments = 256;
 // Tag channels from one rank to another: number tag % kTagChannels carries the messages with that
 // tag. So messages whose tags differ modulo kTagChannels never wait for each other.
 inline constexpr int kTagChannels = 4;
-// Short messages go through the p2p channels of their tag channel, of which a large group has
+// Messages in boxes go through the p2p channels of their tag channel, of which a large group has
 // fewer.
 inline constexpr int kMostP2pChannelsPerTag = 32;
 inline constexpr int kLeastP2pChannelsPerTag = 8;
@@ -342,7 +342,7 @@ struct DeviceLayout {
   // Whether a message goes through boxes, of each p2p channel that has a part of it. This and the
   // next follow from size, tag and the pair's kind of tile alone, so that the two ends agree. (If
   // their sizes differ, that is found: transfer.cu.)
-  constexpr bool is_short_message(std::uint64_t bytes, int tag_channel, WireKind kind) const {
+  constexpr bool goes_in_boxes(std::uint64_t bytes, int tag_channel, WireKind kind) const {
     return p2p_box_part != 0 && bytes <= most_in_boxes(tag_channel, kind);
   }
   constexpr std::uint64_t most_in_boxes(int tag_channel, WireKind kind) const {

@@ -267,7 +267,7 @@ TEST_P(TransferTest, AnotherSizeIsReportedByTheReceiver) {
   }
 }
 
-// One end has a short message, the other one that goes through slots.
+// One end has a message in boxes, the other one that goes through slots.
 TEST_P(TransferTest, AnotherSizeIsReportedAlsoWhereTheEndsChooseDifferentForms) {
   for (const WireKind wire : kWires) {
     const DeviceLayout layout = DeviceRig(world(), {.workspace_bytes = kSmallWorkspace}).layout();
@@ -300,7 +300,7 @@ TEST_P(TransferTest, AnotherSizeIsReportedAlsoWhereTheEndsChooseDifferentForms) 
   }
 }
 
-TEST_P(TransferTest, ManyShortMessagesInARow) {
+TEST_P(TransferTest, ManyMessagesInBoxesInARow) {
   for (const WireKind wire : kWires) {
     DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .wire = wire});
     std::vector<Sent> sent;

@@ -15,6 +15,7 @@ from lane_calls import (
     reduce,
     reduce_of_pair,
     reduce_scatter,
+    reduce_to_root,
     scatter,
 )
 from lanes import LaneModel, lane_direct, lane_given_up, lane_sizes
@@ -137,6 +138,9 @@ def lane_family() -> Family:
             lane("mixed calls", 2, mixed),
             lane("all_gather, a chunk a call", 2, [all_gather([1, 1])] * 4),
             lane("reduce", 2, [reduce_of_pair(1)] * 4),
+            lane(
+                "reduce to a root without a slice", 3, [reduce_to_root([0, 1, 1], 0)] * 2, peers=2
+            ),
             lane("reduce", 2, [reduce_of_pair(2)] * 2),
             lane("a slice of all_reduce", 3, slice_0, wide="middle"),
             lane("broadcast", 3, [broadcast([0, 2, 2], 0)] * 2),

@@ -62,6 +62,14 @@ def reduce(chunks: list[int], root: int) -> LaneCall:
     return LaneCall(call.first, call.passed, second, combines=True)
 
 
+def reduce_to_root(chunks: list[int], root: int) -> LaneCall:
+    """The others combine and send it what becomes of it; the root has no slice."""
+    others = [r for r in range(len(chunks)) if r != root]
+    call = all_reduce(chunks, others)
+    second = [(a, b) for a, b in call.second if b == root]
+    return LaneCall(call.first, call.passed, second, combines=True)
+
+
 def reduce_of_pair(chunks: int) -> LaneCall:
     """Rank 1 sends its input to rank 0, which combines both and tells nobody."""
     return LaneCall({(1, 0): chunks}, {0: chunks}, combines=True)

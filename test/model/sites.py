@@ -273,7 +273,7 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
             "modelled; it has no order: what ended are reads that returned"
         ),
         "freed_ = load_relaxed(&memory_.own_freed(channel_))": "a first look; the wait is modelled",
-        "counter_reached(&chunk.filled": "a chunk in place of a short message: an error's report",
+        "counter_reached(&chunk.filled": "a chunk where boxes are expected: an error's report",
     },
     CHUNKS: {
         "store_relaxed_pair(reinterpret_cast": "headers are cells: shown to be free of races",

@@ -110,8 +110,8 @@ TEST_F(TransferScheduleTest, ALaunchHasTheChannelsOfItsLargestMessage) {
   // Without boxes every message is divided.
   const DeviceLayout least = DeviceLayout::of(64, kLeastDeviceWorkspace);
   EXPECT_EQ(least.p2p_box_part, 0u);
-  EXPECT_FALSE(least.is_short_message(0, 0, WireKind::kLL));
-  EXPECT_FALSE(least.is_short_message(0, 0, WireKind::kLine));
+  EXPECT_FALSE(least.goes_in_boxes(0, 0, WireKind::kLL));
+  EXPECT_FALSE(least.goes_in_boxes(0, 0, WireKind::kLine));
 }
 
 // Lines between ranks that have them, by a kernel of their own unless a part has more tiles than a

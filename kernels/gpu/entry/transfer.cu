@@ -1,6 +1,6 @@
 // send and recv: messages through the tag channels of each pair of ranks.
 //
-// Short messages go through boxes (NOTE [Short messages] in message_boxes.cuh), others as chunks
+// Most messages go through boxes (NOTE [Messages in boxes] in message_boxes.cuh), others as chunks
 // (NOTE [Chunks of messages] in message_chunks.cuh). Equally many blocks serve each peer, direction
 // and tag channel of a launch, so its sends and recvs never wait for each other, and each takes its
 // messages in their order. Of those blocks the first DeviceLayout::p2p_channels, or as many as
@@ -40,7 +40,7 @@ __device__ void count_parts(const TransferParams& call, const TransferGroup& mes
     for (int channel = 0; channel < call.channels; ++channel) {
       for (int i = messages.first; i < messages.first + messages.count; ++i) {
         const TransferItem& item = call.items[i];
-        if (memory.is_short(item)) {
+        if (memory.goes_in_boxes(item)) {
           memory.boxes(channel) += Way::Boxes::boxes_of(memory, item, channel);
         }
       }
@@ -84,8 +84,8 @@ __device__ bool serve(const GroupParams& group, const TransferParams& call,
   std::uint32_t boxes_before = 0;
   for (int i = 0; ok && i < messages.count; ++i) {
     const TransferItem& item = call.items[messages.first + i];
-    const bool is_short = kHasBoxes && (!kHasChunks || memory.is_short(item));
-    if (!is_short) {
+    const bool in_boxes = kHasBoxes && (!kHasChunks || memory.goes_in_boxes(item));
+    if (!in_boxes) {
       if constexpr (kHasChunks) {
         ok = messages.is_send ? chunks.send(item, boxes_before, waiter)
                               : chunks.receive(item, boxes_before, waiter);
@@ -95,7 +95,7 @@ __device__ bool serve(const GroupParams& group, const TransferParams& call,
       ok = messages.is_send ? boxes.send(item, chunks.next(), waiter)
                             : boxes.receive(item, chunks.next(), waiter);
     }
-    if (kHasChunks && is_short) boxes_before += Way::Boxes::boxes_of(memory, item, 0);
+    if (kHasChunks && in_boxes) boxes_before += Way::Boxes::boxes_of(memory, item, 0);
     waiter.next();
   }
   if (kHasChunks && !kHasBoxes) ok = block_all(ok);

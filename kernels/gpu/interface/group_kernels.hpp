@@ -104,8 +104,8 @@ class GroupKernels {
   virtual ~GroupKernels() = default;
 
   // Sets the address of `rank`'s segment (DeviceLayout) in this process; this rank's own too.
-  // `messages`: by which tiles short messages between the two travel, the same at both. Before the
-  // first launch with that rank. Throws as set_wire(). Local, cold.
+  // `messages`: by which tiles messages in boxes between the two travel, the same at both. Before
+  // the first launch with that rank. Throws as set_wire(). Local, cold.
   virtual void set_peer(int rank, std::byte* segment, WireKind messages) = 0;
 
   // How the tiles of small collectives travel; kLL until it is called. Before the first collective,

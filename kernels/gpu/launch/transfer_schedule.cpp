@@ -73,7 +73,7 @@ void TransferSchedule::list(std::span<const TransferOp> ops) {
 int TransferSchedule::channels_of(const Entry& entry) const {
   const std::uint64_t bytes = entry.item.bytes;
   const auto [tag_channel, wire] = std::pair(entry.group.tag_channel, entry.group.wire);
-  if (!layout_.is_short_message(bytes, tag_channel, wire)) return 0;
+  if (!layout_.goes_in_boxes(bytes, tag_channel, wire)) return 0;
   return static_cast<int>(layout_.p2p_channels_of(bytes, tag_channel, wire));
 }
 

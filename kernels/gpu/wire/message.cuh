@@ -33,8 +33,8 @@ class MessageMemory {
   __device__ const int& peer() const { return peer_; }
   __device__ int tag_channel() const { return tag_channel_; }
   __device__ WireKind wire() const { return wire_; }
-  __device__ bool is_short(const TransferItem& item) const {
-    return layout().is_short_message(item.bytes, tag_channel_, wire_);
+  __device__ bool goes_in_boxes(const TransferItem& item) const {
+    return layout().goes_in_boxes(item.bytes, tag_channel_, wire_);
   }
 
   // Of chunk `number` from the peer, or to it.
@@ -121,7 +121,7 @@ __device__ inline bool has_chunk(const MessageSignal& signal, std::uint64_t fill
   return acquire_if(&signal.filled, [=](std::uint64_t value) { return value == filled; });
 }
 
-// The header of the short message at `position`, which is in box `count` of the first p2p channel;
+// The header of the message at `position`, which is in box `count` of the first p2p channel;
 // `expected` where none has come. Looked at now and then, by one thread: the first unit of a line
 // is there after its last word.
 [[maybe_unused]] static __device__ SYMM_OUTLINED MessageHeader header_in(std::byte* box,

@@ -1,15 +1,15 @@
-// Short messages: tiles through boxes, by a block for each p2p channel.
+// Messages in boxes: tiles through boxes, by a block for each p2p channel.
 //
-// NOTE [Short messages]
+// NOTE [Messages in boxes]
 // A p2p channel leads from one rank to another and has kP2pBoxes boxes in the receiver's segment,
-// which it takes in turns. A short message goes in equal parts, one a p2p channel of its tag
+// which it takes in turns. A message in boxes goes in equal parts, one a p2p channel of its tag
 // channel, a power of two of them, as tiles (NOTE [Wires] in tile.cuh): no fence, and no count of
 // what is filled. By LL a part fits in one box; by lines it may take several. The epoch of a box is
 // its number in its channel. A part begins with its header, in the first unit of its first tile,
 // whose position counts the boxes of its own p2p channel; the first part takes a box even where it
 // is empty, so there that is the message's. A message that fits in one box, and has few tiles, has
-// one part. What is short depends on the tiles (DeviceLayout::most_in_boxes): of two ranks 0.75 MiB
-// by LL, 1.4 GiB by lines.
+// one part. How much boxes take depends on the tiles (DeviceLayout::most_in_boxes): of two ranks
+// 0.75 MiB by LL, 1.4 GiB by lines.
 //
 // Two ranks use lines where both their GPUs say so, and LL else, for all of the group's life: they
 // may exchange messages before their group has chosen a wire, and apart from it. Boxes hold tiles

@@ -110,7 +110,7 @@ class MessageChunks {
       if (has_chunk(signal, filled)) return true;
       pause_poll();
       if (++polls % kOtherFormPeriod != 0) return false;
-      header = short_message(expected, position, boxes_before);
+      header = message_in_boxes(expected, position, boxes_before);
       return header.bytes != item.bytes;
     });
     if (!came) return false;
@@ -118,8 +118,8 @@ class MessageChunks {
     return matches(header, item, memory_.peer(), waiter, true);
   }
   // That has come in place of the long one.
-  __device__ MessageHeader short_message(const MessageHeader& expected, std::uint32_t position,
-                                         std::uint32_t boxes_before) const {
+  __device__ MessageHeader message_in_boxes(const MessageHeader& expected, std::uint32_t position,
+                                            std::uint32_t boxes_before) const {
     if (memory_.layout().p2p_box_part == 0) return expected;
     const std::uint64_t count = first_box_ + boxes_before;
     return header_in(memory_.own_box(0, count), memory_.wire(), count, position, expected);

@@ -84,7 +84,7 @@ def first_use(rank):
 
 
 def test_workspace_is_bounded_and_made_once():
-    """At most 64 MiB for each rank on the GPU, and 8 MiB for signals and short messages; nothing
+    """At most 64 MiB for each rank on the GPU, and 8 MiB for signals and boxes of messages; nothing
     grows after that. The driver's own tables grow now and then, in pieces of 2 MiB."""
     ranks_on_one_gpu = max(1, WORLD_SIZE // GPUS)
     for rank, (first, second, more) in enumerate(run_ranks(first_use, WORLD_SIZE, fresh=PROCESSES)):
