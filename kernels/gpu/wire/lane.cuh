@@ -27,7 +27,8 @@
 //
 // Progress: order the events of a lane by step, and in a step sends before combining before
 // placing. Each wait is for an event before it (a slot is freed by an event kBulkSlots steps
-// earlier), and each warp does its own in that order, so some event can always happen.
+// earlier, or as its receiver begins the call), and each warp does its own in that order, so some
+// event can always happen.
 //
 // NOTE [Chunk numbers]
 // For each lane, of each hop, and pair of ranks the chunks are counted from the group's start,
