@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDACC__) || defined(__HIP__)
 #define SYMM_GPU_COMPILER 1
@@ -47,5 +48,11 @@ SYMM_INLINE constexpr std::size_t align_down(std::size_t value, std::size_t alig
 }
 
 SYMM_INLINE constexpr std::size_t min_size(std::size_t a, std::size_t b) { return a < b ? a : b; }
+
+// `value` / `by`, rounded up, in the type of `value`: a GPU divides 32 bits much sooner than 64.
+template <class T>
+SYMM_INLINE constexpr T divided_up(T value, std::type_identity_t<T> by) {
+  return (value + by - 1) / by;
+}
 
 }  // namespace symm

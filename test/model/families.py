@@ -137,7 +137,7 @@ def lane_family() -> Family:
             lane("all_reduce", 2, [all_reduce([2, 2])] * 2),
             lane("mixed calls", 2, mixed),
             lane("all_gather, a chunk a call", 2, [all_gather([1, 1])] * 4),
-            lane("reduce", 2, [reduce_of_pair(1)] * 4),
+            lane("reduce, a chunk a call", 2, [reduce_of_pair(1)] * 4),
             lane(
                 "reduce to a root without a slice", 3, [reduce_to_root([0, 1, 1], 0)] * 2, peers=2
             ),
@@ -176,7 +176,7 @@ def lanes_of_three_family() -> Family:
         "lanes of three ranks",
         [
             lane("all_gather", 2, [all_gather([2, 2])] * 2, every_message=True),
-            lane("reduce", 2, [reduce_of_pair(1)] * 4, every_message=True),
+            lane("reduce, a chunk a call", 2, [reduce_of_pair(1)] * 4, every_message=True),
             lane("all_gather", 3, [all_gather([3, 1, 2])], peers=2),
             lane("reduce_scatter", 3, [reduce_scatter([3, 3, 3])], peers=2),
             lane("two slices of all_reduce", 3, [all_reduce([1, 1, 0])], peers=2),

@@ -149,7 +149,12 @@ TEST(Plan, LimitsOfTheGpuTable) {
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 8, (512 << 10) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 6 << 20), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (6 << 20) + 1), kBulk);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllGather, 2, (4 << 20) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kBroadcast, 2, 3 << 20), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLine, kBroadcast, 2, (3 << 20) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllGather, 2, 5 << 19), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllGather, 2, (5 << 19) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kScatter, 2, (5 << 20) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 2, (6 << 20) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kGather, 2, (4 << 20) + 1), kLL);
   EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 4 << 20), kLL);
   EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (4 << 20) + 1), kBulk);

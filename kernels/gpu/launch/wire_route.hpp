@@ -10,10 +10,6 @@
 
 namespace symm {
 
-constexpr std::uint64_t divided_up(std::uint64_t value, std::uint64_t by) {
-  return (value + by - 1) / by;
-}
-
 // A range of memory, as WirePiece or BulkPiece.
 struct RoutePiece {
   std::byte* data;

@@ -112,13 +112,13 @@ class Lane {
   __device__ Cut cut(std::uint64_t bytes) const {
     const auto units = static_cast<std::uint32_t>((bytes + kChunkUnit - 1) / kChunkUnit);
     const std::uint32_t most = params_.slot_bytes / kChunkUnit;
-    const std::uint32_t of_lane = ceil_of(units, lanes_);
-    std::uint32_t rounds = ceil_of(of_lane, most);
+    const std::uint32_t of_lane = divided_up(units, lanes_);
+    std::uint32_t rounds = divided_up(of_lane, most);
     if (rounds < 2) rounds = of_lane > kMostOnlyChunk / kChunkUnit ? 2 : 1;
-    const std::uint32_t fair = ceil_of(of_lane, rounds);
+    const std::uint32_t fair = divided_up(of_lane, rounds);
     const std::uint32_t least = kLeastChunk / kChunkUnit;
     const std::uint32_t of_chunk = fair < least ? least : fair;
-    const std::uint32_t chunks = units == 0 ? 1 : ceil_of(units, of_chunk);
+    const std::uint32_t chunks = units == 0 ? 1 : divided_up(units, of_chunk);
     return {of_chunk * kChunkUnit, chunks > lane_ ? (chunks - lane_ - 1) / lanes_ + 1 : 0};
   }
   // Where the lane's chunk `step` of a piece begins.
@@ -235,9 +235,6 @@ class Lane {
   }
 
  private:
-  static __device__ std::uint32_t ceil_of(std::uint32_t value, std::uint32_t by) {
-    return (value + by - 1) / by;
-  }
   __device__ std::byte* segment(int rank) const { return global_pointer(params_.segments[rank]); }
   __device__ std::uint32_t lane_of(int hop) const {
     return hop == 0 ? lane_ : params_.second_hop_lanes + lane_;

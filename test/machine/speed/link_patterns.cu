@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <string>
 #include <vector>
 
 namespace {
@@ -123,8 +122,6 @@ __device__ void send(const Arguments& a, Way way, const Place& place, int role) 
     return;
   }
   for (std::size_t c = place.warp; c < chunks; c += place.warps) {
-    uint4* to[kPeers];
-    for (int p = 0; p < kPeers; ++p) to[p] = target(a, p, place, c, role);
     const uint4* const from = a.source + c * units;
     if (way == Way::kInTurn || way == Way::kRotated) {
       const int first = way == Way::kRotated ? static_cast<int>(place.warp % kPeers) : 0;
@@ -134,7 +131,12 @@ __device__ void send(const Arguments& a, Way way, const Place& place, int role) 
         move(from + p * chunks * units, units,
              [&](std::size_t at, const uint4& unit) { peer[at] = unit; });
       }
-    } else if (way == Way::kFanOut) {
+      post(a, place, static_cast<std::uint32_t>(c));
+      continue;
+    }
+    uint4* to[kPeers];
+    for (int p = 0; p < kPeers; ++p) to[p] = target(a, p, place, c, role);
+    if (way == Way::kFanOut) {
       move(from, units, [&](std::size_t at, const uint4& unit) {
 #pragma unroll
         for (int p = 0; p < kPeers; ++p) to[p][at] = unit;
