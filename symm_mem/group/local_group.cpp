@@ -197,8 +197,7 @@ void LocalGroup::fail(const Error& error, const Cause& cause) {
   FailureRecord& record = page(rank_).failure;
   record.code = static_cast<std::uint32_t>(cause.code);
   record.origin = static_cast<std::uint32_t>(cause.origin);
-  // The rest of the page is zero.
-  cause.text.copy(record.text, FailureRecord::kTextBytes - 1);
+  record.text[cause.text.copy(record.text, FailureRecord::kTextBytes - 1)] = '\0';
   store_release(&record.state, std::uint32_t{1});
   fence_before_writes();
   failed_.store(true, std::memory_order_release);
@@ -314,7 +313,11 @@ LocalGroup::RankMask LocalGroup::missed(std::uint64_t number) const {
     }
   }
   if (given_up) return mask;
-  for (const int rank : absent(number)) {
+  std::vector<int> late = absent(number);
+  const auto is_lost = [this](int rank) { return is_gone(rank); };
+  // Where one of them is gone, that is why: the others would have come.
+  if (std::ranges::any_of(late, is_lost)) std::erase_if(late, std::not_fn(is_lost));
+  for (const int rank : late) {
     mask[static_cast<std::size_t>(rank / GroupPage::kMaskBits)] |= std::uint64_t{1}
                                                                    << (rank % GroupPage::kMaskBits);
   }

@@ -226,7 +226,7 @@ class LocalGroup {
   void enter(std::uint64_t number);
   using RankMask = std::array<std::uint64_t, GroupPage::kMaskWords>;
   // Whom the exchange that ends with an error here failed to meet: what peers say that have given
-  // it up, else those who have not entered it.
+  // it up, else those who are gone without having entered it, else all who have not entered it.
   RankMask missed(std::uint64_t number) const;
   // `missed` is for messages of the peers.
   void give_up(std::uint64_t number, const RankMask& missed) noexcept;

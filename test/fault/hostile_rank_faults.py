@@ -169,7 +169,10 @@ OF_A_HELLO = {
     "another version": lambda blob, rng: blob[:4] + bytes([9, 0, 0, 0]) + blob[8:],
 }
 # What a rank may do to the memory that it shares, its own and the others', once it is a member.
-OF_A_MEMBER = ["silence", "close", "noise", "own page", "own memory", "all pages", "all memory"]
+OF_A_MEMBER = ["silence", "close", "noise", "own pages", "own memory", "all pages", "all memory"]
+OF_A_MEMBER += ["other records", "other memory"]
+# The first part of a rank's memory: failure, lifecycle, metadata. The records of its calls follow.
+PAGE = 12 << 10
 
 # In this order are frames sent: the closing round, the post of the page, the status of that.
 CLOSING, POST, STATUS = "closing round", "post", "status"
@@ -300,13 +303,12 @@ class PlayedRank:
                     with contextlib.suppress(OSError):
                         link.send(self.rng.randbytes(self.rng.randrange(1, 4000)))
         elif self.lie != "silence":
-            # A page is the first part of a rank's memory: failure, lifecycle, metadata.
-            page = 12 << 10
-            for fd in self.kept if self.lie.startswith("all") else self.kept[-1:]:
+            whose, what = self.lie.split()
+            for fd in {"own": self.kept[-1:], "other": self.kept[:-1], "all": self.kept}[whose]:
                 size = os.fstat(fd).st_size
+                part = {"pages": slice(PAGE), "records": slice(PAGE, size), "memory": slice(size)}
                 with mmap.mmap(fd, size) as shared:
-                    part = page if self.lie.endswith("page") or self.lie.endswith("pages") else size
-                    shared[:part] = self.rng.randbytes(part)
+                    shared[part[what]] = self.rng.randbytes(len(range(size)[part[what]]))
 
     def stay(self, ranks, limit: float) -> None:
         """Keeps its connections until the others have ended."""

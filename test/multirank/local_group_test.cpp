@@ -198,6 +198,17 @@ TEST(LocalGroup, WhoHearsThatAPeerHasGivenUpLearnsWhomItMissed) {
                {"has given up waiting for rank 2 (global rank 12)"});
 }
 
+// A rank that is only late is not missed by one that gives up because another is gone.
+TEST(LocalGroup, WhoGivesUpBecauseARankIsGoneMissesThatOneAlone) {
+  const Groups groups = connect_groups(3);
+  of(groups, 1).leave();
+  expect_error(test::error_of([&] { exchange(of(groups, 0), 1); }), ErrorCode::kPeerLost,
+               {"rank 1 (global rank 11) has ended or left the group"});
+  expect_error(test::error_of([&] { exchange(of(groups, 2), 1); }), ErrorCode::kPeerLost,
+               {"rank 0 (global rank 10) has given up waiting for rank 1 (global rank 11)"});
+}
+
+// The ranks that try again meet one that still tries for the first time.
 // The ranks that try again meet one that still tries for the first time.
 TEST(LocalGroup, ALateRankMeetsOthersThatHaveTriedMoreOften) {
   const Groups groups = connect_groups(2);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -15,13 +16,16 @@
 
 namespace symm::test {
 
-// Rank 1 takes part in a call of one step, as far as rank 0 can see: with that record, and `row` in
-// the step's slot.
-inline void pretend(Communicator& communicator, const CallRecord& record,
-                    const std::vector<std::uint64_t>& row = {}) {
+// Rank 1 takes part in a call of one step, as far as rank 0 can see: with that record, as `change`
+// leaves it, and `row` in the step's slot.
+inline void pretend(
+    Communicator& communicator, const CallRecord& record,
+    const std::vector<std::uint64_t>& row = {},
+    const std::function<void(CallRecord&)>& change = [](CallRecord&) {}) {
   auto& control = *reinterpret_cast<ControlRegion*>(communicator.local_group()->region(1));
   const std::uint64_t sequence = record.sequence;
   control.calls[sequence % kCallRing] = record;
+  change(control.calls[sequence % kCallRing]);
   store_release(&control.progress.entered, sequence);
   const std::uint64_t step = load_acquire(&control.ready.value);
   std::copy(row.begin(), row.end(),

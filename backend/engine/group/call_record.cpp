@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <numeric>
+#include <vector>
 
 #include "kernels/core/atomics.hpp"
 #include "kernels/cpu/host_collectives.hpp"
@@ -45,6 +46,24 @@ std::string difference(const CallRecord& a, const CallRecord& b) {
   if (a.kind != b.kind || a.algorithm != b.algorithm) return text;
   return text + with("chunk_bytes", a.chunk_bytes, b.chunk_bytes) +
          with("channels", a.channels, b.channels);
+}
+
+bool is_readable(const CallRecord& record) {
+  return record.kind < kCollectiveKindCount && record.dtype < kDtypeCount &&
+         record.op < kReduceOpCount && record.algorithm < kAlgorithmCount;
+}
+
+// Every rank can write to the memory of the others. This one has not done so, and which of them
+// has, nothing says.
+Error written_over(const LocalGroup& group, const std::string& counter, int owner,
+                   std::uint64_t sequence) {
+  std::vector<int> others;
+  for (int rank = 0; rank < group.world_size(); ++rank) {
+    if (rank != group.rank()) others.push_back(rank);
+  }
+  return Error(ErrorCode::kSecurity, group.prefix(), "the record of the call that ",
+               group.rank_name(owner), " made at ", counter, " ", sequence,
+               " was written over, which can have been done by ", group.names().list(others));
 }
 
 }  // namespace
@@ -116,10 +135,7 @@ std::size_t input_bytes(const CollectiveArgs& args, int peer, int world_size) {
 }
 
 std::string describe_call(const CallRecord& record) {
-  if (record.kind >= kCollectiveKindCount || record.dtype >= kDtypeCount ||
-      record.op >= kReduceOpCount || record.algorithm >= kAlgorithmCount) {
-    return "an unreadable record";
-  }
+  if (!is_readable(record)) return "an unreadable record";
   const auto kind = static_cast<CollectiveKind>(record.kind);
   std::string text(collective_name(kind));
   if (kind == CollectiveKind::kBarrier) return text;
@@ -176,6 +192,10 @@ bool same_call(const CallRecord& a, const CallRecord& b) {
 
 Error different_calls(const LocalGroup& group, const std::string& counter, int peer,
                       const CallRecord& mine, const CallRecord& theirs) {
+  if (!is_readable(mine)) return written_over(group, counter, group.rank(), mine.sequence);
+  if (!is_readable(theirs) || theirs.sequence != mine.sequence) {
+    return written_over(group, counter, peer, mine.sequence);
+  }
   return Error(ErrorCode::kMismatch,
                group.prefix() + "different calls at " + counter + " " +
                    std::to_string(mine.sequence) + ": " + group.rank_name(group.rank()) +

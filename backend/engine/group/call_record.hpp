@@ -58,7 +58,8 @@ bool same_call(const CallRecord& a, const CallRecord& b);
 std::string describe_call(const CallRecord& record);
 
 // That this rank and `peer` made calls which do not belong together; `counter` names their common
-// number: "seq" or "device seq".
+// number, that of `mine`: "seq" or "device seq". Where one of the records is none of this call, the
+// memory of its rank was written over, and the error says so.
 Error different_calls(const LocalGroup& group, const std::string& counter, int peer,
                       const CallRecord& mine, const CallRecord& theirs);
 

@@ -6,6 +6,7 @@
 // none, except for sequence(); the caller runs one call at a time.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -81,14 +82,19 @@ class HostTrace final : public CallObserver {
                                         std::size_t bytes);
   bool is_there(int peer, const std::string& call);
   const ProgressLine& progress(int rank) const { return memory_->control(rank).progress; }
-  const CallRecord& record(int rank, std::uint64_t sequence) const {
-    return memory_->control(rank).calls[sequence % kCallRing];
+  const CallRecord& record(int peer, std::uint64_t sequence) const {
+    return memory_->control(peer).calls[sequence % kCallRing];
+  }
+  const CallRecord& own_call(std::uint64_t sequence) const {
+    return own_calls_[sequence % kCallRing];
   }
 
   LocalGroup& group_;
   GroupMemory* const memory_;
   const PeerMemory& peer_memory_;
   std::atomic<std::uint64_t> sequence_{0};
+  // What this rank has published, where no other can write.
+  std::array<CallRecord, kCallRing> own_calls_{};
   const CollectiveArgs* args_ = nullptr;  // of the last call, while it runs
   Clock::time_point start_;               // of the last call
   std::chrono::milliseconds timeout_{0};
