@@ -187,7 +187,7 @@ TEST(LocalGroup, ARankThatDoesNotComeIsNamedAndTheNextRendezvousWorks) {
 TEST(LocalGroup, WhoHearsThatAPeerHasGivenUpLearnsWhomItMissed) {
   const Groups groups = connect_groups(4);
   const auto errors = errors_of_ranks(4, [&](int rank) {
-    if (rank != 2) exchange(of(groups, rank), 1, Purpose::kView, rank == 1 ? 50ms : kTimeout);
+    if (rank != 2) exchange(of(groups, rank), 1, Purpose::kView, rank == 1 ? 500ms : kTimeout);
   });
   expect_error(errors[1], ErrorCode::kTimeout, {"rank 2 (global rank 12) did not come"});
   for (const std::size_t rank : {0, 3}) {

@@ -27,6 +27,7 @@ import inspect
 import os
 import pickle
 import tempfile
+import time
 import warnings
 
 import torch
@@ -309,10 +310,19 @@ def check(function, world_size, *args, **options) -> None:
     expect_no_mismatch(run_ranks(function, world_size, *args, **options))
 
 
+def _fewest_threads() -> int:
+    """Linux may list a thread for a moment after it has been joined."""
+    fewest = len(os.listdir("/proc/self/task"))
+    for _ in range(20):
+        time.sleep(0.001)
+        fewest = min(fewest, len(os.listdir("/proc/self/task")))
+    return fewest
+
+
 def resources():
     """What a process holds. A GPU's driver maps areas and opens files of its own accord."""
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
+        "threads": _fewest_threads(),
         "mappings": sum(1 for _ in open("/proc/self/maps")),
     }
