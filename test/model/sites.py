@@ -38,6 +38,7 @@ GIVE_UP = "kernels/gpu/device/wait.cuh"
 SIGNAL = "kernels/gpu/device/signal.cuh"
 END = "kernels/gpu/device/call_end.cuh"
 GROUP = "symm_mem/group/local_group.cpp"
+EXCHANGE = "symm_mem/group/local_exchange.cpp"
 
 # How a thread of a GPU finds that a counter of a peer has come far enough; the second is AMD's.
 REACHED = [
@@ -180,13 +181,13 @@ SITES: dict[str, list[Site]] = {
         Site(GROUP, "LocalGroup::fail(", "fence_before_writes()"),
         Site(GROUP, "LocalGroup::leave(", "fence_before_writes()"),
         Site(GROUP, "LocalGroup::failure(", "fence_before_writes()"),
-        Site(GROUP, "LocalGroup::give_up(", "fence_before_writes()"),
+        Site(EXCHANGE, "LocalGroup::give_up(", "fence_before_writes()"),
         Site(GIVE_UP, "void fail_group(", "release_earlier_work()"),
         Site("symm_mem/group/host_signals.cpp", "HostSignals::barrier(", "fence_before_writes()"),
     ],
     "look after reads": [
         Site("symm_mem/group/local_group.hpp", "bool stands(", "fence_after_reads()"),
-        Site(GROUP, "LocalGroup::exchange(Purpose", "fence_after_reads()"),
+        Site(EXCHANGE, "LocalGroup::exchange(Purpose", "fence_after_reads()"),
         Site(MEETING, "bool stands(", "acquire_for_later_work()"),
     ],
     "record clear": [Site(CALLS, "DeviceTrace::post", "place.sequence, std::uint64_t{0}")],
