@@ -6,15 +6,19 @@
 The two take turns of a few calls; a figure is the median of its turns, of the slowest rank. Every
 result is compared with gloo's before anything is timed. `bytes` is the larger side of a rank.
 
+With `--legs` a call's legs alone take turns with it: what the ranks of a host do among each other
+(`local_us`), and the messages of a rail, one of a whole share each, by the engine (`engine_us`).
+Beside each time is, as `.._cpu_us`, that of the processors in all four processes.
+
 With `--device cuda` each host has a GPU of its own, which its two ranks share, and NCCL is between
-them: two GPUs are needed. Beside a call, in turns with it, are its legs alone: what the ranks of a
-host do among each other (`local_us`), and the messages of a rail, one of a whole share each
-(`engine_us`). `ratio` is that of the call to the longer of the two.
+them: two GPUs are needed. The legs are beside a call there too, and `ratio` is that of the call to
+the longer of the two.
 """
 
 import argparse
 import os
 import platform
+import resource
 import statistics
 import sys
 import tempfile
@@ -73,18 +77,25 @@ def _calls(kind, size, rank, group):
 
 KINDS = ["all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter"]
 KINDS += ["reduce_scatter", "all_to_all", "barrier"]
-GPU_KINDS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+LEG_KINDS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 GPU_SIZES = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
 
 
 def _turn(call, times, flat):
+    """(microseconds a call, those of processors in this process)"""
     _settle()
     dist.barrier(flat)
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), _processor_s()
     for _ in range(times):
         call()
     _settle()
-    return (time.perf_counter() - begin) / times * 1e6
+    spent = time.perf_counter() - begin, _processor_s() - used
+    return tuple(each / times * 1e6 for each in spent)
+
+
+def _processor_s():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _settle():
@@ -142,38 +153,51 @@ def _engine_leg(kind, size, rank, rail):
     return leg
 
 
-def _row_of_gpus(kind, size, rank, groups, turns):
+def _row_with_legs(kind, size, rank, groups, turns):
     global _device
     flat, inside, rail = groups
+    on_cpu = _device == "cpu"
     ours, results = _calls(kind, size, rank, dist.group.WORLD)
-    _device = "cpu"
+    device, _device = _device, "cpu"
     theirs, expected = _calls(kind, size, rank, flat)
-    _device = "cuda"
+    _device = device
     ours(), theirs(), _settle()
     for mine, other in zip(results, expected, strict=True):
         assert torch.equal(mine.cpu(), other), f"{kind} of {size} bytes: another result than gloo's"
     bodies = {
-        "symm_us": ours,
-        "local_us": _local_legs(kind, size, inside),
-        "engine_us": _engine_leg(kind, size, rank, rail),
+        "symm": ours,
+        "local": _local_legs(kind, size, inside),
+        "engine": _engine_leg(kind, size, rank, rail),
     }
+    if on_cpu:
+        bodies["gloo"] = theirs
     times = 20 if size <= 1 << 20 else 5
     spent = {name: [] for name in bodies}
+    processors = dict.fromkeys(bodies, 0.0)
     for turn in range(turns + 1):
         for name, body in bodies.items():
-            each = _turn(body, times, flat)
+            each, processor = _turn(body, times, flat)
             if turn > 0:  # the first one warms up
                 spent[name].append(each)
+                processors[name] += processor / turns
     row = {"kind": kind, "bytes": size}
-    row |= {name: _slowest(statistics.median(each), flat) for name, each in spent.items()}
-    row["ratio"] = round(row["symm_us"] / max(row["local_us"], row["engine_us"]), 2)
-    return row
+    for name, each in spent.items():
+        row[f"{name}_us"] = _slowest(statistics.median(each), flat)
+        if on_cpu:
+            row[f"{name}_cpu_us"] = _of_all(processors[name], dist.ReduceOp.SUM, flat)
+    other = row["gloo_us"] if on_cpu else max(row["local_us"], row["engine_us"])
+    fraction = (other, row["symm_us"]) if on_cpu else (row["symm_us"], other)
+    return row | {"ratio": round(fraction[0] / fraction[1], 2)}
+
+
+def _of_all(value, op, flat):
+    figure = torch.tensor([value])
+    dist.all_reduce(figure, op, group=flat)
+    return round(figure.item(), 1)
 
 
 def _slowest(value, flat):
-    figure = torch.tensor([value])
-    dist.all_reduce(figure, dist.ReduceOp.MAX, group=flat)
-    return round(figure.item(), 1)
+    return _of_all(value, dist.ReduceOp.MAX, flat)
 
 
 def _row(kind, size, rank, flat, turns):
@@ -185,8 +209,8 @@ def _row(kind, size, rank, flat, turns):
     times = 20 if size <= 1 << 16 else 5 if size <= 1 << 20 else 2
     symm, gloo = [], []
     for _ in range(turns):
-        symm.append(_turn(ours, times, flat))
-        gloo.append(_turn(theirs, times, flat))
+        symm.append(_turn(ours, times, flat)[0])
+        gloo.append(_turn(theirs, times, flat)[0])
     symm_us = _slowest(statistics.median(symm), flat)
     gloo_us = _slowest(statistics.median(gloo), flat)
     ratio = round(gloo_us / symm_us, 2)
@@ -203,11 +227,11 @@ def _gloo_by_another_name():
     os.environ["SYMM_INTER_HOST"] = "copied"
 
 
-def _groups_of_gpus(flat):
-    """(over gloo of all ranks, over symm of this host's, over NCCL of this rail's)"""
+def _groups_of_legs(flat, engine):
+    """(over gloo of all ranks, over symm of this host's, over the engine of this rail's)"""
     rank = dist.get_rank()
     inside = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
-    rails = [dist.new_group(ranks, backend="nccl") for ranks in ([0, 2], [1, 3])]
+    rails = [dist.new_group(ranks, backend=engine) for ranks in ([0, 2], [1, 3])]
     return flat, inside[rank // 2], rails[rank % 2]
 
 
@@ -224,12 +248,13 @@ def rank_main(rank, store, arguments):
         _gloo_by_another_name()
     dist.init_process_group("symm", store=dist.FileStore(store, WORLD), rank=rank, world_size=WORLD)
     flat = dist.new_group(backend="gloo")
-    groups = _groups_of_gpus(flat) if on_gpus else None
+    has_legs = on_gpus or arguments.legs
+    groups = _groups_of_legs(flat, "nccl" if on_gpus else "gloo") if has_legs else None
     rows = []
     for kind in arguments.kinds.split(","):
         for size in map(int, arguments.sizes.split(",")):
-            if on_gpus:
-                rows.append(_row_of_gpus(kind, size, rank, groups, arguments.turns))
+            if has_legs:
+                rows.append(_row_with_legs(kind, size, rank, groups, arguments.turns))
             else:
                 rows.append(_row(kind, size, rank, flat, arguments.turns))
             if rank == 0:
@@ -258,14 +283,16 @@ def rank_main(rank, store, arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--kinds", help="all; with cuda those that have legs of their own here")
+    parser.add_argument("--kinds", help="all; with legs those that have them here")
     parser.add_argument("--sizes", help="bytes")
     parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--legs", action="store_true", help="the legs of a call beside it")
     parser.add_argument("--copied", action="store_true", help="no message in the user's tensors")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     on_gpus = arguments.device == "cuda"
-    arguments.kinds = arguments.kinds or ",".join(GPU_KINDS if on_gpus else KINDS)
+    with_legs = on_gpus or arguments.legs
+    arguments.kinds = arguments.kinds or ",".join(LEG_KINDS if with_legs else KINDS)
     arguments.sizes = arguments.sizes or ",".join(map(str, GPU_SIZES if on_gpus else SIZES))
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(rank_main, (os.path.join(folder, "store"), arguments), nprocs=WORLD)
