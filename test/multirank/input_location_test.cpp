@@ -23,6 +23,7 @@
 namespace symm {
 namespace {
 
+using test::config_with_pretender;
 using test::error_of;
 using test::expect_error;
 using test::pretend;
@@ -31,24 +32,13 @@ using test::sum_args;
 constexpr std::size_t kBytes = 4096;
 constexpr std::size_t kCount = 100;
 
-CommunicatorConfig config_of(int rank) {
-  CommunicatorConfig config;
-  config.group_name = "test";
-  config.rank = rank;
-  config.world_size = 2;
-  config.global_ranks = {10, 11};
-  config.timeout = std::chrono::milliseconds(20'000);
-  config.algorithm = Algorithm::kOneShot;
-  return config;
-}
-
 // What rank 0's all_reduce makes of a record in which rank 1 says that its input is at `offset` of
 // segment `number`.
 std::optional<Error> error_for(std::uint32_t number, std::uint64_t offset) {
   test::MemoryStore store;
   std::optional<Error> found;
   test::run_ranks(2, [&](int rank) {
-    Communicator communicator(store, config_of(rank));
+    Communicator communicator(store, config_with_pretender(rank));
     const auto segment =
         test::join_segment(communicator, LocalSegment::allocate(host_runtime(), kBytes));
     std::memset(segment->base(rank), 0, kBytes);
@@ -96,7 +86,7 @@ std::optional<Error> error_for_share(std::uint64_t begin, std::uint64_t share) {
   test::MemoryStore store;
   std::optional<Error> found;
   test::run_ranks(2, [&](int rank) {
-    Communicator communicator(store, config_of(rank));
+    Communicator communicator(store, config_with_pretender(rank));
     const auto segment =
         test::join_segment(communicator, LocalSegment::allocate(host_runtime(), 2 * kLarge));
     std::memset(segment->base(rank), 1, 2 * kLarge);

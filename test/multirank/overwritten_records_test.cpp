@@ -32,14 +32,7 @@ std::optional<Error> error_for(const Change& mine, const Change& theirs) {
   test::MemoryStore store;
   std::optional<Error> found;
   test::run_ranks(2, [&](int rank) {
-    CommunicatorConfig config;
-    config.group_name = "test";
-    config.rank = rank;
-    config.world_size = 2;
-    config.global_ranks = {10, 11};
-    config.timeout = std::chrono::milliseconds(20'000);
-    config.algorithm = Algorithm::kOneShot;
-    Communicator communicator(store, config);
+    Communicator communicator(store, test::config_with_pretender(rank));
     std::vector<float> data(100, 1.0f);
     const CollectiveArgs args = test::sum_args(data);
     communicator.run(CollectiveArgs{});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,6 +16,18 @@
 #include "kernels/protocol/mailbox.hpp"
 
 namespace symm::test {
+
+// Of a group of two, of global ranks 10 and 11, in which rank 1 pretends.
+inline CommunicatorConfig config_with_pretender(int rank) {
+  CommunicatorConfig config;
+  config.group_name = "test";
+  config.rank = rank;
+  config.world_size = 2;
+  config.global_ranks = {10, 11};
+  config.timeout = std::chrono::milliseconds(20'000);
+  config.algorithm = Algorithm::kOneShot;
+  return config;
+}
 
 // Rank 1 takes part in a call of one step, as far as rank 0 can see: with that record, as `change`
 // leaves it, and `row` in the step's slot.
