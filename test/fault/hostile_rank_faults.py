@@ -171,8 +171,9 @@ OF_A_HELLO = {
 # What a rank may do to the memory that it shares, its own and the others', once it is a member.
 OF_A_MEMBER = ["silence", "close", "noise", "own pages", "own memory", "all pages", "all memory"]
 OF_A_MEMBER += ["other records", "other memory"]
-# The first part of a rank's memory: failure, lifecycle, metadata. The records of its calls follow.
-PAGE = 12 << 10
+# The first part of a rank's memory, sizeof(GroupPage): failure, lifecycle, metadata. What follows
+# begins with signals and the records of calls.
+PAGE = 28 << 10
 
 # In this order are frames sent: the closing round, the post of the page, the status of that.
 CLOSING, POST, STATUS = "closing round", "post", "status"
@@ -306,9 +307,10 @@ class PlayedRank:
             whose, what = self.lie.split()
             for fd in {"own": self.kept[-1:], "other": self.kept[:-1], "all": self.kept}[whose]:
                 size = os.fstat(fd).st_size
-                part = {"pages": slice(PAGE), "records": slice(PAGE, size), "memory": slice(size)}
+                parts = {"pages": (0, PAGE), "records": (PAGE, size), "memory": (0, size)}
+                begin, end = parts[what]
                 with mmap.mmap(fd, size) as shared:
-                    shared[part[what]] = self.rng.randbytes(len(range(size)[part[what]]))
+                    shared[begin:end] = self.rng.randbytes(end - begin)
 
     def stay(self, ranks, limit: float) -> None:
         """Keeps its connections until the others have ended."""

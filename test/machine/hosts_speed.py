@@ -1,14 +1,15 @@
 """Collectives over two hosts of two ranks, which this machine plays, beside gloo over all four.
 
     python test/machine/hosts_speed.py [--sizes 256,65536] [--kinds all_reduce] [--copied]
-        [--device cuda] [--json FILE]
+        [--legs] [--device cuda] [--json FILE]
 
 The two take turns of a few calls; a figure is the median of its turns, of the slowest rank. Every
 result is compared with gloo's before anything is timed. `bytes` is the larger side of a rank.
 
 With `--legs` a call's legs alone take turns with it: what the ranks of a host do among each other
 (`local_us`), and the messages of a rail, one of a whole share each, by the engine (`engine_us`).
-Beside each time is, as `.._cpu_us`, that of the processors in all four processes.
+They are those of a call over rails, also where the call goes by leaders. Beside each time is, as
+`.._cpu_us`, that of the processors in all four processes.
 
 With `--device cuda` each host has a GPU of its own, which its two ranks share, and NCCL is between
 them: two GPUs are needed. The legs are beside a call there too, and `ratio` is that of the call to
@@ -185,9 +186,11 @@ def _row_with_legs(kind, size, rank, groups, turns):
         row[f"{name}_us"] = _slowest(statistics.median(each), flat)
         if on_cpu:
             row[f"{name}_cpu_us"] = _of_all(processors[name], dist.ReduceOp.SUM, flat)
-    other = row["gloo_us"] if on_cpu else max(row["local_us"], row["engine_us"])
-    fraction = (other, row["symm_us"]) if on_cpu else (row["symm_us"], other)
-    return row | {"ratio": round(fraction[0] / fraction[1], 2)}
+    if on_cpu:
+        ratio = row["gloo_us"] / row["symm_us"]
+    else:
+        ratio = row["symm_us"] / max(row["local_us"], row["engine_us"])
+    return row | {"ratio": round(ratio, 2)}
 
 
 def _of_all(value, op, flat):

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "kernels/core/error.hpp"
+#include "kernels/protocol/group_page.hpp"
 #include "test/support/environment.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/file_store.hpp"
@@ -209,7 +211,6 @@ TEST(LocalGroup, WhoGivesUpBecauseARankIsGoneMissesThatOneAlone) {
 }
 
 // The ranks that try again meet one that still tries for the first time.
-// The ranks that try again meet one that still tries for the first time.
 TEST(LocalGroup, ALateRankMeetsOthersThatHaveTriedMoreOften) {
   const Groups groups = connect_groups(2);
   for (int tries = 0; tries < 3; ++tries) {
@@ -313,6 +314,16 @@ TEST(LocalGroup, AFailureIsToldOnceAndLeavingIsNone) {
   EXPECT_EQ(failed, 1);
   EXPECT_EQ(late, 1);
   EXPECT_EQ(left, 0);
+}
+
+TEST(LocalGroup, AFailureEndsWhereItEndsOnAPageThatWasWrittenOver) {
+  const Groups groups = connect_groups(2);
+  std::byte* const page = of(groups, 1).region(0) - sizeof(GroupPage);
+  FailureRecord& record = reinterpret_cast<GroupPage*>(page)->failure;
+  std::fill_n(record.text, FailureRecord::kTextBytes, 'x');
+  of(groups, 0).fail(Error(ErrorCode::kAborted, "on purpose"));
+  EXPECT_FALSE(of(groups, 1).poll("a call"));
+  EXPECT_TRUE(std::string(of(groups, 1).failure().what()).ends_with(" gave up: on purpose"));
 }
 
 TEST(LocalGroup, TheWatchdogLooksUntilATaskIsRemoved) {

@@ -13,6 +13,7 @@
 #include "kernels/core/atomics.hpp"
 #include "kernels/cpu/wait.hpp"
 #include "kernels/plan/plan.hpp"
+#include "kernels/protocol/group_page.hpp"
 #include "test/support/collective_cases.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/memory_store.hpp"
@@ -21,6 +22,9 @@
 
 namespace symm {
 namespace {
+
+// Where test/fault/hostile_rank_faults.py has the records of a rank begin.
+static_assert(sizeof(GroupPage) == 28 << 10);
 
 using test::error_of;
 using test::expect_error;
