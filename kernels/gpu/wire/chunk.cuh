@@ -10,23 +10,34 @@ namespace symm {
 
 __device__ inline unsigned warp_thread() { return threadIdx.x % kWarpThreads; }
 
+// Calls body.operator()<n>(at) of a warp for the whole units: kBatch of them, from `at` on and a
+// warp apart, while there are so many, and then one by one. Loads that might not happen would keep
+// their registers through the loop.
+template <std::uint32_t kBatch, class Body>
+__device__ __forceinline__ void each_batch(std::uint32_t whole, const Body& body) {
+  std::uint32_t at = warp_thread();
+  for (; at + (kBatch - 1) * kWarpThreads < whole; at += kBatch * kWarpThreads) {
+    body.template operator()<kBatch>(at);
+  }
+  if constexpr (kBatch > 1) {
+#pragma unroll 1
+    for (; at < whole; at += kWarpThreads) body.template operator()<1u>(at);
+  }
+}
+
 inline constexpr std::uint32_t kCopyBatch = 4;  // units that a thread has under way
 
 // Of a warp: loads whole units and hands them to store(at, unit), several under way at once.
 template <class Store>
 __device__ __forceinline__ void move_units(const Unit* from, std::uint32_t whole,
                                            const Store& store) {
-  for (std::uint32_t at = warp_thread(); at < whole; at += kCopyBatch * kWarpThreads) {
-    Unit units[kCopyBatch];
+  each_batch<kCopyBatch>(whole, [&]<std::uint32_t kUnits>(std::uint32_t at) {
+    Unit units[kUnits];
 #pragma unroll
-    for (std::uint32_t i = 0; i < kCopyBatch; ++i) {
-      if (at + i * kWarpThreads < whole) units[i] = load_data(from + at + i * kWarpThreads);
-    }
+    for (std::uint32_t i = 0; i < kUnits; ++i) units[i] = load_data(from + at + i * kWarpThreads);
 #pragma unroll
-    for (std::uint32_t i = 0; i < kCopyBatch; ++i) {
-      if (at + i * kWarpThreads < whole) store(at + i * kWarpThreads, units[i]);
-    }
-  }
+    for (std::uint32_t i = 0; i < kUnits; ++i) store(at + i * kWarpThreads, units[i]);
+  });
 }
 
 // By a warp: the units from number `first` on, one by one.
@@ -79,18 +90,17 @@ __device__ inline void store_odd(std::byte* const* to, int world, int rank, std:
 // Units of one thread that are combined together, and the ranks whose units are in registers at
 // once: as many as leave room for the sums.
 template <int N>
-inline constexpr std::uint32_t kUnitsAtOnce = N == 2   ? 3
-                                              : N == 4 ? 2
+inline constexpr std::uint32_t kUnitsAtOnce = N == 2   ? 4
+                                              : N == 4 ? 3
                                                        : 1;
 template <int N>
 inline constexpr int kRanksAtOnce = N == 0 ? 4 : N;
 
-// Units `at`, and the next of this thread, up to `end`.
-template <int N, class Rule>
+// kUnits units of a thread, from `at` on and a warp apart.
+template <int N, class Rule, std::uint32_t kUnits>
 __device__ __forceinline__ void combine_units(const std::byte* const* from, std::byte* const* to,
-                                              int world, std::uint32_t at, std::uint32_t end,
+                                              int world, std::uint32_t at,
                                               const typename Rule::Facts& facts) {
-  constexpr std::uint32_t kUnits = kUnitsAtOnce<N>;
   constexpr int kRanks = kRanksAtOnce<N>;
   UnitSum<Rule> sums[N == 0 ? kUnits : 1];  // where N is known, one after the other
   for (int base = 0; base < world; base += kRanks) {
@@ -100,9 +110,7 @@ __device__ __forceinline__ void combine_units(const std::byte* const* from, std:
       if (base + k >= world) continue;
       const auto* source = reinterpret_cast<const Unit*>(load_shared(&from[base + k])) + at;
 #pragma unroll
-      for (std::uint32_t i = 0; i < kUnits; ++i) {
-        if (at + i * kWarpThreads < end) units[i][k] = load_data(source + i * kWarpThreads);
-      }
+      for (std::uint32_t i = 0; i < kUnits; ++i) units[i][k] = load_data(source + i * kWarpThreads);
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kUnits; ++i) {
@@ -111,10 +119,8 @@ __device__ __forceinline__ void combine_units(const std::byte* const* from, std:
       for (int k = 0; k < kRanks; ++k) {
         if (base + k < world) sum.add(units[i][k], facts, base + k);
       }
-      const bool is_last = base + kRanks >= world;
-      if (is_last && at + i * kWarpThreads < end) {
-        store_all<N>(to, world, at + i * kWarpThreads, sum.finish(facts));
-      }
+      if (base + kRanks < world) continue;
+      store_all<N>(to, world, at + i * kWarpThreads, sum.finish(facts));
     }
   }
 }
@@ -130,9 +136,9 @@ static __device__ SYMM_OUTLINED_METHOD void combine_chunk(const std::byte* const
                        is_aligned(load_shared(&to[rank]), kUnitBytes);
   const std::uint32_t whole = aligned ? bytes / kUnitBytes : 0;
   const auto combine_whole = [&](auto rule) {
-    for (std::uint32_t at = warp_thread(); at < whole; at += kUnitsAtOnce<N> * kWarpThreads) {
-      combine_units<N, decltype(rule)>(from, to, world, at, whole, facts);
-    }
+    each_batch<kUnitsAtOnce<N>>(whole, [&]<std::uint32_t kUnits>(std::uint32_t at) {
+      combine_units<N, decltype(rule), kUnits>(from, to, world, at, facts);
+    });
   };
   if constexpr (Rule::kScales) {
     if (facts.premultiplies || facts.divisor != 0) {
