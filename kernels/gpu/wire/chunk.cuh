@@ -88,7 +88,7 @@ __device__ inline void store_odd(std::byte* const* to, int world, int rank, std:
 }
 
 // Units of one thread that are combined together, and the ranks whose units are in registers at
-// once: as many as leave room for the sums.
+// once: as many as leave room for the sums of elements of 16 bits and more.
 template <int N>
 inline constexpr std::uint32_t kUnitsAtOnce = N == 2   ? 4
                                               : N == 4 ? 3
