@@ -143,7 +143,7 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                            .max_world = 2,
                                            .channels = 64,
                                            .bulk_channels = 64,
-                                           .one_hop = 128 * kKiB,
+                                           .one_hop = 512 * kKiB,
                                            .all_reduce = 6 * kMiB,
                                            .reduce = 7 * kMiB,
                                            .broadcast = 3 * kMiB,

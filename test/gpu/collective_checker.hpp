@@ -31,6 +31,8 @@ struct CollectiveCall {
   int root = 0;
   bool in_place = false;
   std::size_t offset = 0;  // of every buffer from an aligned address
+  // Whose buffers begin four bytes further: a bit a rank.
+  std::uint64_t shifted = 0;
   // Whose outputs lie in a symmetric segment, which every rank knows: a bit a rank.
   std::uint64_t registered = 0;
   bool root_last = false;  // launches when the others have begun
@@ -43,7 +45,8 @@ inline std::string describe(const CollectiveCall& call, int world) {
           ", world " + std::to_string(world) + ", root " + std::to_string(call.root) + ", counts";
   for (const std::size_t count : call.counts) text += " " + std::to_string(count);
   return text + (call.in_place ? ", in place" : "") + ", offset " + std::to_string(call.offset) +
-         ", registered " + std::to_string(call.registered);
+         ", shifted " + std::to_string(call.shifted) + ", registered " +
+         std::to_string(call.registered);
 }
 
 inline bool has_parts(CollectiveKind kind) {
@@ -79,6 +82,9 @@ class Checker {
   std::size_t output_count(std::size_t rank) const {
     return has_parts(call_.kind) && !reads_parts(call_.kind) ? total_ : call_.counts[rank];
   }
+  std::size_t offset_of(std::size_t rank) const {
+    return call_.offset + ((call_.shifted >> rank & 1) != 0 ? 4 : 0);
+  }
   std::size_t share_begin(std::size_t rank) const {
     return std::accumulate(call_.counts.begin(),
                            call_.counts.begin() + static_cast<std::ptrdiff_t>(rank),
@@ -106,8 +112,8 @@ class Checker {
       out_.push_back(std::make_unique<DeviceBytes>(output_count(rank) * size_));
       check(gpuMemset(out_[rank]->at(0), static_cast<int>(kPoison), out_[rank]->bytes() + 64),
             "Memset");
-      std::byte* to = call_.in_place ? out_[rank]->at(call_.offset) + input_offset(rank)
-                                     : in_[rank]->at(call_.offset);
+      std::byte* to = call_.in_place ? out_[rank]->at(offset_of(rank)) + input_offset(rank)
+                                     : in_[rank]->at(offset_of(rank));
       check(gpuMemcpy(to, input.data(), input.size(), gpuMemcpyHostToDevice), "Memcpy");
     }
     check(gpuDeviceSynchronize(), "DeviceSynchronize");
@@ -132,8 +138,9 @@ class Checker {
 
   void launch(std::size_t rank) {
     const int r = static_cast<int>(rank);
-    std::byte* output = out_[rank]->at(call_.offset);
-    std::byte* input = call_.in_place ? output + input_offset(rank) : in_[rank]->at(call_.offset);
+    std::byte* output = out_[rank]->at(offset_of(rank));
+    std::byte* input =
+        call_.in_place ? output + input_offset(rank) : in_[rank]->at(offset_of(rank));
     std::vector<Part> parts;
     for (std::size_t p = 0; p < world_ && has_parts(call_.kind); ++p) {
       std::byte* base = reads_parts(call_.kind) ? input : output;
@@ -212,8 +219,9 @@ class Checker {
     const bool untouched = want.empty() && out.bytes() > 0;
     if (untouched && call_.in_place) return;
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const bool inside = i >= call_.offset && i < call_.offset + want.size();
-      const std::byte wanted = inside ? want[i - call_.offset] : kPoison;
+      const std::size_t begin = offset_of(rank);
+      const bool inside = i >= begin && i < begin + want.size();
+      const std::byte wanted = inside ? want[i - begin] : kPoison;
       ASSERT_EQ(static_cast<int>(all[i]), static_cast<int>(wanted))
           << "rank " << rank << ", byte " << i
           << (inside ? " of the output" : " outside the output");

@@ -238,6 +238,46 @@ TEST_P(GroupKernelsTest, LargeBlocksTakeSetsOfTiles) {
   }
 }
 
+// NOTE [One tile] in one_tile.cuh: blocks with one tile, with as many as a small and a large block
+// has warps, and with one more; whole units, and others on no rank, on one and on all but one,
+// which then launch another kernel than their peers.
+TEST_P(GroupKernelsTest, RanksLaunchKernelsOfTheirOwnForOneCall) {
+  DeviceRig rig(world(), {.wire = wire()});
+  Checker checker(rig);
+  constexpr std::pair<Dtype, ReduceOp> kRules[] = {{Dtype::kBFloat16, ReduceOp::kSum},
+                                                   {Dtype::kInt32, ReduceOp::kSum},
+                                                   {Dtype::kFloat32, ReduceOp::kAvg},
+                                                   {Dtype::kFloat8E5M2, ReduceOp::kSum},
+                                                   {Dtype::kFloat16, ReduceOp::kPreMulSum}};
+  const std::uint64_t all = (std::uint64_t{1} << world()) - 1;
+  int turn = 0;
+  for (const CollectiveKind kind : kKinds) {
+    for (const Algorithm algorithm : {Algorithm::kLL, Algorithm::kLLTwoShot}) {
+      if (algorithm == Algorithm::kLLTwoShot && kind != CollectiveKind::kAllReduce) continue;
+      for (const std::size_t tiles : {1u, 10u, 11u, 32u, 33u}) {
+        for (const std::uint64_t shifted : {std::uint64_t{0}, std::uint64_t{2}, all - 1}) {
+          const auto [dtype, op] = kRules[turn % 5];
+          const int blocks = turn % 2 == 0 ? 1 : 3;
+          const std::size_t slices = algorithm == Algorithm::kLL ? 1 : even(0).size();
+          const std::size_t bytes =
+              slices * tiles * static_cast<std::size_t>(blocks) * wire_tile(wire()).bytes -
+              std::size_t{4} * (turn % 3);
+          checker.run({.kind = kind,
+                       .plan = plan(algorithm, blocks),
+                       .dtype = dtype,
+                       .op = op,
+                       .counts = even(bytes / dtype_bytes(dtype)),
+                       .root = turn % world(),
+                       .in_place = turn % 4 == 1 && !reads_parts(kind),
+                       .shifted = shifted});
+          if (HasFatalFailure()) return;
+          ++turn;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(GroupKernelsTest, MessagesLargerThanABoxTakeSeveralLaunches) {
   DeviceRig rig(world(), {.workspace_bytes = kLeastDeviceWorkspace, .wire = wire()});
   Checker checker(rig);

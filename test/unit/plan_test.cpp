@@ -147,6 +147,9 @@ TEST(Plan, LimitsOfTheGpuTable) {
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 4, 128 << 10), kLL);
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 5, (32 << 10) + 1), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLL, kAllReduce, 8, (512 << 10) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 512 << 10), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (512 << 10) + 1), kLLTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 4, (128 << 10) + 1), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 6 << 20), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (6 << 20) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kBroadcast, 2, 3 << 20), kLL);

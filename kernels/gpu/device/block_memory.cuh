@@ -22,11 +22,15 @@ __device__ inline bool is_aligned(const void* pointer, std::size_t alignment) {
 // Out of line: the ends of messages and odd addresses must not cost the common case registers.
 [[maybe_unused]] static __device__ SYMM_OUTLINED Unit load_odd_unit(const std::byte* source,
                                                                     std::size_t bytes) {
-  if (bytes >= kUnitBytes && is_aligned(source, 4)) {
-    const auto* words = reinterpret_cast<const std::uint32_t*>(source);
-    return {{load_data(words), load_data(words + 1), load_data(words + 2), load_data(words + 3)}};
-  }
   Unit unit{};
+  if (is_aligned(source, 4) && bytes % 4 == 0) {
+    const auto* words = reinterpret_cast<const std::uint32_t*>(source);
+#pragma unroll
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (4 * i < bytes) unit.words[i] = load_data(words + i);
+    }
+    return unit;
+  }
   const auto* from = reinterpret_cast<const std::uint8_t*>(source);
 #pragma unroll
   for (std::size_t i = 0; i < kUnitBytes; ++i) {
@@ -39,10 +43,12 @@ __device__ inline bool is_aligned(const void* pointer, std::size_t alignment) {
 
 [[maybe_unused]] static __device__ SYMM_OUTLINED void store_odd_unit(std::byte* destination,
                                                                      Unit unit, std::size_t bytes) {
-  if (bytes >= kUnitBytes && is_aligned(destination, 4)) {
+  if (is_aligned(destination, 4) && bytes % 4 == 0) {
     auto* words = reinterpret_cast<std::uint32_t*>(destination);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) store_data(words + i, unit.words[i]);
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (4 * i < bytes) store_data(words + i, unit.words[i]);
+    }
     return;
   }
   auto* to = reinterpret_cast<std::uint8_t*>(destination);

@@ -51,19 +51,29 @@ __device__ inline void count_call(LocalState& local, DevicePage* page, std::uint
   }
 }
 
-// What a wait does now and then, by NOTE [Giving up]. Returns the time of its first look, or 0
-// where the launch must end. By values alone: what a kernel keeps in registers stays there.
-[[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD std::uint64_t look_up(
-    LocalState* local, DevicePage* page, std::uint64_t timeout_ns, int peer,
-    std::uint64_t first_look) {
+// What a wait for `peer` does now and then, by NOTE [Giving up]. Returns the time of its first
+// look, or 0 where the launch must end. `number`, called: of the collective, or of the message
+// where `transfer`.
+template <class Number>
+__device__ __forceinline__ std::uint64_t look_while(LocalState* local, DevicePage* page,
+                                                    std::uint64_t timeout_ns, int peer,
+                                                    std::uint64_t first_look, bool transfer,
+                                                    const Number& number) {
   if (load_relaxed(&local->dead) != 0) return 0;
   const std::uint64_t now = device_clock_ns();
   if (first_look == 0) first_look = now;
   const bool aborted = load_relaxed(&global_pointer(page)->abort) != 0;
   if (!aborted && now - first_look < timeout_ns) return first_look;
   fail_group(*local, *global_pointer(page), aborted ? DeviceFault::kAborted : DeviceFault::kTimeout,
-             peer, collective_number(*local), false, 0, 0);
+             peer, number(), transfer, 0, 0);
   return 0;
+}
+// Of a collective. By values alone: what a kernel keeps in registers stays there.
+[[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD std::uint64_t look_up(
+    LocalState* local, DevicePage* page, std::uint64_t timeout_ns, int peer,
+    std::uint64_t first_look) {
+  return look_while(local, page, timeout_ns, peer, first_look, false,
+                    [=] { return collective_number(*local); });
 }
 
 // By one thread of the last block.

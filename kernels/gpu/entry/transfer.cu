@@ -8,8 +8,10 @@
 #include "kernels/gpu/device/block_memory.cuh"
 #include "kernels/gpu/device/poison.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
+#include "kernels/gpu/interface/one_box_params.hpp"
 #include "kernels/gpu/wire/message_boxes.cuh"
 #include "kernels/gpu/wire/message_chunks.cuh"
+#include "kernels/gpu/wire/one_box.cuh"
 
 namespace symm {
 
@@ -154,7 +156,31 @@ __global__ void SYMM_LAUNCH_BOUNDS(kThreads, 1024 / kThreads)
   if (!serve<Way>(group, call, wait)) poison_received(call);
 }
 
+#if SYMM_LINES
+template <bool kWhole>
+__global__ void SYMM_LAUNCH_BOUNDS(kLineBoxWarps* kTileThreads, 1)
+    one_box_kernel(const SYMM_GRID_CONSTANT OneBoxParams params) {
+  OneBox<LineTile, kWhole> call(params);
+  if (call.run()) {
+    call.end();
+    return;
+  }
+  const OneBoxMessage& message = message_of(params);
+  if (!params.poisons || message.is_send) return;
+  fill_poison(message.data, message.bytes, poison_of(message.dtype));
+}
+#endif
+
 }  // namespace
+
+OneBoxKernels one_box_kernels() {
+#if SYMM_LINES
+  return {reinterpret_cast<const void*>(&one_box_kernel<true>),
+          reinterpret_cast<const void*>(&one_box_kernel<false>)};
+#else
+  return {};
+#endif
+}
 
 const void* transfer_kernel_address(MessageForms forms) {
   const auto address = [](auto way) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/gpu/interface/kernel_table.hpp"
+#include "kernels/gpu/wire/one_tile.cuh"
 #include "kernels/gpu/wire/route.cuh"
 #include "kernels/gpu/wire/tile_sets.cuh"
 
@@ -11,7 +12,7 @@ template <class Tile, class Route, class Params>
 __device__ __forceinline__ void run_route(const Params& params) {
   if constexpr (Route::kByShares && !Tile::kEpochsRepeat) {
     if (blockIdx.x >= params.share_blocks) {
-      end_idle_blocks(params, params.share_blocks);
+      end_idle_blocks(params);
       return;
     }
   }
@@ -24,8 +25,8 @@ __device__ __forceinline__ void run_route(const Params& params) {
   }
 }
 
-template <class Tile, int N, class Rules, int kThreads = wire_threads(N)>
-__global__ void SYMM_LAUNCH_BOUNDS(kThreads, 2)
+template <class Tile, int N, class Rules>
+__global__ void SYMM_LAUNCH_BOUNDS(wire_threads(N, Tile::kKind), 2)
     wire_kernel(const SYMM_GRID_CONSTANT WireParams<kWireRanks<N>> params) {
   run_route<Tile, Route<Tile, N, Rules>>(params);
 }
@@ -37,11 +38,34 @@ __global__ void SYMM_LAUNCH_BOUNDS(kMostWireThreads, 2)
   run_route<Tile, SetRoute<Tile, N, Rules>>(params);
 }
 
+// Two blocks of kMostWireThreads fit on a multiprocessor, whatever the kernel can have at most.
+template <int N>
+inline constexpr int kOneTileThreads = static_cast<int>(most_one_tiles(N)) * kTileThreads;
+
+template <class Tile, int N, class Rules, bool kWhole>
+__global__ void SYMM_LAUNCH_BOUNDS(kOneTileThreads<N>,
+                                   kOneTileThreads<N> <= kMostWireThreads ? 2 : 1)
+    one_tile_kernel(const SYMM_GRID_CONSTANT OneTileParams<N - 1> params) {
+  if (kByShare<Rules> && blockIdx.x >= params.share_blocks) {
+    end_idle_blocks(params);
+    return;
+  }
+  OneTile<Tile, N, Rules, kWhole> call(params);
+  if (call.run()) {
+    call.end();
+  } else {
+    poison_tiles<Tile, kByShare<Rules>>(params);
+  }
+}
+
 template <class Tile, class Rules, OwnKernels kOwn>
 void enter_wire(WireKernels& kernels, WireKind kind) {
   auto& row = kernels.of[static_cast<std::size_t>(kind)];
   row[3] = reinterpret_cast<const void*>(&wire_kernel<Tile, 0, Rules>);
-  if constexpr (kOwn >= OwnKernels::kTwo) {
+  if constexpr (kOwn >= OwnKernels::kFour && Tile::kKind == WireKind::kLine) {
+    row[0] = reinterpret_cast<const void*>(&set_wire_kernel<Tile, 2, Rules>);
+    kernels.two_take_sets = true;
+  } else if constexpr (kOwn >= OwnKernels::kTwo) {
     row[0] = reinterpret_cast<const void*>(&wire_kernel<Tile, 2, Rules>);
   }
   if constexpr (kOwn >= OwnKernels::kFour) {
@@ -52,6 +76,16 @@ void enter_wire(WireKernels& kernels, WireKind kind) {
   }
 }
 
+#if SYMM_LINES
+template <int N, class Rules, bool kAny>
+void enter_one_tile(OneTileKernels& kernels) {
+  kernels.whole = reinterpret_cast<const void*>(&one_tile_kernel<LineTile, N, Rules, true>);
+  if constexpr (kAny) {
+    kernels.any = reinterpret_cast<const void*>(&one_tile_kernel<LineTile, N, Rules, false>);
+  }
+}
+#endif
+
 // The kernels of `Rules`; `kOwnOfLL`: those of an LL wire.
 template <class Rules, OwnKernels kOwn, OwnKernels kOwnOfLL = OwnKernels::kAny>
 WireKernels wire_kernels() {
@@ -59,10 +93,12 @@ WireKernels wire_kernels() {
   enter_wire<LLTile, Rules, kOwnOfLL>(kernels, WireKind::kLL);
 #if SYMM_LINES
   enter_wire<LineTile, Rules, kOwn>(kernels, WireKind::kLine);
-  if constexpr (kOwn >= OwnKernels::kFour) {
-    kernels.large[0] = reinterpret_cast<const void*>(&set_wire_kernel<LineTile, 2, Rules>);
-    kernels.large[1] =
-        reinterpret_cast<const void*>(&wire_kernel<LineTile, 4, Rules, kMostWireThreads>);
+  constexpr bool kIsCommon = kOwn == OwnKernels::kCommon;
+  constexpr bool kAny = kIsCommon && !kByShare<Rules>;
+  if constexpr (kOwn >= OwnKernels::kTwo) enter_one_tile<2, Rules, kAny>(kernels.one_tile[0]);
+  if constexpr (kIsCommon) {
+    enter_one_tile<4, Rules, kAny>(kernels.one_tile[1]);
+    enter_one_tile<8, Rules, false>(kernels.one_tile[2]);
   }
 #endif
   return kernels;

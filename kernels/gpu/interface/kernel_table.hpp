@@ -41,13 +41,18 @@ constexpr bool is_rule(Dtype dtype, ReduceOp op) {
   return op_supports(op, dtype) && reduction_rule(dtype, op) == ReductionRule{dtype, op, 1};
 }
 
+// one_tile_kernel (NOTE [One tile] in kernels/gpu/wire/one_tile.cuh); null where there is none.
+struct OneTileKernels {
+  const void* whole = nullptr;  // where every piece begins and ends at a multiple of 16 bytes
+  const void* any = nullptr;    // elsewhere
+};
+
 // wire_kernel by wire and by index of kWireWorlds; null where those of any world size serve, or
 // where the library has no such wire.
 struct WireKernels {
   const void* of[kWireKindCount][kWireWorldCount] = {};
-  // Of large blocks by lines: set_wire_kernel of two ranks, and of four one with more threads. Null
-  // where of[] serves.
-  const void* large[kWireWorldCount] = {};
+  bool two_take_sets = false;                // by lines that of two ranks is set_wire_kernel
+  OneTileKernels one_tile[kWireWorldCount];  // by lines
 };
 
 // bulk_kernel by index of kWireWorlds; null as in WireKernels.

@@ -20,13 +20,16 @@ inline constexpr int kTileThreads = 32;  // that share a tile
 inline constexpr std::uint32_t kWireTiles = 8;
 inline constexpr int kMostWireThreads = 320;
 inline constexpr std::uint32_t kMostWireTiles = kMostWireThreads / kTileThreads;
-// NOTE [Sets of tiles] in tile_sets.cuh: from this on, so that some warps have three.
-inline constexpr std::uint32_t kTilesOfLargeBlock = 2 * kMostWireTiles + 1;
-// Of a block of the kernel for so many ranks (0: any), at most. Of more than two those that all
-// calls use have fewer, as more would leave them too few registers.
-constexpr int wire_threads(int world) {
-  return world == 2 ? kMostWireThreads : static_cast<int>(kWireTiles) * kTileThreads;
+// Of a block of wire_kernel for so many ranks (0: any), at most: those of more have too few
+// registers.
+constexpr int wire_threads(int world, WireKind wire) {
+  const bool is_wide = world == 2 || (world == 4 && wire == WireKind::kLine);
+  return is_wide ? kMostWireThreads : static_cast<int>(kWireTiles) * kTileThreads;
 }
+
+// Of a block of one_tile_kernel at most (NOTE [One tile] in one_tile.cuh): as many as a
+// multiprocessor has registers for, of eight ranks as above.
+constexpr std::uint32_t most_one_tiles(int world) { return world <= 4 ? 32 : kMostWireTiles; }
 
 // A range of memory that is sent, or that what arrives is stored to.
 struct WirePiece {

@@ -18,6 +18,7 @@
 #include "kernels/gpu/launch/launch_params.hpp"
 #include "kernels/gpu/launch/norm_launch.hpp"
 #include "kernels/gpu/launch/share_division.hpp"
+#include "kernels/gpu/launch/straight_launch.hpp"
 #include "kernels/gpu/launch/transfer_schedule.hpp"
 #include "kernels/gpu/launch/wire_route.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
@@ -65,7 +66,9 @@ class GpuGroupKernels final : public GroupKernels {
   void norm_rows(const CollectiveArgs& args, StreamHandle stream) override;
 
  private:
-  CollectiveParams params_of(const CollectiveArgs& args, BufferLocation location = 0) const;
+  CollectiveParams params_of(const CollectiveArgs& args, BufferLocation location = 0) const {
+    return collective_params(args, config_, location);
+  }
   void launch_over_wire(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   void launch_over_lanes(const CollectiveArgs& args, const Plan& plan,
                          const LaunchOptions& options);
@@ -84,7 +87,6 @@ class GpuGroupKernels final : public GroupKernels {
   void launch_copies_barrier(const CollectiveParams& call, const LaunchOptions& options);
   // The kernel of this group's wire and world size, with its parameters.
   std::uint32_t tiles_at_once(const WireKernels& kernels) const;
-  const void* large_kernel(const WireKernels& kernels, const WireLaunch& launch) const;
   template <class... More>
   void start_wire(const WireKernels& kernels, const WireLaunch& launch,
                   const CollectiveParams& call, const LaunchOptions& options, const More&... more);
@@ -160,64 +162,23 @@ void GpuGroupKernels::set_segment(int number, std::span<std::byte* const> bases)
   has_table_ = true;
 }
 
-CollectiveParams GpuGroupKernels::params_of(const CollectiveArgs& args,
-                                            BufferLocation location) const {
-  const bool reducing = reduces(args.kind);
-  const ReductionRule rule =
-      reducing ? reduction_rule(args.dtype, args.op) : ReductionRule{args.dtype, args.op, 1};
-  const auto elements = static_cast<std::uint64_t>(rule.elements);
-  CollectiveParams call{};
-  call.kind = args.kind;
-  call.premultiplies = reducing && args.op == ReduceOp::kPreMulSum;
-  call.ends_call = true;
-  call.root = args.root;
-  call.divisor = reducing && args.op == ReduceOp::kAvg ? config_.world_size : 0;
-  call.element_bytes = static_cast<std::uint32_t>(dtype_bytes(rule.dtype));
-  call.dtype = rule.dtype;
-  call.op = rule.op;
-  call.input = args.input;
-  call.output = args.output;
-  call.count = args.count * elements;
-  call.location = location;
-  call.factor = args.factor;
-  call.poison = config_.poisons ? poison_of(args.dtype) : 0;
-  const std::span<const Part> parts =
-      args.input_parts.empty() ? args.output_parts : args.input_parts;
-  for (std::size_t r = 0; r < parts.size(); ++r) {
-    call.parts[r] = {parts[r].data, parts[r].count * elements};
-  }
-  return call;
-}
-
 template <class Params, class... More>
 void GpuGroupKernels::start(const void* kernel, unsigned blocks, unsigned threads,
                             const Params& params, const LaunchOptions& options,
                             const More&... more) {
   WaitParams wait{timeout_ns(options), config_.poll_period};
   void* arguments[] = {&group_, const_cast<Params*>(&params), &wait, const_cast<More*>(&more)...};
-  check_gpu(gpuLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0,
-                            static_cast<gpuStream_t>(options.stream)),
-            "launching a kernel");
+  launch_kernel(kernel, blocks, threads, arguments, options.stream);
 }
 
 // Of a block, by the kernels that start_wire() takes.
 std::uint32_t GpuGroupKernels::tiles_at_once(const WireKernels& kernels) const {
   const auto& of_wire = kernels.of[static_cast<std::size_t>(wire_)];
-  const bool has_large =
-      config_.world_size == 4 && wire_ == WireKind::kLine && kernels.large[1] != nullptr;
-  const bool has_own = config_.world_size == 2 && of_wire[0] != nullptr;
-  return has_large || has_own ? kMostWireTiles : kWireTiles;
-}
-
-// Null where the kernel of all calls serves.
-const void* GpuGroupKernels::large_kernel(const WireKernels& kernels,
-                                          const WireLaunch& launch) const {
-  if (wire_ != WireKind::kLine) return nullptr;
-  if (config_.world_size == 2 && launch.tiles_per_block >= kTilesOfLargeBlock) {
-    return kernels.large[0];
-  }
-  const bool is_wide = launch.threads > static_cast<unsigned>(wire_threads(4));
-  return config_.world_size == 4 && is_wide ? kernels.large[1] : nullptr;
+  const auto has_wide = [&](int world, std::size_t index) {
+    return config_.world_size == world && of_wire[index] != nullptr &&
+           wire_threads(world, wire_) == kMostWireThreads;
+  };
+  return has_wide(2, 0) || has_wide(4, 1) ? kMostWireTiles : kWireTiles;
 }
 
 template <class... More>
@@ -226,14 +187,17 @@ void GpuGroupKernels::start_wire(const WireKernels& kernels, const WireLaunch& l
                                  const More&... more) {
   const auto& of_wire = kernels.of[static_cast<std::size_t>(wire_)];
   const LaunchContext context{config_, group_, wire_, options};
-  const void* const large = large_kernel(kernels, launch);
-  by_world(of_wire, [&](const void* each, auto ranks) {
-    const void* const kernel = large != nullptr ? large : each;
+  if constexpr (sizeof...(More) == 0) {
+    if (start_one_tile(kernels, launch, call, context, ranks_of_gpu_)) return;
+  }
+  // NOTE [Sets of tiles] in tile_sets.cuh
+  const bool takes_sets =
+      config_.world_size == 2 && wire_ == WireKind::kLine && kernels.two_take_sets;
+  const unsigned threads = takes_sets ? kMostWireThreads : launch.threads;
+  by_world(of_wire, [&](const void* kernel, auto ranks) {
     auto params = wire_params<ranks()>(launch, call, context);
     void* arguments[] = {&params, const_cast<More*>(&more)...};
-    check_gpu(gpuLaunchKernel(kernel, dim3(launch.blocks), dim3(launch.threads), arguments, 0,
-                              static_cast<gpuStream_t>(options.stream)),
-              "launching a kernel");
+    launch_kernel(kernel, launch.blocks, threads, arguments, options.stream);
   });
 }
 
@@ -258,8 +222,10 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
                                        const LaunchOptions& options) {
   const CollectiveParams call = params_of(args);
   const DeviceLayout& layout = config_.layout;
-  // One hop is faster for a few KB, two send less.
-  constexpr std::uint64_t kOneHopBytes = 16 * 1024;
+  // Of a reduce or broadcast: one hop is faster as long as what the root's links carry takes less
+  // than another hop; two send less. Measured among four ranks by lines.
+  const bool is_measured = config_.world_size == 4 && wire_ == WireKind::kLine;
+  const std::uint64_t one_hop_bytes = (is_measured ? 256 : 16) * 1024;
   const std::uint64_t bytes = call.count * call.element_bytes;
   WireFacts facts;
   facts.rank = config_.rank;
@@ -270,7 +236,7 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
   // An all_reduce always: in one hop a rank could place results over inputs that it still sends.
   facts.two_hops = args.kind == CollectiveKind::kAllReduce
                        ? plan.algorithm == Algorithm::kLLTwoShot
-                       : config_.world_size > 2 && bytes > kOneHopBytes;
+                       : config_.world_size > 2 && bytes > one_hop_bytes;
   WireKernels kernels = move_wire_kernels();
   if (reduces(args.kind)) {
     kernels =
@@ -324,9 +290,7 @@ void GpuGroupKernels::norm_rows(const CollectiveArgs& args, StreamHandle stream)
   const DeviceGuard guard(device_);
   const auto blocks = static_cast<unsigned>(std::min(norm.rows, kMostBlocks));
   void* arguments[] = {&norm};
-  check_gpu(gpuLaunchKernel(norm_kernels(args.dtype).rows, dim3(blocks), dim3(kNormThreads),
-                            arguments, 0, static_cast<gpuStream_t>(stream)),
-            "launching a kernel");
+  launch_kernel(norm_kernels(args.dtype).rows, blocks, kNormThreads, arguments, stream);
 }
 
 void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectiveParams& call,
@@ -346,9 +310,7 @@ void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectivePara
   by_world(kernels.of, [&](const void* kernel, auto ranks) {
     auto params = bulk_params<ranks()>(launch, call, shape, grid.lanes_of_block, context);
     void* arguments[] = {&params};
-    check_gpu(gpuLaunchKernel(kernel, dim3(grid.blocks), dim3(kBulkThreads), arguments, 0,
-                              static_cast<gpuStream_t>(options.stream)),
-              "launching a kernel");
+    launch_kernel(kernel, grid.blocks, kBulkThreads, arguments, options.stream);
   });
 }
 
@@ -386,6 +348,7 @@ void GpuGroupKernels::launch_by_plan(const CollectiveArgs& args, const Plan& pla
 void GpuGroupKernels::transfer(std::span<const TransferOp> ops, const LaunchOptions& options) {
   const DeviceGuard guard(device_);
   schedule_.plan(ops, [&](const TransferParams& params) {
+    if (start_one_boxes(params, {config_, group_, wire_, options})) return;
     const unsigned own_blocks = params.own.bytes > kBlockBytes ? 4 : 1;
     const auto serving = static_cast<unsigned>(params.group_count * params.blocks);
     const unsigned blocks = serving + (params.own.bytes > 0 || serving == 0 ? own_blocks : 0);

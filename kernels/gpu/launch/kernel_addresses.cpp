@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/gpu/interface/call_params.hpp"
+#include "kernels/gpu/interface/one_box_params.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
 #include "kernels/gpu/vendor/gpu_check.hpp"
 
@@ -28,11 +29,16 @@ void load_kernels() {
     for (const auto& of_wire : kernels.of) {
       for (const void* kernel : of_wire) load(kernel);
     }
-    for (const void* kernel : kernels.large) load(kernel);
+    for (const OneTileKernels& of_world : kernels.one_tile) {
+      load(of_world.whole);
+      load(of_world.any);
+    }
   };
   for (int forms = 0; forms < kMessageFormsCount; ++forms) {
     load(transfer_kernel_address(static_cast<MessageForms>(forms)));
   }
+  load(one_box_kernels().whole);
+  load(one_box_kernels().any);
   const auto load_bulk = [&](const BulkKernels& kernels) {
     for (const void* kernel : kernels.of) load(kernel);
   };
@@ -92,9 +98,7 @@ void launch_fold(const FoldCall& call, StreamHandle stream) {
   const void* const kernel =
       reduce_table()[static_cast<std::size_t>(rule.dtype)][static_cast<std::size_t>(rule.op)].fold;
   void* arguments[] = {&params};
-  check_gpu(gpuLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), arguments,
-                            0, static_cast<gpuStream_t>(stream)),
-            "launching a kernel");
+  launch_kernel(kernel, static_cast<unsigned>(blocks), kThreads, arguments, stream);
 }
 
 }  // namespace symm

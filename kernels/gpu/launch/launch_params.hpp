@@ -9,6 +9,7 @@
 #include "kernels/gpu/interface/bulk_params.hpp"
 #include "kernels/gpu/interface/call_params.hpp"
 #include "kernels/gpu/interface/group_kernels.hpp"
+#include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/interface/wire_params.hpp"
 #include "kernels/gpu/launch/wire_route.hpp"
 
@@ -27,6 +28,36 @@ struct LaunchContext {
 
 inline std::uint64_t timeout_ns(const LaunchOptions& options) {
   return static_cast<std::uint64_t>(std::max<std::int64_t>(options.timeout.count(), 0));
+}
+
+inline CollectiveParams collective_params(const CollectiveArgs& args,
+                                          const GroupKernelsConfig& config,
+                                          BufferLocation location) {
+  const bool reducing = reduces(args.kind);
+  const ReductionRule rule =
+      reducing ? reduction_rule(args.dtype, args.op) : ReductionRule{args.dtype, args.op, 1};
+  const auto elements = static_cast<std::uint64_t>(rule.elements);
+  CollectiveParams call{};
+  call.kind = args.kind;
+  call.premultiplies = reducing && args.op == ReduceOp::kPreMulSum;
+  call.ends_call = true;
+  call.root = args.root;
+  call.divisor = reducing && args.op == ReduceOp::kAvg ? config.world_size : 0;
+  call.element_bytes = static_cast<std::uint32_t>(dtype_bytes(rule.dtype));
+  call.dtype = rule.dtype;
+  call.op = rule.op;
+  call.input = args.input;
+  call.output = args.output;
+  call.count = args.count * elements;
+  call.location = location;
+  call.factor = args.factor;
+  call.poison = config.poisons ? poison_of(args.dtype) : 0;
+  const std::span<const Part> parts =
+      args.input_parts.empty() ? args.output_parts : args.input_parts;
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    call.parts[r] = {parts[r].data, parts[r].count * elements};
+  }
+  return call;
 }
 
 // What WireParams and BulkParams have alike.

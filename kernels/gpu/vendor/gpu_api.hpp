@@ -292,6 +292,14 @@ __device__ inline void store_shared(T* address, const std::type_identity_t<T>& v
 #endif
 }
 
+// So that the compiler does not compute a pointer again at each use.
+template <class T>
+__device__ __forceinline__ void keep_in_register([[maybe_unused]] T*& pointer) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+l"(pointer));
+#endif
+}
+
 // A barrier of the block's threads: true in all of them where `condition` is true in all. Memory
 // accesses are not moved across it.
 __device__ inline bool block_all(bool condition) {

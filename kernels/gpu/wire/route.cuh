@@ -34,29 +34,36 @@ struct ShareRules : NoRules {};
 template <class Rules>
 inline constexpr bool kByShare = std::is_same_v<Rules, ShareRules>;
 
-// By a block that has no part in the call: the next epoch of each block from `first` on ends.
-template <int kRanks>
-__device__ __forceinline__ void end_idle_blocks(const WireParams<kRanks>& params,
-                                                std::uint32_t first) {
-  std::byte* const own = global_pointer(params.segments[params.rank]);
-  LocalState& local = *reinterpret_cast<LocalState*>(own + params.local);
+// By a block that has no part in the call: the next epoch of each block from `first` on ends, which
+// tell_all(block, epoch) tells the peers. `page`: null where calls are not counted.
+template <class TellAll>
+__device__ __forceinline__ void end_blocks_from(std::uint64_t first, std::uint64_t blocks,
+                                                LocalState& local, DevicePage* page, bool ends_call,
+                                                const TellAll& tell_all) {
   const std::uint64_t sequence = load_relaxed(&local.sequence);
   const bool alive = load_relaxed(&local.dead) == 0;
-  const bool is_first = alive && blockIdx.x == 0 && threadIdx.x == 0;
-  if (is_first && params.counts_calls) {
-    store_relaxed(&global_pointer(params.page)->entered, sequence / kSequenceUnit + 1);
+  if (alive && page != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+    store_relaxed(&page->entered, sequence / kSequenceUnit + 1);
   }
-  for (std::uint64_t block = first + threadIdx.x; alive && block < params.box_blocks;
-       block += blockDim.x) {
+  for (std::uint64_t block = first + threadIdx.x; alive && block < blocks; block += blockDim.x) {
     const std::uint64_t epoch = load_data(&local.wire_epoch[block]) + 1;
     store_data(&local.wire_epoch[block], epoch);
-    for (int peer = 0; peer < params.world_size; ++peer) {
-      if (peer != params.rank)
-        store_relaxed(wire_done_at(params, peer, params.rank) + block, epoch);
-    }
+    tell_all(block, epoch);
   }
-  if (!alive || threadIdx.x != 0 || !params.ends_call) return;
-  count_call(local, params.counts_calls ? global_pointer(params.page) : nullptr, sequence);
+  if (alive && threadIdx.x == 0 && ends_call) count_call(local, page, sequence);
+}
+template <int kRanks>
+__device__ __forceinline__ void end_idle_blocks(const WireParams<kRanks>& params) {
+  std::byte* const own = global_pointer(params.segments[params.rank]);
+  end_blocks_from(params.share_blocks, params.box_blocks,
+                  *reinterpret_cast<LocalState*>(own + params.local),
+                  params.counts_calls ? global_pointer(params.page) : nullptr, params.ends_call,
+                  [&](std::uint64_t block, std::uint64_t epoch) {
+                    for (int peer = 0; peer < params.world_size; ++peer) {
+                      if (peer == params.rank) continue;
+                      store_relaxed(wire_done_at(params, peer, params.rank) + block, epoch);
+                    }
+                  });
 }
 
 // NOTE [Poison] in poison.cuh. By the whole block.

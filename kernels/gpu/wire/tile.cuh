@@ -142,9 +142,10 @@ struct LineTile {
   // The same of a tile that is whole and aligned; `source` and `destination` are its begin. Two
   // threads load the same unit, of which each keeps its half.
   __device__ static Unit load_whole(const std::byte* source) {
-    const std::uint32_t place = offset() / kUnitBytes * kUnitBytes;
-    return own_part(load_data(reinterpret_cast<const Unit*>(source + place)));
+    return own_part(load_data(reinterpret_cast<const Unit*>(source + unit_offset())));
   }
+  // Of the unit that has this thread's part.
+  __device__ static std::uint32_t unit_offset() { return offset() / kUnitBytes * kUnitBytes; }
   __device__ static void store_whole(std::byte* destination, const Unit& unit) {
     if (ends_line()) {
       store_data(reinterpret_cast<std::uint64_t*>(destination + offset()), low_half(unit));
@@ -195,6 +196,10 @@ struct LineTile {
   }
   __device__ static Unit own_part(Unit unit) {
     return ends_line() && has_upper_half() ? Unit{{unit.words[2], unit.words[3], 0, 0}} : unit;
+  }
+  // A unit of which that is the own part.
+  __device__ static Unit with_own_part(Unit unit) {
+    return ends_line() && has_upper_half() ? Unit{{0, 0, unit.words[0], unit.words[1]}} : unit;
   }
 
  private:

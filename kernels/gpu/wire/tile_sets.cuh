@@ -24,7 +24,7 @@ class SetBlock : public WireBlock<Tile, N, kByShare> {
   static constexpr int kSet = 3;
   using Set = Unit[kSet];
 
-  // The sets of this warp's tiles of a piece, from its first tile on. Large launches have all
+  // The sets of this warp's tiles of a piece, from its first tile on. Launches have all
   // threads.
   __device__ std::uint32_t sets_of(const WirePiece& piece) const {
     if (!is_aligned(piece.data, kUnitBytes)) return 0;

@@ -34,6 +34,12 @@
 
 namespace symm {
 
+// NOTE [Shares] in route.cuh: where a flag has the size of a share, and what its tiles carry.
+inline constexpr int kSizeShift = 40;
+__device__ inline std::uint64_t share_flag(std::uint64_t epoch, std::uint32_t bytes) {
+  return epoch + (std::uint64_t{bytes} << kSizeShift);
+}
+
 // By block: the epoch that the block of `peer` has ended, as `owner` knows it.
 template <class Params>
 __device__ std::uint64_t* wire_done_at(const Params& params, int owner, int peer) {
@@ -245,14 +251,13 @@ class WireBlock {
  protected:
   using Mask = std::conditional_t<N == 0, std::uint64_t, std::uint32_t>;
   static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
-  static constexpr int kSizeShift = 40;  // where a flag has the size of a share
   template <class T>
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
   // What the tiles of `piece` carry.
   __device__ std::uint64_t flag_of([[maybe_unused]] const WirePiece& piece) const {
     if constexpr (!kFlagsHaveSizes) return flag_;
-    return flag_ + (std::uint64_t{piece.bytes} << kSizeShift);
+    return share_flag(flag_, piece.bytes);
   }
 
   __device__ static bool has(Mask mask, int peer) { return (mask >> peer & 1) != 0; }

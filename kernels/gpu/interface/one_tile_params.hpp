@@ -1,0 +1,59 @@
+// The parameters of a kernel of kernels/gpu/wire/one_tile.cuh. Plain data; pointers are device
+// addresses of this process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/gpu/interface/call_params.hpp"
+#include "kernels/protocol/device_layout.hpp"
+
+namespace symm {
+
+// As WirePiece.
+struct OneTilePiece {
+  std::byte* data;  // may be null where nothing is stored
+  std::uint32_t bytes;
+  std::uint32_t tiles;  // of a share (NOTE [Shares] in route.cuh) those of each block
+};
+
+// What WireParams say of one peer, ready for use: addresses of block 0 in an epoch that is even.
+struct OneTilePeer {
+  std::byte* to;        // this rank's box at the peer
+  std::byte* from;      // the peer's box here
+  std::uint64_t* done;  // where the peer reads which epoch this rank has ended
+  OneTilePiece send;
+  OneTilePiece take;
+};
+
+// Peers are the other ranks in ascending order; their sets are bits by that order. The call is one
+// launch, and a warp has at most one tile of every piece.
+template <int kPeers>
+struct OneTileParams {
+  OneTilePeer peers[kPeers];
+  OneTilePiece own_send;  // what is combined or copied here; empty where nothing is
+  OneTilePiece own_take;
+  LocalState* local;
+  DevicePage* page;
+  const std::uint64_t* done;  // of rank 0, as this rank knows it
+  std::uint64_t timeout_ns;
+  std::uint64_t poison;      // NOTE [Poison] in poison.cuh; 0: none
+  std::uint32_t box_step;    // from a box of one block to that of the next, in bytes
+  std::uint32_t box_blocks;  // so many of these to the boxes of odd epochs
+  std::uint32_t tiles_per_block;
+  std::uint32_t share_blocks;  // NOTE [Shares]: that have shares
+  std::uint32_t poll_period;
+  std::uint32_t sends[2];  // in hop 1 and 2
+  std::uint32_t hears[2];
+  std::uint32_t stores;  // whose `take` this rank writes
+  std::int32_t divisor;  // AVG: world size; else 0
+  std::uint8_t rank;
+  std::uint8_t root;  // the peer whose pieces are relayed
+  bool combines;
+  bool relays;
+  bool copies_own;    // own_send to own_take
+  bool stores_own;    // own_take
+  bool counts_calls;  // in the page of host memory
+};
+
+}  // namespace symm

@@ -1,0 +1,53 @@
+#include "kernels/gpu/launch/straight_launch.hpp"
+
+#include <type_traits>
+
+#include "kernels/gpu/vendor/gpu_api.hpp"
+#include "kernels/gpu/vendor/gpu_check.hpp"
+
+namespace symm {
+
+bool start_one_tile(const WireKernels& kernels, const WireLaunch& launch,
+                    const CollectiveParams& call, const LaunchContext& context, int ranks_of_gpu) {
+  const GroupKernelsConfig& config = context.config;
+  if (context.wire != WireKind::kLine ||
+      !has_one_tile_a_warp(launch, call, context.wire, config.rank, config.world_size,
+                           ranks_of_gpu)) {
+    return false;
+  }
+  const auto start = [&](const OneTileKernels& of_world, auto peers) {
+    if (of_world.whole == nullptr) return false;
+    auto params = one_tile_params<peers()>(launch, call, context);
+    const void* const kernel = has_whole_units(params) ? of_world.whole : of_world.any;
+    if (kernel == nullptr) return false;
+    void* arguments[] = {&params};
+    launch_kernel(kernel, dim3(launch.blocks), launch.tiles_per_block * kTileThreads, arguments,
+                  context.options.stream);
+    return true;
+  };
+  switch (config.world_size) {
+    case 2:
+      return start(kernels.one_tile[0], std::integral_constant<int, 1>{});
+    case 4:
+      return start(kernels.one_tile[1], std::integral_constant<int, 3>{});
+    case 8:
+      return start(kernels.one_tile[2], std::integral_constant<int, 7>{});
+    default:
+      return false;
+  }
+}
+
+bool start_one_boxes(const TransferParams& transfer, const LaunchContext& context) {
+  if (!has_one_box_a_part(transfer)) return false;
+  OneBoxParams params = one_box_params(transfer, context.group, timeout_ns(context.options),
+                                       context.config.poll_period);
+  const OneBoxKernels kernels = one_box_kernels();
+  void* arguments[] = {&params};
+  launch_kernel(
+      has_whole_messages(transfer) ? kernels.whole : kernels.any,
+      dim3(static_cast<unsigned>(transfer.blocks), static_cast<unsigned>(transfer.group_count)),
+      static_cast<unsigned>(transfer.threads), arguments, context.options.stream);
+  return true;
+}
+
+}  // namespace symm

@@ -1,0 +1,200 @@
+// Which launches the kernels of one tile a warp carry out, of collectives (NOTE [One tile] in
+// kernels/gpu/wire/one_tile.cuh) and of messages (one_box.cuh), and their parameters. Host.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <span>
+#include <utility>
+
+#include "kernels/gpu/interface/call_params.hpp"
+#include "kernels/gpu/interface/kernel_table.hpp"
+#include "kernels/gpu/interface/one_box_params.hpp"
+#include "kernels/gpu/interface/one_tile_params.hpp"
+#include "kernels/gpu/launch/launch_params.hpp"
+#include "kernels/protocol/device_layout.hpp"
+
+namespace symm {
+
+// Where every warp has at most one tile of every piece. What is asked is what this rank knows: its
+// peers may launch another kernel for the same call.
+inline bool has_one_tile_a_warp(const WireLaunch& launch, const CollectiveParams& call,
+                                WireKind wire, int rank, int world_size, int ranks_of_gpu) {
+  if (!launch.ends_call || call.premultiplies) return false;
+  if (launch.tiles_per_block > most_one_tiles(world_size)) return false;
+  // A larger block fills a multiprocessor.
+  const bool is_large = launch.tiles_per_block > kMostWireTiles;
+  if (is_large && static_cast<int>(launch.blocks) * ranks_of_gpu > kMostBulkBlocksOfGpu) {
+    return false;
+  }
+  if (launch.divides_shares) return true;
+  const std::uint64_t reach =
+      std::uint64_t{launch.blocks} * launch.tiles_per_block * wire_tile(wire).bytes;
+  return !launch.copies_own || launch.send[static_cast<std::size_t>(rank)].bytes <= reach;
+}
+
+inline std::uint32_t peers_in(std::uint64_t ranks, int rank) {
+  const std::uint64_t below = ranks & ((1ull << rank) - 1);
+  return static_cast<std::uint32_t>(below | ranks >> (rank + 1) << rank);
+}
+
+template <int kPeers>
+OneTileParams<kPeers> one_tile_params(const WireLaunch& launch, const CollectiveParams& call,
+                                      const LaunchContext& context) {
+  const GroupKernelsConfig& config = context.config;
+  const DeviceLayout& layout = config.layout;
+  const int rank = config.rank;
+  std::byte* const own = context.group.segments[rank];
+  const auto senders = static_cast<std::uint64_t>(wire_senders(config.world_size));
+  OneTileParams<kPeers> params{};
+  const auto piece = [&](const RoutePiece& each) {
+    return OneTilePiece{each.data, static_cast<std::uint32_t>(each.bytes), each.tiles_of_block};
+  };
+  for (int p = 0; p < kPeers; ++p) {
+    const int peer = p + (p >= rank ? 1 : 0);
+    const auto index = static_cast<std::size_t>(peer);
+    const auto box_of = [&](int sender) {
+      return layout.wire_boxes +
+             (senders == 1 ? 0 : static_cast<std::uint64_t>(sender) * layout.wire_box_bytes);
+    };
+    std::byte* const theirs = context.group.segments[peer];
+    params.peers[p] = {
+        theirs + box_of(rank), own + box_of(peer),
+        reinterpret_cast<std::uint64_t*>(theirs + layout.wire_done) +
+            static_cast<std::uint64_t>(rank) * layout.wire_blocks,
+        piece(launch.send[launch.sends_same ? static_cast<std::size_t>(rank) : index]),
+        piece(launch.take[index])};
+  }
+  const bool uses_own = launch.combines || launch.copies_own;
+  if (uses_own) params.own_send = piece(launch.send[static_cast<std::size_t>(rank)]);
+  params.own_take = piece(launch.take[static_cast<std::size_t>(rank)]);
+  params.local = reinterpret_cast<LocalState*>(own + layout.local);
+  params.page = context.group.page;
+  params.done = reinterpret_cast<const std::uint64_t*>(own + layout.wire_done);
+  params.timeout_ns = timeout_ns(context.options);
+  params.poison = call.poison;
+  params.box_step = static_cast<std::uint32_t>(senders * layout.wire_box_bytes);
+  params.box_blocks = static_cast<std::uint32_t>(layout.wire_blocks);
+  params.tiles_per_block = launch.tiles_per_block;
+  params.share_blocks = launch.share_blocks;
+  params.poll_period = config.poll_period;
+  for (int hop = 0; hop < 2; ++hop) {
+    params.sends[hop] = peers_in(launch.sends[hop], rank);
+    params.hears[hop] = peers_in(launch.hears[hop], rank);
+  }
+  params.stores = peers_in(launch.stores, rank);
+  params.divisor = call.divisor;
+  params.rank = static_cast<std::uint8_t>(rank);
+  params.root = static_cast<std::uint8_t>(call.root > rank ? call.root - 1 : call.root);
+  params.combines = launch.combines;
+  params.relays = launch.relays;
+  params.copies_own = launch.copies_own;
+  params.stores_own = (launch.stores >> rank & 1) != 0;
+  params.counts_calls = config.counts_wire_calls;
+  return params;
+}
+
+// Whether every piece begins and ends at a multiple of 16 bytes.
+template <int kPeers>
+bool has_whole_units(const OneTileParams<kPeers>& params) {
+  const auto is_whole = [](const OneTilePiece& piece) {
+    return ((reinterpret_cast<std::uintptr_t>(piece.data) | piece.bytes) % 16) == 0 ||
+           piece.bytes == 0;
+  };
+  return is_whole(params.own_send) && is_whole(params.own_take) &&
+         std::all_of(
+             std::begin(params.peers), std::end(params.peers),
+             [&](const OneTilePeer& peer) { return is_whole(peer.send) && is_whole(peer.take); });
+}
+
+// Puts such a kernel on the stream of `context`; false where there is none for this launch.
+bool start_one_tile(const WireKernels& kernels, const WireLaunch& launch,
+                    const CollectiveParams& call, const LaunchContext& context, int ranks_of_gpu);
+
+inline std::span<const TransferGroup> groups_of(const TransferParams& transfer) {
+  return {transfer.groups, static_cast<std::size_t>(transfer.group_count)};
+}
+
+// Where every part has a box and every tile a warp, and no message follows another. What is asked
+// is what this rank knows: the other end may launch another kernel for the same message.
+inline bool has_one_box_a_part(const TransferParams& transfer) {
+  if (transfer.forms != MessageForms::kLineBoxes || transfer.own.bytes > 0) return false;
+  if (transfer.group_count < 1 || transfer.group_count > kMostOneBoxMessages) return false;
+  return std::ranges::all_of(groups_of(transfer),
+                             [](const TransferGroup& group) { return group.count == 1; });
+}
+
+// Whether every message begins and ends at a multiple of 16 bytes.
+inline bool has_whole_messages(const TransferParams& transfer) {
+  return std::ranges::all_of(groups_of(transfer), [&](const TransferGroup& group) {
+    const TransferItem& item = transfer.items[group.first];
+    return (reinterpret_cast<std::uintptr_t>(item.data) | item.bytes) % 16 == 0 || item.bytes == 0;
+  });
+}
+
+inline OneBoxMessage one_box_message(const TransferParams& transfer, const TransferGroup& group,
+                                     const GroupParams& params) {
+  const DeviceLayout& layout = params.layout;
+  const TransferItem& item = transfer.items[group.first];
+  const int tag = group.tag_channel;
+  const auto peer = static_cast<std::size_t>(group.peer);
+  const bool is_send = group.is_send != 0;
+  const int direction = is_send ? 0 : 1;
+  std::byte* const own = params.segments[params.rank];
+  std::byte* const theirs = params.segments[peer];
+  auto& local = *reinterpret_cast<LocalState*>(own + layout.local);
+  // Of memory at `owner`, which the other one fills.
+  const auto [owner, sender] = is_send ? std::pair<int, int>(group.peer, params.rank)
+                                       : std::pair<int, int>(params.rank, group.peer);
+  const auto bytes = static_cast<std::uint32_t>(item.bytes);
+  const std::uint32_t channels = layout.p2p_channels_of(bytes, tag, group.wire);
+  const auto share = static_cast<std::uint32_t>(divided_up(item.bytes, channels));
+  const auto first_channel = static_cast<std::size_t>(tag) * kMostP2pChannelsPerTag;
+  P2pCounter& counter = local.p2p_channels[peer][first_channel];
+  const auto freed_by = static_cast<std::size_t>(is_send ? group.peer : params.rank);
+  OneBoxMessage message{};
+  message.data = static_cast<std::byte*>(item.data);
+  message.tag = item.tag;
+  message.bytes = bytes;
+  message.part_bytes =
+      channels == 1 ? bytes : static_cast<std::uint32_t>(align_up(share, kCacheLine));
+  message.boxes =
+      params.segments[owner] + layout.p2p_box(sender > owner ? sender - 1 : sender, tag, 0, 0);
+  message.box_bytes = layout.p2p_box_bytes(tag);
+  message.is_send = is_send;
+  message.peer = group.peer;
+  message.dtype = transfer.dtypes[group.first];
+  message.count = is_send ? &counter.sent : &counter.received;
+  message.freed = reinterpret_cast<std::uint32_t*>((is_send ? own : theirs) + layout.p2p_freed) +
+                  freed_by * kP2pChannels + first_channel;
+  message.chunks = &local.message_chunks[peer][tag][direction];
+  message.ended = &local.messages[peer][tag][direction];
+  message.ticket = &local.tag_tickets[peer][tag][direction];
+  message.entered = &params.page->messages_entered[peer][tag][direction];
+  message.completed = &params.page->messages_completed[peer][tag][direction];
+  message.signals =
+      reinterpret_cast<const MessageSignal*>(own + layout.message_signal(group.peer, tag, 0));
+  message.slots = layout.message_slots_of_tag;
+  return message;
+}
+
+inline OneBoxParams one_box_params(const TransferParams& transfer, const GroupParams& group,
+                                   std::uint64_t timeout_ns, std::uint32_t poll_period) {
+  OneBoxParams params{};
+  params.local = reinterpret_cast<LocalState*>(group.segments[group.rank] + group.layout.local);
+  params.page = group.page;
+  params.timeout_ns = timeout_ns;
+  params.poll_period = poll_period;
+  params.poisons = transfer.poisons;
+  std::ranges::transform(groups_of(transfer), params.messages, [&](const TransferGroup& each) {
+    return one_box_message(transfer, each, group);
+  });
+  return params;
+}
+
+// The same for messages.
+bool start_one_boxes(const TransferParams& transfer, const LaunchContext& context);
+
+}  // namespace symm
