@@ -23,6 +23,8 @@ MEETING = "kernels/gpu/device/block_meeting.cuh"
 WIRE = "kernels/gpu/wire/wire_block.cuh"
 TILE = "kernels/gpu/wire/tile.cuh"
 ROUTE = "kernels/gpu/wire/route.cuh"
+ONE_TILE = "kernels/gpu/wire/one_tile.cuh"
+ONE_BOX = "kernels/gpu/wire/one_box.cuh"
 LANE = "kernels/gpu/wire/lane.cuh"
 BULK = "kernels/gpu/wire/bulk.cuh"
 CHUNK = "kernels/gpu/wire/chunk.cuh"
@@ -96,6 +98,9 @@ SITES: dict[str, list[Site]] = {
             WIRE, "WireBlock(const Params& params)", "done_ = load_relaxed(done_at(rank(), peer))"
         ),
         Site(WIRE, "bool await_done(", "load_relaxed(done_at(rank(), peer)) + 2, epoch_"),
+        Site(ONE_TILE, "bool run()", "has_done = load_relaxed(done_of_peer("),
+        Site(ONE_TILE, "bool run()", "has_reached(has_done + 2, epoch_)"),
+        Site(ONE_TILE, "bool await_end_of_epoch(", "load_relaxed(done) + 2, epoch"),
     ],
     "barrier before": [Site("kernels/gpu/entry/move.cu", "bool meet(", "release_earlier_work()")],
     "barrier after": [
@@ -122,6 +127,9 @@ SITES: dict[str, list[Site]] = {
         Site(BOXES, "bool has_credit(", "count_ + 1 - kP2pBoxes"),
         Site(BOXES, "bool has_credit(", "has_reached(freed_, target)"),
         Site(BOXES, "bool has_credit(", "freed_ = load_relaxed("),
+        Site(ONE_BOX, "bool send(", "count_ + 1 - kP2pBoxes"),
+        Site(ONE_BOX, "bool send(", "has_reached(freed, target)"),
+        Site(ONE_BOX, "bool await_box(", "has_reached(load_relaxed(freed_word()), target)"),
     ],
     "lane send slot": [Site(BULK, "bool send(const", "lane_.await_slot(0"), *AWAIT_SLOT],
     "lane send wait": [Site(BULK, "bool send(const", "warp_all(")],
@@ -258,9 +266,29 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
     ROUTE: {
         "store_relaxed(wire_done_at(": "as `done` of a block that fills no box and hears nobody",
         "sequence = load_relaxed(": "a rank's own counter",
-        "params.page)->entered": "progress that hosts read for messages only",
+        "&page->entered": "progress that hosts read for messages only",
         "dead) == 0": "a dead group's counters are left as they are",
         "release_earlier_work()": "poison, once the group is dead",
+    },
+    ONE_TILE: {
+        "store_relaxed(global_pointer(peer.done)": "as in ROUTE, of a block that has no part",
+        "store_relaxed(global_pointer(params_.peers[p].done)": (
+            "modelled; it has no order: what ended are reads that returned"
+        ),
+        "sequence_(load_relaxed": "a rank's own counter",
+        "params_.page)->entered": "progress that hosts read for messages only",
+        "local_.dead) == 0": "a dead group's counters are left as they are",
+        "ahead = load_relaxed(words": "a share of another size: an error's report",
+    },
+    ONE_BOX: {
+        "store_relaxed(freed_word()": (
+            "modelled; it has no order: what ended are reads that returned"
+        ),
+        "freed = load_relaxed(freed_word())": "a first look; the wait is modelled",
+        "device_fetch_add(ticket": "between the blocks of a launch",
+        "message_.entered)": "progress that hosts read for messages only",
+        "message_.completed)": "progress that hosts read for messages only",
+        "->dead) == 0": "a dead group's counters are left as they are",
     },
     TRANSFER: {
         "device_fence()": "between the blocks of a launch",
