@@ -6,24 +6,18 @@
 #include <cstdint>
 
 #include "kernels/gpu/interface/call_params.hpp"
+#include "kernels/gpu/interface/wire_params.hpp"
 #include "kernels/protocol/device_layout.hpp"
 
 namespace symm {
-
-// As WirePiece.
-struct OneTilePiece {
-  std::byte* data;  // may be null where nothing is stored
-  std::uint32_t bytes;
-  std::uint32_t tiles;  // of a share (NOTE [Shares] in route.cuh) those of each block
-};
 
 // What WireParams say of one peer, ready for use: addresses of block 0 in an epoch that is even.
 struct OneTilePeer {
   std::byte* to;        // this rank's box at the peer
   std::byte* from;      // the peer's box here
   std::uint64_t* done;  // where the peer reads which epoch this rank has ended
-  OneTilePiece send;
-  OneTilePiece take;
+  WirePiece send;       // `tiles` of pieces: of shares alone (NOTE [Shares] in route.cuh)
+  WirePiece take;
 };
 
 // Peers are the other ranks in ascending order; their sets are bits by that order. The call is one
@@ -31,8 +25,8 @@ struct OneTilePeer {
 template <int kPeers>
 struct OneTileParams {
   OneTilePeer peers[kPeers];
-  OneTilePiece own_send;  // what is combined or copied here; empty where nothing is
-  OneTilePiece own_take;
+  WirePiece own_send;  // what is combined or copied here; empty where nothing is
+  WirePiece own_take;
   LocalState* local;
   DevicePage* page;
   const std::uint64_t* done;  // of rank 0, as this rank knows it

@@ -29,12 +29,13 @@ inline bool has_one_tile_a_warp(const WireLaunch& launch, const CollectiveParams
   if (is_large && static_cast<int>(launch.blocks) * ranks_of_gpu > kMostBulkBlocksOfGpu) {
     return false;
   }
-  if (launch.divides_shares) return true;
+  if (launch.divides_shares) return true;  // tiles_per_block is of the own share too
   const std::uint64_t reach =
       std::uint64_t{launch.blocks} * launch.tiles_per_block * wire_tile(wire).bytes;
   return !launch.copies_own || launch.send[static_cast<std::size_t>(rank)].bytes <= reach;
 }
 
+// A set of ranks as one of peers, by their order among the others.
 inline std::uint32_t peers_in(std::uint64_t ranks, int rank) {
   const std::uint64_t below = ranks & ((1ull << rank) - 1);
   return static_cast<std::uint32_t>(below | ranks >> (rank + 1) << rank);
@@ -50,7 +51,7 @@ OneTileParams<kPeers> one_tile_params(const WireLaunch& launch, const Collective
   const auto senders = static_cast<std::uint64_t>(wire_senders(config.world_size));
   OneTileParams<kPeers> params{};
   const auto piece = [&](const RoutePiece& each) {
-    return OneTilePiece{each.data, static_cast<std::uint32_t>(each.bytes), each.tiles_of_block};
+    return WirePiece{each.data, static_cast<std::uint32_t>(each.bytes), each.tiles_of_block};
   };
   for (int p = 0; p < kPeers; ++p) {
     const int peer = p + (p >= rank ? 1 : 0);
@@ -99,7 +100,7 @@ OneTileParams<kPeers> one_tile_params(const WireLaunch& launch, const Collective
 // Whether every piece begins and ends at a multiple of 16 bytes.
 template <int kPeers>
 bool has_whole_units(const OneTileParams<kPeers>& params) {
-  const auto is_whole = [](const OneTilePiece& piece) {
+  const auto is_whole = [](const WirePiece& piece) {
     return ((reinterpret_cast<std::uintptr_t>(piece.data) | piece.bytes) % 16) == 0 ||
            piece.bytes == 0;
   };
@@ -134,6 +135,7 @@ inline bool has_whole_messages(const TransferParams& transfer) {
   });
 }
 
+// Addresses of the device's memory, none of which is read here.
 inline OneBoxMessage one_box_message(const TransferParams& transfer, const TransferGroup& group,
                                      const GroupParams& params) {
   const DeviceLayout& layout = params.layout;
@@ -194,7 +196,7 @@ inline OneBoxParams one_box_params(const TransferParams& transfer, const GroupPa
   return params;
 }
 
-// The same for messages.
+// Puts such a kernel of messages on the stream of `context`; false where the launch is for others.
 bool start_one_boxes(const TransferParams& transfer, const LaunchContext& context);
 
 }  // namespace symm

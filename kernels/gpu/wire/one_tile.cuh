@@ -3,7 +3,7 @@
 // NOTE [One tile]
 // What a small call takes is neither its bytes nor the link alone: a kernel's instructions are not
 // in the caches of the multiprocessor when it starts, and each further line of them that it runs
-// through is waited for. A call of 256 bytes between two GPUs took 5100 cycles from its first
+// through is waited for. A call of 256 bytes between two GPUs took 5000 cycles from its first
 // instruction to its last in the kernel for any number of tiles (route.cuh), and 3000 in one that
 // has the same loads, stores and waits, and hardly anything else; code that is there but not run
 // costs nothing (docs/benchmarks.md, "One tile a warp"). So this is the same protocol once more,
@@ -21,8 +21,6 @@
 
 namespace symm {
 
-// What seldom happens is called, with as few arguments as can be: each is an instruction on the
-// way.
 template <int kPeers>
 __device__ __forceinline__ int rank_of_peer(const OneTileParams<kPeers>& params, int peer) {
   return peer + (peer >= params.rank ? 1 : 0);
@@ -34,7 +32,8 @@ __device__ __forceinline__ const std::uint64_t* done_of_peer(const OneTileParams
          static_cast<unsigned>(rank_of_peer(params, peer)) * params.box_blocks + blockIdx.x;
 }
 
-// What a wait does now and then; as look_up().
+// What seldom happens is called, with as few arguments as can be: each is an instruction on the
+// way. This is what a wait does now and then; as look_up().
 template <int kPeers>
 __device__ SYMM_OUTLINED_METHOD std::uint64_t look_for(const OneTileParams<kPeers>& params,
                                                        int peer, std::uint64_t first_look) {
@@ -95,7 +94,7 @@ template <class Tile, bool kShares, int kPeers>
 __device__ SYMM_OUTLINED_METHOD void poison_tiles(const OneTileParams<kPeers>& params) {
   if (params.poison == 0) return;
   release_earlier_work();
-  const auto fill = [&](const OneTilePiece& piece) {
+  const auto fill = [&](const WirePiece& piece) {
     const std::uint32_t part = (kShares ? piece.tiles : params.tiles_per_block) * Tile::kBytes;
     const std::uint32_t begin = blockIdx.x * part;
     if (piece.data == nullptr || begin >= piece.bytes) return;
@@ -190,26 +189,26 @@ class OneTile {
   __device__ static bool has(std::uint32_t set, int peer) { return (set >> peer & 1) != 0; }
   __device__ std::uint32_t warp() const { return threadIdx.x / kTileThreads; }
   // Of this warp's tile in a piece, and whether there is one.
-  __device__ std::uint32_t begin_in(const OneTilePiece& piece) const {
+  __device__ std::uint32_t begin_in(const WirePiece& piece) const {
     return kShares ? (blockIdx.x * piece.tiles + warp()) * Tile::kBytes : begin_;
   }
-  __device__ bool has_tile(const OneTilePiece& piece) const {
+  __device__ bool has_tile(const WirePiece& piece) const {
     const bool has_bytes = begin_in(piece) < piece.bytes;
     if constexpr (!kShares) return has_bytes;
     if (piece.bytes == 0) return blockIdx.x == 0 && threadIdx.x < kTileThreads;
     return has_bytes && warp() < piece.tiles;
   }
   // Whether a part of it at `offset` is there.
-  __device__ bool reaches(const OneTilePiece& piece, std::uint32_t offset) const {
+  __device__ bool reaches(const WirePiece& piece, std::uint32_t offset) const {
     return begin_in(piece) + offset < piece.bytes && (!kShares || warp() < piece.tiles);
   }
-  __device__ std::uint64_t flag_of(const OneTilePiece& piece) const {
+  __device__ std::uint64_t flag_of(const WirePiece& piece) const {
     return kShares ? share_flag(epoch_, piece.bytes) : Tile::flag_of(epoch_);
   }
 
   // Of which a thread is to take its part when they have come: all loads are on their way before
   // the first of them is waited for.
-  __device__ __forceinline__ void load(const OneTilePiece& piece, Unit& unit) const {
+  __device__ __forceinline__ void load(const WirePiece& piece, Unit& unit) const {
     const std::uint32_t offset = kWhole ? Tile::unit_offset() : Tile::offset();
     if (!reaches(piece, offset)) return;
     const std::uint32_t at = begin_in(piece) + offset;
@@ -219,7 +218,7 @@ class OneTile {
       unit = load_any<Tile>(piece.data + at, piece.bytes - at);
     }
   }
-  __device__ __forceinline__ void store(const OneTilePiece& piece, const Unit& unit) const {
+  __device__ __forceinline__ void store(const WirePiece& piece, const Unit& unit) const {
     if (!reaches(piece, Tile::offset()) || piece.data == nullptr) return;
     std::byte* const tile = piece.data + begin_in(piece);
     if constexpr (kWhole) {
