@@ -99,9 +99,9 @@ PlanTable table_of(std::initializer_list<WireLimits> limits) {
 
 }  // namespace
 
-// The limits of two ranks are measured (docs/benchmarks.md, "Wires and pipelines", of lines "Sets
-// of tiles"), and those of lines among four ("Lanes"); the others are estimated from the bytes that
-// a rank sends and from the boxes, which are smaller.
+// The limits of two ranks are measured (docs/benchmarks.md, "Wires and pipelines", of lines "Rounds
+// of tiles"), and those of lines among four (the same); the others are estimated from the bytes
+// that a rank sends and from the boxes, which are smaller.
 const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
   static const PlanTable ll = table_of({{.min_world = 2,
                                          .max_world = 2,
@@ -144,15 +144,15 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                            .channels = 64,
                                            .bulk_channels = 64,
                                            .one_hop = 512 * kKiB,
-                                           .all_reduce = 6 * kMiB,
+                                           .all_reduce = 7 * kMiB,
                                            .reduce = 7 * kMiB,
-                                           .broadcast = 3 * kMiB,
-                                           .all_gather = 5 * kMiB / 2,
+                                           .broadcast = 7 * kMiB,
+                                           .all_gather = 7 * kMiB,
                                            .gather = 7 * kMiB,
-                                           .scatter = 5 * kMiB,
-                                           .reduce_scatter = 6 * kMiB},
+                                           .scatter = 14 * kMiB,
+                                           .reduce_scatter = 14 * kMiB},
                                           {.min_world = 3,
-                                           .max_world = 4,
+                                           .max_world = 3,
                                            .channels = 64,
                                            .bulk_channels = 64,
                                            .one_hop = 128 * kKiB,
@@ -163,6 +163,18 @@ const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
                                            .gather = kMiB,
                                            .scatter = 4 * kMiB,
                                            .reduce_scatter = 4 * kMiB},
+                                          {.min_world = 4,
+                                           .max_world = 4,
+                                           .channels = 64,
+                                           .bulk_channels = 64,
+                                           .one_hop = 128 * kKiB,
+                                           .all_reduce = 4 * kMiB,
+                                           .reduce = 6 * kMiB,
+                                           .broadcast = 4 * kMiB,
+                                           .all_gather = 7 * kMiB / 4,
+                                           .gather = 2 * kMiB,
+                                           .scatter = 8 * kMiB,
+                                           .reduce_scatter = 7 * kMiB},
                                           {.min_world = 5,
                                            .max_world = kAny,
                                            .channels = 32,

@@ -238,9 +238,9 @@ TEST_P(GroupKernelsTest, LargeBlocksTakeSetsOfTiles) {
   }
 }
 
-// NOTE [One tile] in one_tile.cuh: blocks with one tile, with as many as a small and a large block
-// has warps, and with one more; whole units, and others on no rank, on one and on all but one,
-// which then launch another kernel than their peers.
+// NOTE [Few tiles] in few_tiles.cuh: blocks with one tile, with as many as a small and a large
+// block has warps, with one more, and with so many that they take rounds; whole units, and others
+// on no rank, on one and on all but one, which then launch another kernel than their peers.
 TEST_P(GroupKernelsTest, RanksLaunchKernelsOfTheirOwnForOneCall) {
   DeviceRig rig(world(), {.wire = wire()});
   Checker checker(rig);
@@ -254,7 +254,7 @@ TEST_P(GroupKernelsTest, RanksLaunchKernelsOfTheirOwnForOneCall) {
   for (const CollectiveKind kind : kKinds) {
     for (const Algorithm algorithm : {Algorithm::kLL, Algorithm::kLLTwoShot}) {
       if (algorithm == Algorithm::kLLTwoShot && kind != CollectiveKind::kAllReduce) continue;
-      for (const std::size_t tiles : {1u, 10u, 11u, 32u, 33u}) {
+      for (const std::size_t tiles : {1u, 10u, 11u, 32u, 33u, 70u, 200u}) {
         for (const std::uint64_t shifted : {std::uint64_t{0}, std::uint64_t{2}, all - 1}) {
           const auto [dtype, op] = kRules[turn % 5];
           const int blocks = turn % 2 == 0 ? 1 : 3;

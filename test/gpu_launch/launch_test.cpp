@@ -135,18 +135,25 @@ TEST(GpuLaunch, SmallCallsGoStraightOn) {
   EXPECT_EQ(kernel(two, all_reduce, 256, 0, ReduceOp::kAvg), "sum straight 2 whole");
   EXPECT_EQ(kernel(two, all_reduce, 256, 0, ReduceOp::kPreMulSum), "sum wire 2");
   EXPECT_EQ(kernel(two, all_reduce, 64 * 32 * 480), "sum straight 2 whole");
-  EXPECT_EQ(kernel(two, all_reduce, 64 * 32 * 480 + 16), "sum wire 2");
+  EXPECT_EQ(kernel(two, all_reduce, 64 * 32 * 480 + 16), "sum straight 2 rounds");
+  EXPECT_EQ(kernel(two, all_reduce, 64 * 32 * 480 + 16, 4), "sum wire 2");
+  EXPECT_EQ(kernel(two, all_reduce, 7 << 20), "sum straight 2 rounds");
+  EXPECT_EQ(kernel(two, all_reduce, 8 << 20), "2") << "launches, of which none is for few tiles";
   EXPECT_EQ(kernel(two, CollectiveKind::kAllToAll, 256), "share straight 2 whole");
-  EXPECT_EQ(kernel(two, CollectiveKind::kBarrier, 0), "barrier wire 2");
+  EXPECT_EQ(kernel(two, CollectiveKind::kAllToAll, 2 << 20), "share straight 2 rounds");
+  EXPECT_EQ(kernel(two, CollectiveKind::kBarrier, 0), "barrier straight 2 whole");
   Group three(3, WireKind::kLine);
   EXPECT_EQ(kernel(three, all_reduce, 256), "sum wire 0");
+  EXPECT_EQ(kernel(three, CollectiveKind::kBarrier, 0), "barrier wire 0");
   Group four(4, WireKind::kLine);
   EXPECT_EQ(kernel(four, CollectiveKind::kBroadcast, 256 << 10), "move straight 4 whole");
+  EXPECT_EQ(kernel(four, CollectiveKind::kAllGather, 1 << 20), "move straight 4 rounds");
   Group eight(8, WireKind::kLine);
   EXPECT_EQ(kernel(eight, all_reduce, 256), "sum straight 8 whole");
   EXPECT_EQ(kernel(eight, all_reduce, 256, 4), "sum wire 8");
   Group by_ll(2, WireKind::kLL);
   EXPECT_EQ(kernel(by_ll, all_reduce, 256), "sum wire 2");
+  EXPECT_EQ(kernel(by_ll, CollectiveKind::kBarrier, 0), "barrier wire 2");
 }
 
 // NOTE [Sets of tiles] in tile_sets.cuh: the warps of its blocks are counted on.

@@ -38,8 +38,9 @@ WireKernels straight_kernels(const std::string& name) {
   kernels.two_take_sets = true;
   for (std::size_t world = 0; world < 3; ++world) {
     const std::string straight = name + " straight " + std::to_string(kWireWorlds[world]);
-    kernels.one_tile[world].whole = kernel(straight + " whole");
-    if (world < 2) kernels.one_tile[world].any = kernel(straight + " any");
+    kernels.few_tiles[world].whole = kernel(straight + " whole");
+    if (world < 2) kernels.few_tiles[world].any = kernel(straight + " any");
+    if (world < 2) kernels.few_tiles[world].rounds = kernel(straight + " rounds");
   }
   return kernels;
 }
@@ -71,7 +72,11 @@ void reduce_wide_integer(ReduceKernelTable&) {}
 WireKernels move_wire_kernels() { return test::straight_kernels("move"); }
 WireKernels share_wire_kernels() { return test::straight_kernels("share"); }
 BulkKernels move_bulk_kernels() { return test::bulk_kernels("move"); }
-WireKernels barrier_kernels() { return test::wire_kernels("barrier"); }
+WireKernels barrier_kernels() {
+  WireKernels kernels = test::straight_kernels("barrier");
+  for (FewTilesKernels& of_world : kernels.few_tiles) of_world.any = of_world.rounds = nullptr;
+  return kernels;
+}
 WireKernels copies_barrier_kernels() { return test::wire_kernels("copies"); }
 const void* transfer_kernel_address(MessageForms) { return kernel("transfer"); }
 const void* multimem_kernel_address(CollectiveKind, Dtype, ReduceOp) { return nullptr; }

@@ -72,7 +72,11 @@ class Rig {
  public:
   Rig(int world, std::uint64_t workspace, std::size_t most, WireKind wire, bool counts, int gpus,
       bool direct)
-      : world_(world), most_(most), direct_(direct), layout_(DeviceLayout::of(world, workspace)) {
+      : world_(world),
+        ranks_of_gpu_((world + gpus - 1) / gpus),
+        most_(most),
+        direct_(direct),
+        layout_(DeviceLayout::of(world, workspace)) {
     ranks_.reserve(static_cast<std::size_t>(world));
     for (int rank = 0; rank < world; ++rank) {
       Rank& r = ranks_.emplace_back();
@@ -114,7 +118,7 @@ class Rig {
         at(rank).kernels->set_peer(peer, static_cast<std::byte*>(at(peer).segment), wire);
       }
       if (direct) at(rank).kernels->set_segment(0, outputs);
-      at(rank).kernels->set_ranks_of_gpu((world + gpus - 1) / gpus);
+      at(rank).kernels->set_ranks_of_gpu(ranks_of_gpu_);
     }
   }
   ~Rig() {
@@ -270,7 +274,7 @@ class Rig {
     }
     Plan plan;
     plan.algorithm = cell.algorithm;
-    plan.channels = cell.blocks != 0 ? cell.blocks : std::min(64, kResidentBlocks / world_);
+    plan.channels = cell.blocks != 0 ? cell.blocks : std::min(64, kResidentBlocks / ranks_of_gpu_);
     plan.chunk_bytes = 64 * 1024;
     LaunchOptions options{.stream = r.stream, .timeout = std::chrono::seconds(5)};
     if (direct_) options.output = {r.output, most_, BufferLocation{1} << kLocationShift};
@@ -377,6 +381,7 @@ class Rig {
   }
 
   int world_;
+  int ranks_of_gpu_;
   std::size_t most_;
   bool direct_;
   DeviceLayout layout_;

@@ -23,7 +23,8 @@ MEETING = "kernels/gpu/device/block_meeting.cuh"
 WIRE = "kernels/gpu/wire/wire_block.cuh"
 TILE = "kernels/gpu/wire/tile.cuh"
 ROUTE = "kernels/gpu/wire/route.cuh"
-ONE_TILE = "kernels/gpu/wire/one_tile.cuh"
+FEW_TILES = "kernels/gpu/wire/few_tiles.cuh"
+FEW_TILES_CALLS = "kernels/gpu/wire/few_tiles_calls.cuh"
 ONE_BOX = "kernels/gpu/wire/one_box.cuh"
 LANE = "kernels/gpu/wire/lane.cuh"
 BULK = "kernels/gpu/wire/bulk.cuh"
@@ -98,14 +99,19 @@ SITES: dict[str, list[Site]] = {
             WIRE, "WireBlock(const Params& params)", "done_ = load_relaxed(done_at(rank(), peer))"
         ),
         Site(WIRE, "bool await_done(", "load_relaxed(done_at(rank(), peer)) + 2, epoch_"),
-        Site(ONE_TILE, "bool run()", "has_done = load_relaxed(done_of_peer("),
-        Site(ONE_TILE, "bool run()", "has_reached(has_done + 2, epoch_)"),
-        Site(ONE_TILE, "bool await_end_of_epoch(", "load_relaxed(done) + 2, epoch"),
+        Site(FEW_TILES, "bool run()", "has_done = load_relaxed(done_of_peer("),
+        Site(FEW_TILES, "bool run()", "has_reached(has_done + 2, epoch_)"),
+        Site(FEW_TILES_CALLS, "bool await_end_of_epoch(", "load_relaxed(done) + 2, epoch"),
     ],
-    "barrier before": [Site("kernels/gpu/entry/move.cu", "bool meet(", "release_earlier_work()")],
+    "barrier before": [
+        Site("kernels/gpu/entry/move.cu", "bool meet(", "release_earlier_work()"),
+        Site(FEW_TILES, "bool run()", "if constexpr (kMeets) release_earlier_work()"),
+    ],
     "barrier after": [
         Site("kernels/gpu/entry/move.cu", "bool meet(", "block.acquire_all()"),
         Site(WIRE, "void acquire_all(", "load_acquire(words + Tile::kFlagWord)"),
+        Site(FEW_TILES, "bool place_all(", "acquire_all();"),
+        Site(FEW_TILES, "void acquire_all(", "load_acquire(reinterpret_cast"),
     ],
     "chunk await slot": [
         Site(CHUNKS, "bool await_slot(", "counter_reached(freed, target)"),
@@ -270,15 +276,18 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "dead) == 0": "a dead group's counters are left as they are",
         "release_earlier_work()": "poison, once the group is dead",
     },
-    ONE_TILE: {
-        "store_relaxed(global_pointer(peer.done)": "as in ROUTE, of a block that has no part",
+    FEW_TILES: {
         "store_relaxed(global_pointer(params_.peers[p].done)": (
             "modelled; it has no order: what ended are reads that returned"
         ),
         "sequence_(load_relaxed": "a rank's own counter",
         "params_.page)->entered": "progress that hosts read for messages only",
         "local_.dead) == 0": "a dead group's counters are left as they are",
+    },
+    FEW_TILES_CALLS: {
+        "store_relaxed(global_pointer(peer.done)": "as in ROUTE, of a block that has no part",
         "ahead = load_relaxed(words": "a share of another size: an error's report",
+        "release_earlier_work()": "poison, once the group is dead",
     },
     ONE_BOX: {
         "store_relaxed(freed_word()": (

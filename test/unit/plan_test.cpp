@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -150,17 +151,20 @@ TEST(Plan, LimitsOfTheGpuTable) {
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 512 << 10), kLL);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (512 << 10) + 1), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 4, (128 << 10) + 1), kLLTwoShot);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 6 << 20), kLLTwoShot);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (6 << 20) + 1), kBulk);
-  EXPECT_EQ(algorithm(WireKind::kLine, kBroadcast, 2, 3 << 20), kLL);
-  EXPECT_EQ(algorithm(WireKind::kLine, kBroadcast, 2, (3 << 20) + 1), kBulk);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllGather, 2, 5 << 19), kLL);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllGather, 2, (5 << 19) + 1), kBulk);
-  EXPECT_EQ(algorithm(WireKind::kLine, kScatter, 2, (5 << 20) + 1), kBulk);
-  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 2, (6 << 20) + 1), kBulk);
-  EXPECT_EQ(algorithm(WireKind::kLine, kGather, 2, (4 << 20) + 1), kLL);
-  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 4 << 20), kLL);
-  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (4 << 20) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 7 << 20), kLLTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (7 << 20) + 1), kBulk);
+  for (const CollectiveKind kind : {kReduce, kBroadcast, kAllGather, kGather}) {
+    EXPECT_EQ(algorithm(WireKind::kLine, kind, 2, 7 << 20), kLL);
+    EXPECT_EQ(algorithm(WireKind::kLine, kind, 2, (7 << 20) + 1), kBulk);
+  }
+  for (const CollectiveKind kind : {kScatter, kReduceScatter}) {
+    EXPECT_EQ(algorithm(WireKind::kLine, kind, 2, 14 << 20), kLL);
+    EXPECT_EQ(algorithm(WireKind::kLine, kind, 2, (14 << 20) + 1), kBulk);
+  }
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 3, 4 << 20), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 3, (4 << 20) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 7 << 20), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (7 << 20) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllToAll, 4, 1), kPipelined);
   EXPECT_EQ(PlanTable::built_in_gpu(WireKind::kLine).copy_engine_bytes(), std::uint64_t{64} << 20);
 }
@@ -168,12 +172,14 @@ TEST(Plan, LimitsOfTheGpuTable) {
 // A line carries more of what it moves than LL's packets, so that it never stops being faster
 // earlier.
 TEST(Plan, LinesServeAllThatLLServes) {
-  const auto& rows = PlanTable::built_in_gpu(WireKind::kLL).rows();
-  const auto& line_rows = PlanTable::built_in_gpu(WireKind::kLine).rows();
-  ASSERT_EQ(rows.size(), line_rows.size());
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const bool one_hop = rows[i].kind == kAllReduce && rows[i].algorithm == kLL;
-    EXPECT_TRUE(one_hop || rows[i].max_bytes <= line_rows[i].max_bytes);
+  for (const PlanRow& row : PlanTable::built_in_gpu(WireKind::kLL).rows()) {
+    if (row.algorithm != kLL && row.algorithm != kLLTwoShot) continue;
+    for (const int world : {row.min_world, std::min(row.max_world, kMaxDeviceRanks)}) {
+      const Plan plan =
+          PlanTable::built_in_gpu(WireKind::kLine).select(row.kind, world, row.max_bytes, kAuto);
+      EXPECT_TRUE(plan.algorithm == kLL || plan.algorithm == kLLTwoShot)
+          << collective_name(row.kind) << " of " << world;
+    }
   }
 }
 

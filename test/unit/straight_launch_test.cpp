@@ -14,9 +14,9 @@ namespace symm {
 namespace {
 
 // Addresses of this process stand for those of the device: nothing is read or written there.
-class OneTileLaunchTest : public testing::Test {
+class FewTilesLaunchTest : public testing::Test {
  protected:
-  OneTileLaunchTest() {
+  FewTilesLaunchTest() {
     config_.rank = 1;
     config_.world_size = 4;
     config_.layout = DeviceLayout::of(4, std::uint64_t{64} << 20);
@@ -32,10 +32,10 @@ class OneTileLaunchTest : public testing::Test {
   }
   static std::byte* address(std::uintptr_t value) { return reinterpret_cast<std::byte*>(value); }
   bool takes(int world = 4, int ranks_of_gpu = 1) const {
-    return has_one_tile_a_warp(launch_, call_, WireKind::kLine, 1, world, ranks_of_gpu);
+    return has_few_tiles_a_warp(launch_, call_, WireKind::kLine, 1, world, ranks_of_gpu);
   }
-  OneTileParams<3> params() const {
-    return one_tile_params<3>(launch_, call_, {config_, group_, WireKind::kLine, options_});
+  FewTilesParams<3> params() const {
+    return few_tiles_params<3>(launch_, call_, {config_, group_, WireKind::kLine, options_});
   }
 
   GroupKernelsConfig config_;
@@ -45,7 +45,7 @@ class OneTileLaunchTest : public testing::Test {
   WireLaunch launch_;
 };
 
-TEST_F(OneTileLaunchTest, WhereEachWarpHasOneTile) {
+TEST_F(FewTilesLaunchTest, WhereEachWarpHasFewTiles) {
   launch_.blocks = 64;
   launch_.tiles_per_block = 32;
   EXPECT_TRUE(takes());
@@ -53,12 +53,15 @@ TEST_F(OneTileLaunchTest, WhereEachWarpHasOneTile) {
   EXPECT_FALSE(takes(4, 3)) << "192 blocks that fill a multiprocessor each";
   EXPECT_FALSE(takes(8)) << "whose kernel has fewer warps";
   launch_.tiles_per_block = 33;
-  EXPECT_FALSE(takes());
+  EXPECT_TRUE(takes(2)) << "in rounds";
+  EXPECT_TRUE(takes(4)) << "in rounds";
+  launch_.tiles_per_block = kMostWireTiles + 1;
+  EXPECT_FALSE(takes(8)) << "whose kernel has one";
   launch_.tiles_per_block = kMostWireTiles;
   EXPECT_TRUE(takes(8, 8)) << "two such blocks fit";
 }
 
-TEST_F(OneTileLaunchTest, NotForFactorsNorForOneOfSeveralLaunches) {
+TEST_F(FewTilesLaunchTest, NotForFactorsNorForOneOfSeveralLaunches) {
   call_.premultiplies = true;
   EXPECT_FALSE(takes());
   call_.premultiplies = false;
@@ -67,7 +70,7 @@ TEST_F(OneTileLaunchTest, NotForFactorsNorForOneOfSeveralLaunches) {
 }
 
 // The own piece is copied by the blocks that there are.
-TEST_F(OneTileLaunchTest, TheOwnPieceMayBeTooLong) {
+TEST_F(FewTilesLaunchTest, TheOwnPieceMayBeTooLong) {
   const std::uint64_t tile = wire_tile(WireKind::kLine).bytes;
   launch_.blocks = 2;
   launch_.tiles_per_block = 3;
@@ -80,7 +83,7 @@ TEST_F(OneTileLaunchTest, TheOwnPieceMayBeTooLong) {
   EXPECT_TRUE(takes());
 }
 
-TEST_F(OneTileLaunchTest, PeersAreTheOthersInOrder) {
+TEST_F(FewTilesLaunchTest, PeersAreTheOthersInOrder) {
   EXPECT_EQ(peers_in(0b1101, 1), 0b111u);
   EXPECT_EQ(peers_in(0b1000, 1), 0b100u);
   EXPECT_EQ(peers_in(0b0001, 1), 0b001u);
@@ -88,12 +91,12 @@ TEST_F(OneTileLaunchTest, PeersAreTheOthersInOrder) {
   EXPECT_EQ(peers_in(0b0111, 3), 0b111u);
 }
 
-TEST_F(OneTileLaunchTest, AddressesAreThoseOfBlockZero) {
+TEST_F(FewTilesLaunchTest, AddressesAreThoseOfBlockZero) {
   launch_.sends[0] = launch_.hears[0] = 0b1101;
   launch_.stores = 0b1111;
   launch_.take[3] = {address(4096), 480};
   call_.root = 3;
-  const OneTileParams<3> made = params();
+  const FewTilesParams<3> made = params();
   const DeviceLayout& layout = config_.layout;
   EXPECT_EQ(made.peers[2].to, group_.segments[3] + layout.wire_boxes + layout.wire_box_bytes);
   EXPECT_EQ(made.peers[2].from, group_.segments[1] + layout.wire_boxes + 3 * layout.wire_box_bytes);
@@ -108,16 +111,16 @@ TEST_F(OneTileLaunchTest, AddressesAreThoseOfBlockZero) {
 }
 
 // What goes to all is sent to each; this rank's own piece is loaded only where it is needed here.
-TEST_F(OneTileLaunchTest, WhatGoesToAllIsSentToEach) {
+TEST_F(FewTilesLaunchTest, WhatGoesToAllIsSentToEach) {
   launch_.send[1] = {address(1600), 160};
   launch_.sends_same = true;
   EXPECT_EQ(params().own_send.bytes, 0u);
-  for (const OneTilePeer& peer : params().peers) EXPECT_EQ(peer.send.data, address(1600));
+  for (const FewTilesPeer& peer : params().peers) EXPECT_EQ(peer.send.data, address(1600));
   launch_.combines = true;
   EXPECT_EQ(params().own_send.bytes, 160u);
 }
 
-TEST_F(OneTileLaunchTest, WholeUnitsBeginAndEndAtOne) {
+TEST_F(FewTilesLaunchTest, WholeUnitsBeginAndEndAtOne) {
   EXPECT_TRUE(has_whole_units(params()));
   launch_.take[2] = {address(1604), 0};
   EXPECT_TRUE(has_whole_units(params())) << "nothing is there";
@@ -129,7 +132,7 @@ TEST_F(OneTileLaunchTest, WholeUnitsBeginAndEndAtOne) {
   EXPECT_TRUE(has_whole_units(params()));
 }
 
-class OneBoxLaunchTest : public OneTileLaunchTest {
+class OneBoxLaunchTest : public FewTilesLaunchTest {
  protected:
   // Plans `ops`, which fit in one launch.
   TransferParams plan(const std::vector<TransferOp>& ops, WireKind wire = WireKind::kLine) {

@@ -201,6 +201,32 @@ struct PlainSum : Rule {
   }
 };
 
+// Whether an average by a power of two is a product with its inverse: of the same bits, as both are
+// rounded from the same number.
+template <class Rule>
+inline constexpr bool kIsScaled =
+    Rule::kScales&& std::is_floating_point_v<typename Rule::Accumulate>;
+
+// A sum of such a call that does not premultiply, times `scale`.
+template <class Rule>
+struct ScaledSum : PlainSum<Rule> {
+  struct Facts : Rule::Facts {
+    typename Rule::Accumulate scale;
+  };
+  __device__ static typename Rule::Accumulate finish(typename Rule::Accumulate value,
+                                                     const Facts& facts) {
+    return PlainSum<Rule>::finish(value * facts.scale, facts);
+  }
+};
+__device__ inline bool has_exact_inverse(int divisor) { return (divisor & (divisor - 1)) == 0; }
+// `divisor`: a power of two, or 0 for none.
+template <class Rule>
+__device__ typename ScaledSum<Rule>::Facts scaled_facts(const typename Rule::Facts& facts,
+                                                        int divisor) {
+  using Accumulate = typename Rule::Accumulate;
+  return {facts, Accumulate{1} / static_cast<Accumulate>(divisor == 0 ? 1 : divisor)};
+}
+
 // For which world sizes a rule has kernels of its own: only the sums of training for each, so that
 // the library compiles within two minutes.
 enum class OwnKernels {
@@ -293,11 +319,13 @@ class UnitSum {
       sum_[i] = rank == 0 ? value : Rule::combine(sum_[i], value, facts);
     }
   }
-  __device__ Unit finish(const Facts& facts) const {
+  // As `OfRule` finishes it, of which Rule is a base.
+  template <class OfRule = Rule>
+  __device__ Unit finish(const typename OfRule::Facts& facts) const {
     Elements elements;
 #pragma unroll
     for (int i = 0; i < Rule::kPerUnit; ++i) {
-      elements.value[i] = Elements::round(Rule::finish(sum_[i], facts));
+      elements.value[i] = Elements::round(OfRule::finish(sum_[i], facts));
     }
     return Elements::unit(elements);
   }

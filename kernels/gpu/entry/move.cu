@@ -85,13 +85,25 @@ void enter_barriers(WireKernels& kernels, WireKind kind) {
   ((row[index++] = reinterpret_cast<const void*>(&barrier_kernel<Tile, Worlds>)), ...);
 }
 
+#if SYMM_LINES
+template <int... Worlds>
+void enter_meetings(WireKernels& kernels) {
+  int index = 0;
+  ((kernels.few_tiles[index++].whole =
+        reinterpret_cast<const void*>(&few_tiles_kernel<LineTile, Worlds, MeetingRules, true>)),
+   ...);
+}
+#endif
+
 }  // namespace
 
 WireKernels barrier_kernels() {
   WireKernels kernels;
   enter_barriers<LLTile, 2, 4, 8, 0>(kernels, WireKind::kLL);
 #if SYMM_LINES
-  enter_barriers<LineTile, 2, 4, 8, 0>(kernels, WireKind::kLine);
+  kernels.of[static_cast<std::size_t>(WireKind::kLine)][kWireWorldCount - 1] =
+      reinterpret_cast<const void*>(&barrier_kernel<LineTile, 0>);
+  enter_meetings<2, 4, 8>(kernels);
 #endif
   return kernels;
 }

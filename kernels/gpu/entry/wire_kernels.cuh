@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/gpu/interface/kernel_table.hpp"
-#include "kernels/gpu/wire/one_tile.cuh"
+#include "kernels/gpu/wire/few_tiles.cuh"
 #include "kernels/gpu/wire/route.cuh"
 #include "kernels/gpu/wire/tile_sets.cuh"
 
@@ -40,17 +40,17 @@ __global__ void SYMM_LAUNCH_BOUNDS(kMostWireThreads, 2)
 
 // Two blocks of kMostWireThreads fit on a multiprocessor, whatever the kernel can have at most.
 template <int N>
-inline constexpr int kOneTileThreads = static_cast<int>(most_one_tiles(N)) * kTileThreads;
+inline constexpr int kFewTilesThreads = static_cast<int>(few_tiles_warps(N)) * kTileThreads;
 
-template <class Tile, int N, class Rules, bool kWhole>
-__global__ void SYMM_LAUNCH_BOUNDS(kOneTileThreads<N>,
-                                   kOneTileThreads<N> <= kMostWireThreads ? 2 : 1)
-    one_tile_kernel(const SYMM_GRID_CONSTANT OneTileParams<N - 1> params) {
+template <class Tile, int N, class Rules, bool kWhole, bool kHasRounds = false>
+__global__ void SYMM_LAUNCH_BOUNDS(kFewTilesThreads<N>,
+                                   kFewTilesThreads<N> <= kMostWireThreads ? 2 : 1)
+    few_tiles_kernel(const SYMM_GRID_CONSTANT FewTilesParams<N - 1> params) {
   if (kByShare<Rules> && blockIdx.x >= params.share_blocks) {
     end_idle_blocks(params);
     return;
   }
-  OneTile<Tile, N, Rules, kWhole> call(params);
+  FewTiles<Tile, N, Rules, kWhole, kHasRounds> call(params);
   if (call.run()) {
     call.end();
   } else {
@@ -77,11 +77,16 @@ void enter_wire(WireKernels& kernels, WireKind kind) {
 }
 
 #if SYMM_LINES
-template <int N, class Rules, bool kAny>
-void enter_one_tile(OneTileKernels& kernels) {
-  kernels.whole = reinterpret_cast<const void*>(&one_tile_kernel<LineTile, N, Rules, true>);
-  if constexpr (kAny) {
-    kernels.any = reinterpret_cast<const void*>(&one_tile_kernel<LineTile, N, Rules, false>);
+template <int N, class Rules, OwnKernels kOwn>
+void enter_few_tiles(FewTilesKernels& kernels) {
+  constexpr bool kIsCommon = kOwn == OwnKernels::kCommon;
+  kernels.whole = reinterpret_cast<const void*>(&few_tiles_kernel<LineTile, N, Rules, true>);
+  if constexpr (tiles_of_round(N) != 0 && kIsCommon) {
+    kernels.rounds =
+        reinterpret_cast<const void*>(&few_tiles_kernel<LineTile, N, Rules, true, true>);
+  }
+  if constexpr (N <= 4 && kIsCommon && !kByShare<Rules>) {
+    kernels.any = reinterpret_cast<const void*>(&few_tiles_kernel<LineTile, N, Rules, false>);
   }
 }
 #endif
@@ -93,12 +98,10 @@ WireKernels wire_kernels() {
   enter_wire<LLTile, Rules, kOwnOfLL>(kernels, WireKind::kLL);
 #if SYMM_LINES
   enter_wire<LineTile, Rules, kOwn>(kernels, WireKind::kLine);
-  constexpr bool kIsCommon = kOwn == OwnKernels::kCommon;
-  constexpr bool kAny = kIsCommon && !kByShare<Rules>;
-  if constexpr (kOwn >= OwnKernels::kTwo) enter_one_tile<2, Rules, kAny>(kernels.one_tile[0]);
-  if constexpr (kIsCommon) {
-    enter_one_tile<4, Rules, kAny>(kernels.one_tile[1]);
-    enter_one_tile<8, Rules, false>(kernels.one_tile[2]);
+  if constexpr (kOwn >= OwnKernels::kTwo) enter_few_tiles<2, Rules, kOwn>(kernels.few_tiles[0]);
+  if constexpr (kOwn == OwnKernels::kCommon) {
+    enter_few_tiles<4, Rules, kOwn>(kernels.few_tiles[1]);
+    enter_few_tiles<8, Rules, kOwn>(kernels.few_tiles[2]);
   }
 #endif
   return kernels;

@@ -41,18 +41,19 @@ constexpr bool is_rule(Dtype dtype, ReduceOp op) {
   return op_supports(op, dtype) && reduction_rule(dtype, op) == ReductionRule{dtype, op, 1};
 }
 
-// one_tile_kernel (NOTE [One tile] in kernels/gpu/wire/one_tile.cuh); null where there is none.
-struct OneTileKernels {
-  const void* whole = nullptr;  // where every piece begins and ends at a multiple of 16 bytes
-  const void* any = nullptr;    // elsewhere
+// few_tiles_kernel (NOTE [Few tiles] in kernels/gpu/wire/few_tiles.cuh); null where there is none.
+struct FewTilesKernels {
+  const void* whole = nullptr;   // where every piece begins and ends at a multiple of 16 bytes
+  const void* any = nullptr;     // elsewhere
+  const void* rounds = nullptr;  // as `whole`, where there are more tiles than warps
 };
 
 // wire_kernel by wire and by index of kWireWorlds; null where those of any world size serve, or
 // where the library has no such wire.
 struct WireKernels {
   const void* of[kWireKindCount][kWireWorldCount] = {};
-  bool two_take_sets = false;                // by lines that of two ranks is set_wire_kernel
-  OneTileKernels one_tile[kWireWorldCount];  // by lines
+  bool two_take_sets = false;                  // by lines that of two ranks is set_wire_kernel
+  FewTilesKernels few_tiles[kWireWorldCount];  // by lines
 };
 
 // bulk_kernel by index of kWireWorlds; null as in WireKernels.

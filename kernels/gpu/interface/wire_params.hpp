@@ -27,9 +27,11 @@ constexpr int wire_threads(int world, WireKind wire) {
   return is_wide ? kMostWireThreads : static_cast<int>(kWireTiles) * kTileThreads;
 }
 
-// Of a block of one_tile_kernel at most (NOTE [One tile] in one_tile.cuh): as many as a
+// Warps of a block of few_tiles_kernel at most (NOTE [Few tiles] in few_tiles.cuh): as many as a
 // multiprocessor has registers for, of eight ranks as above.
-constexpr std::uint32_t most_one_tiles(int world) { return world <= 4 ? 32 : kMostWireTiles; }
+constexpr std::uint32_t few_tiles_warps(int world) { return world <= 4 ? 32 : kMostWireTiles; }
+// Where there are more tiles than warps: those that a warp has at once, in rounds; 0 for no kernel.
+constexpr std::uint32_t tiles_of_round(int world) { return world == 2 ? 3 : world == 4 ? 1 : 0; }
 
 // A range of memory that is sent, or that what arrives is stored to.
 struct WirePiece {

@@ -124,7 +124,7 @@ GpuGroupKernels::GpuGroupKernels(const GroupKernelsConfig& config, int device_in
   group_.rank = config.rank;
   group_.world_size = config.world_size;
   group_.layout = config.layout;
-  barrier_.sends_same = true;
+  barrier_ = meeting_launch(config.rank, config.world_size);
   page_.emplace(config.page, sizeof(DevicePage), "mapping the group's page of host memory");
   group_.page = static_cast<DevicePage*>(page_->device_address());
 }
@@ -188,7 +188,7 @@ void GpuGroupKernels::start_wire(const WireKernels& kernels, const WireLaunch& l
   const auto& of_wire = kernels.of[static_cast<std::size_t>(wire_)];
   const LaunchContext context{config_, group_, wire_, options};
   if constexpr (sizeof...(More) == 0) {
-    if (start_one_tile(kernels, launch, call, context, ranks_of_gpu_)) return;
+    if (start_few_tiles(kernels, launch, call, context, ranks_of_gpu_)) return;
   }
   // NOTE [Sets of tiles] in tile_sets.cuh
   const bool takes_sets =

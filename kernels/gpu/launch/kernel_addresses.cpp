@@ -29,9 +29,10 @@ void load_kernels() {
     for (const auto& of_wire : kernels.of) {
       for (const void* kernel : of_wire) load(kernel);
     }
-    for (const OneTileKernels& of_world : kernels.one_tile) {
+    for (const FewTilesKernels& of_world : kernels.few_tiles) {
       load(of_world.whole);
       load(of_world.any);
+      load(of_world.rounds);
     }
   };
   for (int forms = 0; forms < kMessageFormsCount; ++forms) {

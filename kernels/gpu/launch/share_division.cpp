@@ -7,19 +7,22 @@ namespace symm {
 namespace {
 
 // Of this rank's own share, that a warp copies in a launch over the wire; lanes copy larger ones.
-constexpr std::uint64_t kMostOwnTilesOfWarp = 16;
+constexpr std::uint64_t most_own_tiles_of_warp(int world) { return world == 2 ? 32 : 16; }
 
 }  // namespace
 
 // Measured of two ranks and of four by lines (docs/benchmarks.md, "Shares"); of LL, which takes
 // twice the bytes, it is estimated.
 std::uint64_t most_share_by_wire(const ShareFacts& facts) {
-  constexpr std::uint64_t kKiB = 1024;
-  const std::uint64_t by_lines = facts.world_size <= 2 ? 2048 * kKiB : 1024 * kKiB;
+  constexpr std::uint64_t kMiB = 1 << 20;
+  const std::uint64_t by_lines = facts.world_size == 2   ? 7 * kMiB
+                                 : facts.world_size == 4 ? 7 * kMiB / 4
+                                                         : kMiB;
   const std::uint64_t fits = std::uint64_t{facts.box_tiles} *
                              static_cast<std::uint64_t>(facts.most_blocks) *
                              wire_tile(facts.wire).bytes;
-  return std::min(facts.wire == WireKind::kLine ? by_lines : by_lines / 2, fits);
+  const std::uint64_t by_ll = facts.world_size == 2 ? kMiB : kMiB / 2;
+  return std::min(facts.wire == WireKind::kLine ? by_lines : by_ll, fits);
 }
 
 ShareDivision::ShareDivision(int world_size) {
@@ -81,7 +84,8 @@ void ShareDivision::set_own(RoutePiece from, RoutePiece to, const ShareFacts& fa
     blocks = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
         divided_up(tiles, kWireTiles), 1, static_cast<std::uint64_t>(facts.most_blocks)));
   }
-  const bool by_wire = tiles <= std::uint64_t{blocks} * kWireTiles * kMostOwnTilesOfWarp;
+  const bool by_wire =
+      tiles <= std::uint64_t{blocks} * kWireTiles * most_own_tiles_of_warp(facts.world_size);
   wire_.copies_own = copies && by_wire;
   lanes_.copies_own = copies && !by_wire;
   if (!copies) return;

@@ -7,31 +7,40 @@
 
 namespace symm {
 
-bool start_one_tile(const WireKernels& kernels, const WireLaunch& launch,
-                    const CollectiveParams& call, const LaunchContext& context, int ranks_of_gpu) {
+bool start_few_tiles(const WireKernels& kernels, const WireLaunch& launch,
+                     const CollectiveParams& call, const LaunchContext& context, int ranks_of_gpu) {
   const GroupKernelsConfig& config = context.config;
   if (context.wire != WireKind::kLine ||
-      !has_one_tile_a_warp(launch, call, context.wire, config.rank, config.world_size,
-                           ranks_of_gpu)) {
+      !has_few_tiles_a_warp(launch, call, context.wire, config.rank, config.world_size,
+                            ranks_of_gpu)) {
     return false;
   }
-  const auto start = [&](const OneTileKernels& of_world, auto peers) {
+  const auto start = [&](const FewTilesKernels& of_world, auto peers) {
     if (of_world.whole == nullptr) return false;
-    auto params = one_tile_params<peers()>(launch, call, context);
-    const void* const kernel = has_whole_units(params) ? of_world.whole : of_world.any;
+    auto params = few_tiles_params<peers()>(launch, call, context);
+    const bool is_whole = has_whole_units(params);
+    const void* kernel = is_whole ? of_world.whole : of_world.any;
+    const std::uint32_t most = few_tiles_warps(config.world_size);
+    std::uint32_t warps = launch.tiles_per_block;
+    if (warps > most) {
+      const std::uint32_t at_once = tiles_of_round(config.world_size);
+      const std::uint32_t rounds = divided_up(warps, most * at_once);
+      kernel = is_whole ? of_world.rounds : nullptr;
+      warps = divided_up(warps, rounds * at_once);
+    }
     if (kernel == nullptr) return false;
     void* arguments[] = {&params};
-    launch_kernel(kernel, dim3(launch.blocks), launch.tiles_per_block * kTileThreads, arguments,
+    launch_kernel(kernel, dim3(launch.blocks), warps * kTileThreads, arguments,
                   context.options.stream);
     return true;
   };
   switch (config.world_size) {
     case 2:
-      return start(kernels.one_tile[0], std::integral_constant<int, 1>{});
+      return start(kernels.few_tiles[0], std::integral_constant<int, 1>{});
     case 4:
-      return start(kernels.one_tile[1], std::integral_constant<int, 3>{});
+      return start(kernels.few_tiles[1], std::integral_constant<int, 3>{});
     case 8:
-      return start(kernels.one_tile[2], std::integral_constant<int, 7>{});
+      return start(kernels.few_tiles[2], std::integral_constant<int, 7>{});
     default:
       return false;
   }

@@ -1,5 +1,5 @@
-// Which launches the kernels of one tile a warp carry out, of collectives (NOTE [One tile] in
-// kernels/gpu/wire/one_tile.cuh) and of messages (one_box.cuh), and their parameters. Host.
+// Which launches the kernels of one tile a warp carry out, of collectives (NOTE [Few tiles] in
+// kernels/gpu/wire/few_tiles.cuh) and of messages (one_box.cuh), and their parameters. Host.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "kernels/gpu/interface/call_params.hpp"
+#include "kernels/gpu/interface/few_tiles_params.hpp"
 #include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/interface/one_box_params.hpp"
-#include "kernels/gpu/interface/one_tile_params.hpp"
 #include "kernels/gpu/launch/launch_params.hpp"
 #include "kernels/protocol/device_layout.hpp"
 
@@ -20,10 +20,11 @@ namespace symm {
 
 // Where every warp has at most one tile of every piece. What is asked is what this rank knows: its
 // peers may launch another kernel for the same call.
-inline bool has_one_tile_a_warp(const WireLaunch& launch, const CollectiveParams& call,
-                                WireKind wire, int rank, int world_size, int ranks_of_gpu) {
+inline bool has_few_tiles_a_warp(const WireLaunch& launch, const CollectiveParams& call,
+                                 WireKind wire, int rank, int world_size, int ranks_of_gpu) {
   if (!launch.ends_call || call.premultiplies) return false;
-  if (launch.tiles_per_block > most_one_tiles(world_size)) return false;
+  const bool is_one_round = launch.tiles_per_block <= few_tiles_warps(world_size);
+  if (!is_one_round && tiles_of_round(world_size) == 0) return false;
   // A larger block fills a multiprocessor.
   const bool is_large = launch.tiles_per_block > kMostWireTiles;
   if (is_large && static_cast<int>(launch.blocks) * ranks_of_gpu > kMostBulkBlocksOfGpu) {
@@ -42,14 +43,14 @@ inline std::uint32_t peers_in(std::uint64_t ranks, int rank) {
 }
 
 template <int kPeers>
-OneTileParams<kPeers> one_tile_params(const WireLaunch& launch, const CollectiveParams& call,
-                                      const LaunchContext& context) {
+FewTilesParams<kPeers> few_tiles_params(const WireLaunch& launch, const CollectiveParams& call,
+                                        const LaunchContext& context) {
   const GroupKernelsConfig& config = context.config;
   const DeviceLayout& layout = config.layout;
   const int rank = config.rank;
   std::byte* const own = context.group.segments[rank];
   const auto senders = static_cast<std::uint64_t>(wire_senders(config.world_size));
-  OneTileParams<kPeers> params{};
+  FewTilesParams<kPeers> params{};
   const auto piece = [&](const RoutePiece& each) {
     return WirePiece{each.data, static_cast<std::uint32_t>(each.bytes), each.tiles_of_block};
   };
@@ -99,7 +100,7 @@ OneTileParams<kPeers> one_tile_params(const WireLaunch& launch, const Collective
 
 // Whether every piece begins and ends at a multiple of 16 bytes.
 template <int kPeers>
-bool has_whole_units(const OneTileParams<kPeers>& params) {
+bool has_whole_units(const FewTilesParams<kPeers>& params) {
   const auto is_whole = [](const WirePiece& piece) {
     return ((reinterpret_cast<std::uintptr_t>(piece.data) | piece.bytes) % 16) == 0 ||
            piece.bytes == 0;
@@ -107,12 +108,12 @@ bool has_whole_units(const OneTileParams<kPeers>& params) {
   return is_whole(params.own_send) && is_whole(params.own_take) &&
          std::all_of(
              std::begin(params.peers), std::end(params.peers),
-             [&](const OneTilePeer& peer) { return is_whole(peer.send) && is_whole(peer.take); });
+             [&](const FewTilesPeer& peer) { return is_whole(peer.send) && is_whole(peer.take); });
 }
 
 // Puts such a kernel on the stream of `context`; false where there is none for this launch.
-bool start_one_tile(const WireKernels& kernels, const WireLaunch& launch,
-                    const CollectiveParams& call, const LaunchContext& context, int ranks_of_gpu);
+bool start_few_tiles(const WireKernels& kernels, const WireLaunch& launch,
+                     const CollectiveParams& call, const LaunchContext& context, int ranks_of_gpu);
 
 inline std::span<const TransferGroup> groups_of(const TransferParams& transfer) {
   return {transfer.groups, static_cast<std::size_t>(transfer.group_count)};

@@ -4,6 +4,24 @@
 
 namespace symm {
 
+namespace {
+
+std::uint64_t peers_of(int rank, int world_size) {
+  const std::uint64_t all = world_size == kMaxDeviceRanks ? ~0ull : (1ull << world_size) - 1;
+  return all & ~(1ull << rank);
+}
+
+}  // namespace
+
+WireLaunch meeting_launch(int rank, int world_size) {
+  WireLaunch launch;
+  launch.sends_same = true;
+  launch.sends[0] = launch.hears[0] = peers_of(rank, world_size);
+  launch.send.resize(static_cast<std::size_t>(world_size));
+  launch.take.resize(static_cast<std::size_t>(world_size));
+  return launch;
+}
+
 WireRoute::WireRoute(int world_size) {
   launch_.send.resize(static_cast<std::size_t>(world_size));
   launch_.take.resize(static_cast<std::size_t>(world_size));
@@ -75,9 +93,7 @@ RoutePiece WireRoute::slice(const RoutePiece& message, int number, std::uint64_t
 
 void WireRoute::set_pieces() {
   const auto self = static_cast<std::size_t>(facts_.rank);
-  const std::uint64_t everybody =
-      facts_.world_size == kMaxDeviceRanks ? ~0ull : (1ull << facts_.world_size) - 1;
-  const std::uint64_t peers = everybody & ~(1ull << facts_.rank);
+  const std::uint64_t peers = peers_of(facts_.rank, facts_.world_size);
   const bool is_root = facts_.rank == args_.root;
   const std::uint64_t root = 1ull << args_.root & peers;
   const RoutePiece input = cut(args_.input, args_.count);

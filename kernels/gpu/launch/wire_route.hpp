@@ -58,6 +58,9 @@ struct WireFacts {
   bool root_combines = true;
 };
 
+// Of a barrier: all tell all, by tiles without a piece.
+WireLaunch meeting_launch(int rank, int world_size);
+
 class WireRoute {
  public:
   explicit WireRoute(int world_size);

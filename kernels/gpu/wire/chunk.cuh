@@ -135,19 +135,26 @@ static __device__ SYMM_OUTLINED_METHOD void combine_chunk(const std::byte* const
   const bool aligned = is_aligned(load_shared(&from[rank]), kUnitBytes) &&
                        is_aligned(load_shared(&to[rank]), kUnitBytes);
   const std::uint32_t whole = aligned ? bytes / kUnitBytes : 0;
-  const auto combine_whole = [&](auto rule) {
+  const auto combine_whole = [&]<class OfRule>(OfRule, const typename OfRule::Facts& of_rule) {
     each_batch<kUnitsAtOnce<N>>(whole, [&]<std::uint32_t kUnits>(std::uint32_t at) {
-      combine_units<N, decltype(rule), kUnits>(from, to, world, at, facts);
+      combine_units<N, OfRule, kUnits>(from, to, world, at, of_rule);
     });
   };
-  if constexpr (Rule::kScales) {
-    if (facts.premultiplies || facts.divisor != 0) {
-      combine_whole(Rule{});
+  // Sums and averages of powers of two in one loop, without what the others take.
+  if constexpr (kIsScaled<Rule>) {
+    if (!facts.premultiplies && has_exact_inverse(facts.divisor)) {
+      combine_whole(ScaledSum<Rule>{}, scaled_facts<Rule>(facts, facts.divisor));
     } else {
-      combine_whole(PlainSum<Rule>{});
+      combine_whole(Rule{}, facts);
+    }
+  } else if constexpr (Rule::kScales) {
+    if (!facts.premultiplies && facts.divisor == 0) {
+      combine_whole(PlainSum<Rule>{}, facts);
+    } else {
+      combine_whole(Rule{}, facts);
     }
   } else {
-    combine_whole(Rule{});
+    combine_whole(Rule{}, facts);
   }
   for (std::uint32_t at = whole + warp_thread(); at * kUnitBytes < bytes; at += kWarpThreads) {
     const std::uint32_t left = bytes - at * static_cast<std::uint32_t>(kUnitBytes);

@@ -1,14 +1,14 @@
 // Messages in boxes (NOTE [Messages in boxes] in message_boxes.cuh) of which each warp has at most
 // one tile, and which are the only ones of their peer, direction and tag channel in a launch: the
-// same protocol straight on, as NOTE [One tile] in one_tile.cuh. The other end may launch another
+// same protocol straight on, as NOTE [Few tiles] in few_tiles.cuh. The other end may launch another
 // kernel for the same message.
 #pragma once
 
 #include "kernels/gpu/device/block_memory.cuh"
 #include "kernels/gpu/device/poison.cuh"
 #include "kernels/gpu/interface/one_box_params.hpp"
+#include "kernels/gpu/wire/few_tiles_calls.cuh"
 #include "kernels/gpu/wire/message.cuh"
-#include "kernels/gpu/wire/one_tile.cuh"
 
 namespace symm {
 

@@ -1,4 +1,4 @@
-// The parameters of a kernel of kernels/gpu/wire/one_tile.cuh. Plain data; pointers are device
+// The parameters of a kernel of kernels/gpu/wire/few_tiles.cuh. Plain data; pointers are device
 // addresses of this process.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace symm {
 
 // What WireParams say of one peer, ready for use: addresses of block 0 in an epoch that is even.
-struct OneTilePeer {
+struct FewTilesPeer {
   std::byte* to;        // this rank's box at the peer
   std::byte* from;      // the peer's box here
   std::uint64_t* done;  // where the peer reads which epoch this rank has ended
@@ -23,8 +23,8 @@ struct OneTilePeer {
 // Peers are the other ranks in ascending order; their sets are bits by that order. The call is one
 // launch, and a warp has at most one tile of every piece.
 template <int kPeers>
-struct OneTileParams {
-  OneTilePeer peers[kPeers];
+struct FewTilesParams {
+  FewTilesPeer peers[kPeers];
   WirePiece own_send;  // what is combined or copied here; empty where nothing is
   WirePiece own_take;
   LocalState* local;
