@@ -205,7 +205,7 @@ struct PlainSum : Rule {
 // rounded from the same number.
 template <class Rule>
 inline constexpr bool kIsScaled =
-    Rule::kScales&& std::is_floating_point_v<typename Rule::Accumulate>;
+    std::is_floating_point_v<typename Rule::Accumulate>&& Rule::kScales;
 
 // A sum of such a call that does not premultiply, times `scale`.
 template <class Rule>

@@ -21,7 +21,7 @@ struct FewTilesPeer {
 };
 
 // Peers are the other ranks in ascending order; their sets are bits by that order. The call is one
-// launch, and a warp has at most one tile of every piece.
+// launch, and where the kernel has no rounds a warp has at most one tile of every piece.
 template <int kPeers>
 struct FewTilesParams {
   FewTilesPeer peers[kPeers];

@@ -1,4 +1,4 @@
-// Which launches the kernels of one tile a warp carry out, of collectives (NOTE [Few tiles] in
+// Which launches the kernels that go straight on carry out, of collectives (NOTE [Few tiles] in
 // kernels/gpu/wire/few_tiles.cuh) and of messages (one_box.cuh), and their parameters. Host.
 #pragma once
 
@@ -18,8 +18,8 @@
 
 namespace symm {
 
-// Where every warp has at most one tile of every piece. What is asked is what this rank knows: its
-// peers may launch another kernel for the same call.
+// Where every warp has at most one tile of every piece, or there is a kernel of several. What is
+// asked is what this rank knows: its peers may launch another kernel for the same call.
 inline bool has_few_tiles_a_warp(const WireLaunch& launch, const CollectiveParams& call,
                                  WireKind wire, int rank, int world_size, int ranks_of_gpu) {
   if (!launch.ends_call || call.premultiplies) return false;
