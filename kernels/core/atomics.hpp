@@ -97,6 +97,8 @@ __device__ inline void release_before_barrier() {
 __device__ inline void release_after_barrier() {
 #if SYMM_PTX
   asm volatile("fence.acq_rel.sys;" ::: "memory");
+#elif !SYMM_AMDGCN
+  __atomic_thread_fence(__ATOMIC_ACQ_REL);
 #endif
 }
 
@@ -113,6 +115,8 @@ __device__ inline void acquire_for_later_work() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 #elif SYMM_AMDGCN
   acquire_fence();
+#else
+  __atomic_thread_fence(__ATOMIC_ACQ_REL);
 #endif
 }
 #endif

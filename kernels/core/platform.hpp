@@ -6,9 +6,14 @@
 #include <cstdint>
 #include <type_traits>
 
+// SYMM_GPU_EMULATED: device code is compiled for the host, where tests run it
+// (test/gpu_emulated).
 #if defined(__CUDACC__) || defined(__HIP__)
 #define SYMM_GPU_COMPILER 1
 #define SYMM_HOST_DEVICE __host__ __device__
+#elif defined(SYMM_GPU_EMULATED)
+#define SYMM_GPU_COMPILER 1
+#define SYMM_HOST_DEVICE
 #else
 #define SYMM_GPU_COMPILER 0
 #define SYMM_HOST_DEVICE

@@ -98,14 +98,17 @@ class DeviceRig {
     }
   }
 
+  // The threads of an emulated block take turns where they look up from a wait.
+  static constexpr std::uint32_t kPollPeriod =
+      kGpuIsEmulated ? 16 : GroupKernelsConfig{}.poll_period;
+
   int world() const { return world_; }
   const DeviceLayout& layout() const { return layout_; }
   std::byte* segment(int rank) const { return ranks_[index(rank)].segment->at(0); }
   // Kernels of a rank over its segment and counters, with a page of their own. They end before
   // the rig and the page.
-  std::unique_ptr<GroupKernels> make_kernels(
-      int rank, DevicePage& page,
-      std::uint32_t poll_period = GroupKernelsConfig{}.poll_period) const {
+  std::unique_ptr<GroupKernels> make_kernels(int rank, DevicePage& page,
+                                             std::uint32_t poll_period = kPollPeriod) const {
     GroupKernelsConfig config;
     config.rank = rank;
     config.world_size = world_;

@@ -166,9 +166,8 @@ template <class Params, class... More>
 void GpuGroupKernels::start(const void* kernel, unsigned blocks, unsigned threads,
                             const Params& params, const LaunchOptions& options,
                             const More&... more) {
-  WaitParams wait{timeout_ns(options), config_.poll_period};
-  void* arguments[] = {&group_, const_cast<Params*>(&params), &wait, const_cast<More*>(&more)...};
-  launch_kernel(kernel, blocks, threads, arguments, options.stream);
+  const WaitParams wait{timeout_ns(options), config_.poll_period};
+  launch_kernel(kernel, blocks, threads, options.stream, group_, params, wait, more...);
 }
 
 // Of a block, by the kernels that start_wire() takes.
@@ -195,9 +194,8 @@ void GpuGroupKernels::start_wire(const WireKernels& kernels, const WireLaunch& l
       config_.world_size == 2 && wire_ == WireKind::kLine && kernels.two_take_sets;
   const unsigned threads = takes_sets ? kMostWireThreads : launch.threads;
   by_world(of_wire, [&](const void* kernel, auto ranks) {
-    auto params = wire_params<ranks()>(launch, call, context);
-    void* arguments[] = {&params, const_cast<More*>(&more)...};
-    launch_kernel(kernel, launch.blocks, threads, arguments, options.stream);
+    const auto params = wire_params<ranks()>(launch, call, context);
+    launch_kernel(kernel, launch.blocks, threads, options.stream, params, more...);
   });
 }
 
@@ -289,8 +287,7 @@ void GpuGroupKernels::norm_rows(const CollectiveArgs& args, StreamHandle stream)
   if (norm.rows == 0) return;
   const DeviceGuard guard(device_);
   const auto blocks = static_cast<unsigned>(std::min(norm.rows, kMostBlocks));
-  void* arguments[] = {&norm};
-  launch_kernel(norm_kernels(args.dtype).rows, blocks, kNormThreads, arguments, stream);
+  launch_kernel(norm_kernels(args.dtype).rows, blocks, kNormThreads, stream, norm);
 }
 
 void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectiveParams& call,
@@ -308,9 +305,8 @@ void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectivePara
   const LaneGrid grid = lane_grid(shape, config_.layout, config_.world_size, wanted);
   const LaunchContext context{config_, group_, wire_, options, has_table_};
   by_world(kernels.of, [&](const void* kernel, auto ranks) {
-    auto params = bulk_params<ranks()>(launch, call, shape, grid.lanes_of_block, context);
-    void* arguments[] = {&params};
-    launch_kernel(kernel, grid.blocks, kBulkThreads, arguments, options.stream);
+    const auto params = bulk_params<ranks()>(launch, call, shape, grid.lanes_of_block, context);
+    launch_kernel(kernel, grid.blocks, kBulkThreads, options.stream, params);
   });
 }
 

@@ -173,20 +173,17 @@ SignalParams GpuSignalKernels::params_of(SignalOperation operation, const Signal
 
 void GpuSignalKernels::signal(SignalOperation operation, const SignalPads& pads, int peer,
                               const SignalOptions& options) const {
-  SignalParams params = params_of(operation, pads, peer, options);
+  const SignalParams params = params_of(operation, pads, peer, options);
   const bool is_barrier = operation == SignalOperation::kBarrier;
   if (is_barrier && config_.world_size == 1) return;
-  void* arguments[] = {&params};
   const DeviceGuard guard(device_);
-  check_gpu(gpuLaunchKernel(signal_kernel_address(), dim3(1),
-                            dim3(is_barrier ? static_cast<unsigned>(config_.world_size) : 1),
-                            arguments, 0, static_cast<gpuStream_t>(options.stream)),
-            "launching a signal kernel");
+  launch_kernel(signal_kernel_address(), 1,
+                is_barrier ? static_cast<unsigned>(config_.world_size) : 1, options.stream, params);
 }
 
 void GpuSignalKernels::exchange_rows(const SignalPads& pads, const RowExchange& exchange,
                                      const SignalOptions& options) {
-  SignalParams params = params_of(SignalOperation::kExchangeRows, pads, 0, options);
+  const SignalParams params = params_of(SignalOperation::kExchangeRows, pads, 0, options);
   const auto world = static_cast<std::size_t>(config_.world_size);
   if (exchange.inputs.size() != world || exchange.splits.size() != world) {
     throw Error(ErrorCode::kInvalidArgument, row_exchange_name(exchange.form),
@@ -216,15 +213,9 @@ void GpuSignalKernels::exchange_rows(const SignalPads& pads, const RowExchange& 
       static_cast<std::uint64_t>(exchange.output_rows) * exchange.row_bytes;
   const auto blocks = static_cast<unsigned>(
       std::clamp(most_bytes / kLeastOfMoveBlock, std::uint64_t{1}, kMostMoveBlocks));
-  void* arguments[] = {&params, &rows};
-  auto* const stream = static_cast<gpuStream_t>(options.stream);
   const DeviceGuard guard(device_);
-  check_gpu(gpuLaunchKernel(plan_rows_kernel_address(), dim3(1), dim3(kPlanRowsThreads), arguments,
-                            0, stream),
-            "launching the plan of a row exchange");
-  check_gpu(gpuLaunchKernel(move_rows_kernel_address(), dim3(blocks), dim3(kMoveRowsThreads),
-                            arguments, 0, stream),
-            "launching a row exchange");
+  launch_kernel(plan_rows_kernel_address(), 1, kPlanRowsThreads, options.stream, params, rows);
+  launch_kernel(move_rows_kernel_address(), blocks, kMoveRowsThreads, options.stream, params, rows);
 }
 
 void GpuSignalKernels::sum_matrices(Dtype dtype, const MatrixPart& part,
@@ -235,7 +226,7 @@ void GpuSignalKernels::sum_matrices(Dtype dtype, const MatrixPart& part,
     throw Error(ErrorCode::kInvalidArgument, "sum_matrices: expected a dtype that has a sum and ",
                 config_.world_size, " inputs, got ", dtype_name(dtype), " and ", inputs.size());
   }
-  SignalParams params = params_of(SignalOperation::kBarrier, options);
+  const SignalParams params = params_of(SignalOperation::kBarrier, options);
   MatrixSum sum{};
   sum.part = part;
   sum.output = output;
@@ -245,11 +236,9 @@ void GpuSignalKernels::sum_matrices(Dtype dtype, const MatrixPart& part,
   if (units == 0) return;
   const auto blocks = static_cast<unsigned>(std::min(
       (units + kMatrixSumThreads - 1) / kMatrixSumThreads, std::uint64_t{kMostMatrixSumBlocks}));
-  void* arguments[] = {&params, &sum};
   const DeviceGuard guard(device_);
-  check_gpu(gpuLaunchKernel(matrix_sum_kernel_address(dtype), dim3(blocks), dim3(kMatrixSumThreads),
-                            arguments, 0, static_cast<gpuStream_t>(options.stream)),
-            "launching a sum of matrices");
+  launch_kernel(matrix_sum_kernel_address(dtype), blocks, kMatrixSumThreads, options.stream, params,
+                sum);
 }
 
 void GpuSignalKernels::check() const {

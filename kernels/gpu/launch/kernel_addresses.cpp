@@ -98,8 +98,7 @@ void launch_fold(const FoldCall& call, StreamHandle stream) {
   std::copy(call.sources.begin(), call.sources.end(), params.sources);
   const void* const kernel =
       reduce_table()[static_cast<std::size_t>(rule.dtype)][static_cast<std::size_t>(rule.op)].fold;
-  void* arguments[] = {&params};
-  launch_kernel(kernel, static_cast<unsigned>(blocks), kThreads, arguments, stream);
+  launch_kernel(kernel, static_cast<unsigned>(blocks), kThreads, stream, params);
 }
 
 }  // namespace symm

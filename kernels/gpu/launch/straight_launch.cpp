@@ -17,7 +17,7 @@ bool start_few_tiles(const WireKernels& kernels, const WireLaunch& launch,
   }
   const auto start = [&](const FewTilesKernels& of_world, auto peers) {
     if (of_world.whole == nullptr) return false;
-    auto params = few_tiles_params<peers()>(launch, call, context);
+    const auto params = few_tiles_params<peers()>(launch, call, context);
     const bool is_whole = has_whole_units(params);
     const void* kernel = is_whole ? of_world.whole : of_world.any;
     const std::uint32_t most = few_tiles_warps(config.world_size);
@@ -29,9 +29,7 @@ bool start_few_tiles(const WireKernels& kernels, const WireLaunch& launch,
       warps = divided_up(warps, rounds * at_once);
     }
     if (kernel == nullptr) return false;
-    void* arguments[] = {&params};
-    launch_kernel(kernel, dim3(launch.blocks), warps * kTileThreads, arguments,
-                  context.options.stream);
+    launch_kernel(kernel, launch.blocks, warps * kTileThreads, context.options.stream, params);
     return true;
   };
   switch (config.world_size) {
@@ -48,14 +46,13 @@ bool start_few_tiles(const WireKernels& kernels, const WireLaunch& launch,
 
 bool start_one_boxes(const TransferParams& transfer, const LaunchContext& context) {
   if (!has_one_box_a_part(transfer)) return false;
-  OneBoxParams params = one_box_params(transfer, context.group, timeout_ns(context.options),
-                                       context.config.poll_period);
+  const OneBoxParams params = one_box_params(transfer, context.group, timeout_ns(context.options),
+                                             context.config.poll_period);
   const OneBoxKernels kernels = one_box_kernels();
-  void* arguments[] = {&params};
   launch_kernel(
       has_whole_messages(transfer) ? kernels.whole : kernels.any,
       dim3(static_cast<unsigned>(transfer.blocks), static_cast<unsigned>(transfer.group_count)),
-      static_cast<unsigned>(transfer.threads), arguments, context.options.stream);
+      static_cast<unsigned>(transfer.threads), context.options.stream, params);
   return true;
 }
 

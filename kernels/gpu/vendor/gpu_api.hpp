@@ -64,8 +64,19 @@ SYMM_GPU_CALL(EventDestroy)
 SYMM_GPU_CALL(EventRecord)
 SYMM_GPU_CALL(HostUnregister)
 SYMM_GPU_CALL(FuncGetAttributes)
-SYMM_GPU_CALL(LaunchKernel)
 
+// Puts a kernel on a stream. `params`: of the types that the kernel takes.
+template <class... Params>
+gpuError_t gpuLaunch(const void* kernel, dim3 blocks, dim3 threads, gpuStream_t stream,
+                     const Params&... params) {
+#if defined(SYMM_GPU_EMULATED)
+  const auto typed = reinterpret_cast<void (*)(Params...)>(const_cast<void*>(kernel));
+  return emulated_launch(typed, blocks, threads, stream, params...);
+#else
+  void* arguments[] = {const_cast<Params*>(&params)...};
+  return SYMM_GPU_NAME(LaunchKernel)(kernel, blocks, threads, arguments, 0, stream);
+#endif
+}
 inline gpuError_t gpuStreamCreateNonBlocking(gpuStream_t* stream) {
   return SYMM_GPU_NAME(StreamCreateWithFlags)(stream, SYMM_GPU_NAME(StreamNonBlocking));
 }
@@ -108,6 +119,13 @@ inline constexpr bool kGpuHasMultimem = SYMM_GPU_HIP == 0;
 
 // Links between some devices keep lines of 128 bytes whole.
 inline constexpr bool kGpuHasLines = SYMM_GPU_AMD == 0;
+
+// Kernels are compiled for the host, where tests run them (test/gpu_emulated).
+#if defined(SYMM_GPU_EMULATED)
+inline constexpr bool kGpuIsEmulated = true;
+#else
+inline constexpr bool kGpuIsEmulated = false;
+#endif
 
 // Rules of reductions that are seldom used share kernels. On AMD a kernel has a copy of its
 // reduction wherever it reduces, as calls are inlined there, and so each rule has its own kernels.
@@ -155,6 +173,12 @@ inline constexpr bool kGpuSharesReduceKernels = SYMM_GPU_AMD == 0;
 #define SYMM_OUTLINED __attribute__((noinline))
 #define SYMM_OUTLINED_METHOD __attribute__((always_inline))
 #define SYMM_COLD __attribute__((noinline))
+#elif defined(SYMM_GPU_EMULATED)
+#define SYMM_GRID_CONSTANT
+#define SYMM_LAUNCH_BOUNDS(threads, blocks)
+#define SYMM_OUTLINED __attribute__((noinline))
+#define SYMM_OUTLINED_METHOD __attribute__((noinline))
+#define SYMM_COLD inline
 #else
 #define SYMM_GRID_CONSTANT __grid_constant__
 #define SYMM_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
@@ -397,6 +421,8 @@ __device__ inline std::uint64_t device_clock_ns() {
   std::uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
   return value;
+#elif defined(SYMM_GPU_EMULATED)
+  return emulated_clock_ns();
 #else
   return 0;
 #endif

@@ -26,11 +26,11 @@ inline void load_kernel(const void* kernel) {
   check_gpu(gpuFuncGetAttributes(&attributes, kernel), "loading a kernel");
 }
 
-// Puts a kernel on `stream`, which is a gpuStream_t; `arguments`: the addresses of its parameters.
-inline void launch_kernel(const void* kernel, dim3 blocks, unsigned threads, void** arguments,
-                          void* stream) {
-  check_gpu(gpuLaunchKernel(kernel, blocks, dim3(threads), arguments, std::size_t{0},
-                            static_cast<gpuStream_t>(stream)),
+// Puts a kernel on `stream`, which is a gpuStream_t. `params`: of the types that the kernel takes.
+template <class... Params>
+void launch_kernel(const void* kernel, dim3 blocks, unsigned threads, void* stream,
+                   const Params&... params) {
+  check_gpu(gpuLaunch(kernel, blocks, dim3(threads), static_cast<gpuStream_t>(stream), params...),
             "launching a kernel");
 }
 
