@@ -127,7 +127,7 @@ TEST_F(DeviceSegmentsTest, WhereATensorLiesChoosesNothing) {
 // whatever its registration; a rank whose output is elsewhere says nothing.
 TEST_F(DeviceSegmentsTest, LanesStoreOutputsInSegmentsDirectly) {
   run_group(2, [](DeviceRank& rank) {
-    constexpr std::size_t kShare = 6u << 20;
+    constexpr std::size_t kShare = 8u << 20;  // beyond what wires carry
     constexpr std::size_t kBytes = 2 * kShare + 64;
     const auto other = register_segment(rank, 100, false);
     const auto segment = register_segment(rank, kBytes, false);
