@@ -1,5 +1,7 @@
 // The threads of one block of an emulated GPU: fibers of the calling thread of the host, which take
-// turns where they meet (barriers, votes, shuffles) and where they look at the clock.
+// turns where they meet (barriers, votes, shuffles) and where they look at the clock. Lines of
+// tiles (NOTE [Wires] in kernels/gpu/wire/tile.cuh) need a host whose stores are seen in their
+// order.
 #pragma once
 
 #include <functional>

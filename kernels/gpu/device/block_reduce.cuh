@@ -205,7 +205,8 @@ struct PlainSum : Rule {
 // rounded from the same number.
 template <class Rule>
 inline constexpr bool kIsScaled =
-    std::is_floating_point_v<typename Rule::Accumulate>&& Rule::kScales;
+    std::conjunction_v<std::bool_constant<Rule::kScales>,
+                       std::is_floating_point<typename Rule::Accumulate>>;
 
 // A sum of such a call that does not premultiply, times `scale`.
 template <class Rule>

@@ -110,7 +110,7 @@ class FewTiles {
   }
   // Whether a part of it at `offset` is there.
   __device__ bool reaches(const WirePiece& piece, int i, std::uint32_t offset) const {
-    constexpr bool kHasTileAWarp = !kShares && kTiles == 1 && !kHasRounds;
+    constexpr bool kHasTileAWarp = !kShares && !kHasRounds;
     return begin_in(piece, i) + offset < piece.bytes &&
            (kHasTileAWarp || first_ + static_cast<std::uint32_t>(i) < tiles_of_block(piece));
   }
