@@ -148,10 +148,11 @@ Plan Communicator::plan(const CollectiveArgs& args, const PlanRequest& request, 
                         WireKind wire) const {
   check_usable();
   validate_request(args.kind, request, target, *agreement_);
-  const PlanTable& table =
-      target == PlanTarget::kHost ? agreement_->tables.host : agreement_->tables.gpu_of(wire);
-  return table.select(args.kind, std::max(2, world_size()), plan_bytes(args, world_size()),
-                      agreement_->algorithm, request);
+  const bool is_host = target == PlanTarget::kHost;
+  const PlanTable& table = is_host ? agreement_->tables.host : agreement_->tables.gpu_of(wire);
+  const std::uint64_t bytes =
+      is_host ? plan_bytes(args, world_size()) : device_plan_bytes(args, world_size(), wire, 1);
+  return table.select(args.kind, std::max(2, world_size()), bytes, agreement_->algorithm, request);
 }
 
 void Communicator::run(const CollectiveArgs& args, milliseconds timeout,

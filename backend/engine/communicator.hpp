@@ -60,8 +60,8 @@ class Communicator {
            const PlanRequest& request = {});
 
   // How `args` would be carried out, on a GPU over `wire`, without regard to symmetric
-  // registration. Throws Error(kInvalidArgument) as check_request(). Local, cheap; counts of `args`
-  // must be there.
+  // registration, by ranks with a GPU each. Throws Error(kInvalidArgument) as check_request().
+  // Local, cheap; counts of `args` must be there.
   Plan plan(const CollectiveArgs& args, const PlanRequest& request, PlanTarget target,
             WireKind wire = WireKind::kLL) const;
 

@@ -67,4 +67,10 @@ constexpr bool op_supports(ReduceOp op, Dtype dtype) {
   return false;
 }
 
+// The reductions of training, whose GPU kernels are compiled for each way that a call can go.
+constexpr bool is_training_sum(ReduceOp op, Dtype dtype) {
+  return (op == ReduceOp::kSum || op == ReduceOp::kAvg) &&
+         (dtype < Dtype::kFloat64 || dtype == Dtype::kInt32);
+}
+
 }  // namespace symm

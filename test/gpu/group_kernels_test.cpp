@@ -297,6 +297,27 @@ TEST_P(GroupKernelsTest, MessagesLargerThanABoxTakeSeveralLaunches) {
   }
 }
 
+// Of three launches, the last of which has fewer tiles; ranks that launch kernels of their own.
+TEST_P(GroupKernelsTest, CallsOfSeveralLaunchesWithAllBlocks) {
+  DeviceRig rig(world(), {.wire = wire()});
+  Checker checker(rig);
+  const std::size_t launch =
+      std::size_t{kMaxWireBlocks} * rig.layout().wire_box_tiles(wire()) * wire_tile(wire()).bytes;
+  int turn = 0;
+  for (const CollectiveKind kind : kKinds) {
+    for (const std::size_t bytes : {launch * 5 / 2, launch * 5 / 2 + 4, launch * 2 + 4}) {
+      checker.run({.kind = kind,
+                   .plan = plan(Algorithm::kLL, kMaxWireBlocks),
+                   .dtype = Dtype::kFloat32,
+                   .counts = even(bytes / 4),
+                   .root = turn % world(),
+                   .shifted = turn % 2 == 0 ? 0u : 2u});
+      if (HasFatalFailure()) return;
+      ++turn;
+    }
+  }
+}
+
 // Each counter passes through 2^31 and 2^32 by itself (epochs of an LL wire with a refresh of all
 // boxes) while calls go on.
 TEST_P(GroupKernelsTest, CountersPassTheWidthsOfWords) {

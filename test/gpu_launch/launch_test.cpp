@@ -138,7 +138,10 @@ TEST(GpuLaunch, SmallCallsGoStraightOn) {
   EXPECT_EQ(kernel(two, all_reduce, 64 * 32 * 480 + 16), "sum straight 2 rounds");
   EXPECT_EQ(kernel(two, all_reduce, 64 * 32 * 480 + 16, 4), "sum wire 2");
   EXPECT_EQ(kernel(two, all_reduce, 7 << 20), "sum straight 2 rounds");
-  EXPECT_EQ(kernel(two, all_reduce, 8 << 20), "2") << "launches, of which none is for few tiles";
+  const auto launches = two.launch(all_reduce, 8 << 20, 0, Algorithm::kLL, ReduceOp::kSum);
+  ASSERT_EQ(launches.size(), 2u);
+  EXPECT_EQ(launches[0].kernel, "sum straight 2 rounds");
+  EXPECT_EQ(launches[1].kernel, "sum straight 2 whole") << "which has 0.1 MiB left";
   EXPECT_EQ(kernel(two, CollectiveKind::kAllToAll, 256), "share straight 2 whole");
   EXPECT_EQ(kernel(two, CollectiveKind::kAllToAll, 2 << 20), "share straight 2 rounds");
   EXPECT_EQ(kernel(two, CollectiveKind::kBarrier, 0), "barrier straight 2 whole");
@@ -165,7 +168,7 @@ TEST(GpuLaunch, SetsHaveAllThreads) {
   EXPECT_EQ(launched[0].threads, static_cast<unsigned>(kMostWireThreads));
 }
 
-TEST(GpuLaunch, ShortMessagesGoStraightOn) {
+TEST(GpuLaunch, LoneMessagesGoStraightOn) {
   Group group(4, WireKind::kLine);
   const auto one = group.transfer({Group::op(4096, 0, true), Group::op(64, 2, false)});
   ASSERT_EQ(one.size(), 1u);
@@ -173,7 +176,15 @@ TEST(GpuLaunch, ShortMessagesGoStraightOn) {
   EXPECT_EQ(group.transfer({Group::op(4100, 0, true)})[0].kernel, "box any");
   EXPECT_EQ(group.transfer({Group::op(4096, 0, true), Group::op(8, 0, true)})[0].kernel,
             "transfer");
-  EXPECT_EQ(group.transfer({Group::op(std::size_t{64} << 20, 0, true)})[0].kernel, "transfer");
+  const auto many = group.transfer({Group::op(std::size_t{8} << 20, 0, true)});
+  EXPECT_EQ(many[0].kernel, "boxes whole");
+  EXPECT_EQ(many[0].threads, 16u * 32u) << "a box of four ranks has 48 tiles";
+  EXPECT_EQ(group.transfer({Group::op((std::size_t{8} << 20) + 4, 0, true)})[0].kernel,
+            "boxes any");
+  for (const std::size_t mib : {16, 1024}) {
+    EXPECT_EQ(group.transfer({Group::op(mib << 20, 0, true)})[0].kernel, "transfer")
+        << "many boxes, and chunks";
+  }
   Group by_ll(4, WireKind::kLL);
   EXPECT_EQ(by_ll.transfer({Group::op(4096, 0, true)})[0].kernel, "transfer");
 }

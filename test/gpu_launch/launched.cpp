@@ -81,7 +81,9 @@ WireKernels copies_barrier_kernels() { return test::wire_kernels("copies"); }
 const void* transfer_kernel_address(MessageForms) { return kernel("transfer"); }
 const void* multimem_kernel_address(CollectiveKind, Dtype, ReduceOp) { return nullptr; }
 NormKernels norm_kernels(Dtype) { return {test::wire_kernels("norm"), kernel("rows")}; }
-OneBoxKernels one_box_kernels() { return {kernel("box whole"), kernel("box any")}; }
+LoneMessageKernels lone_message_kernels() {
+  return {kernel("box whole"), kernel("box any"), kernel("boxes whole"), kernel("boxes any")};
+}
 
 }  // namespace symm
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/gpu/interface/kernel_table.hpp"
-#include "kernels/gpu/interface/one_box_params.hpp"
+#include "kernels/gpu/interface/lone_message_params.hpp"
 
 namespace symm::test {
 

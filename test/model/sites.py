@@ -25,7 +25,7 @@ TILE = "kernels/gpu/wire/tile.cuh"
 ROUTE = "kernels/gpu/wire/route.cuh"
 FEW_TILES = "kernels/gpu/wire/few_tiles.cuh"
 FEW_TILES_CALLS = "kernels/gpu/wire/few_tiles_calls.cuh"
-ONE_BOX = "kernels/gpu/wire/one_box.cuh"
+LONE_MESSAGE = "kernels/gpu/wire/lone_message.cuh"
 LANE = "kernels/gpu/wire/lane.cuh"
 BULK = "kernels/gpu/wire/bulk.cuh"
 CHUNK = "kernels/gpu/wire/chunk.cuh"
@@ -133,9 +133,10 @@ SITES: dict[str, list[Site]] = {
         Site(BOXES, "bool has_credit(", "count_ + 1 - kP2pBoxes"),
         Site(BOXES, "bool has_credit(", "has_reached(freed_, target)"),
         Site(BOXES, "bool has_credit(", "freed_ = load_relaxed("),
-        Site(ONE_BOX, "bool send(", "count_ + 1 - kP2pBoxes"),
-        Site(ONE_BOX, "bool send(", "has_reached(freed, target)"),
-        Site(ONE_BOX, "bool await_box(", "has_reached(load_relaxed(freed_word()), target)"),
+        Site(LONE_MESSAGE, "bool send(", "count_ + box_ + 1 - kP2pBoxes"),
+        Site(LONE_MESSAGE, "bool send(", "has_reached(freed, target)"),
+        Site(LONE_MESSAGE, "bool await_box(", "freed = load_relaxed(freed_word())"),
+        Site(LONE_MESSAGE, "bool await_box(", "has_reached(freed, target)"),
     ],
     "lane send slot": [Site(BULK, "bool send(const", "lane_.await_slot(0"), *AWAIT_SLOT],
     "lane send wait": [Site(BULK, "bool send(const", "warp_all(")],
@@ -289,7 +290,7 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
         "ahead = load_relaxed(words": "a share of another size: an error's report",
         "release_earlier_work()": "poison, once the group is dead",
     },
-    ONE_BOX: {
+    LONE_MESSAGE: {
         "store_relaxed(freed_word()": (
             "modelled; it has no order: what ended are reads that returned"
         ),

@@ -151,20 +151,19 @@ TEST(Plan, LimitsOfTheGpuTable) {
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 512 << 10), kLL);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (512 << 10) + 1), kLLTwoShot);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 4, (128 << 10) + 1), kLLTwoShot);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 7 << 20), kLLTwoShot);
-  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (7 << 20) + 1), kBulk);
-  for (const CollectiveKind kind : {kReduce, kBroadcast, kAllGather, kGather}) {
-    EXPECT_EQ(algorithm(WireKind::kLine, kind, 2, 7 << 20), kLL);
-    EXPECT_EQ(algorithm(WireKind::kLine, kind, 2, (7 << 20) + 1), kBulk);
-  }
-  for (const CollectiveKind kind : {kScatter, kReduceScatter}) {
-    EXPECT_EQ(algorithm(WireKind::kLine, kind, 2, 14 << 20), kLL);
-    EXPECT_EQ(algorithm(WireKind::kLine, kind, 2, (14 << 20) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, 14 << 20), kLLTwoShot);
+  EXPECT_EQ(algorithm(WireKind::kLine, kAllReduce, 2, (14 << 20) + 1), kBulk);
+  const std::pair<CollectiveKind, std::uint64_t> limits[] = {{kReduce, 14},   {kBroadcast, 8},
+                                                             {kAllGather, 8}, {kGather, 10},
+                                                             {kScatter, 16},  {kReduceScatter, 24}};
+  for (const auto& [kind, mib] : limits) {
+    EXPECT_EQ(algorithm(WireKind::kLine, kind, 2, mib << 20), kLL);
+    EXPECT_EQ(algorithm(WireKind::kLine, kind, 2, (mib << 20) + 1), kBulk);
   }
   EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 3, 4 << 20), kLL);
   EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 3, (4 << 20) + 1), kBulk);
-  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 7 << 20), kLL);
-  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (7 << 20) + 1), kBulk);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, 14 << 20), kLL);
+  EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (14 << 20) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllToAll, 4, 1), kPipelined);
   EXPECT_EQ(PlanTable::built_in_gpu(WireKind::kLine).copy_engine_bytes(), std::uint64_t{64} << 20);
 }

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/gpu/launch/transfer_schedule.hpp"
@@ -61,12 +62,18 @@ TEST_F(FewTilesLaunchTest, WhereEachWarpHasFewTiles) {
   EXPECT_TRUE(takes(8, 8)) << "two such blocks fit";
 }
 
-TEST_F(FewTilesLaunchTest, NotForFactorsNorForOneOfSeveralLaunches) {
+TEST_F(FewTilesLaunchTest, NotForFactors) {
+  EXPECT_TRUE(takes());
   call_.premultiplies = true;
   EXPECT_FALSE(takes());
-  call_.premultiplies = false;
+}
+
+TEST_F(FewTilesLaunchTest, TheLastOfSeveralLaunchesEndsTheCall) {
   launch_.ends_call = false;
-  EXPECT_FALSE(takes());
+  EXPECT_TRUE(takes());
+  EXPECT_FALSE(params().ends_call);
+  launch_.ends_call = true;
+  EXPECT_TRUE(params().ends_call);
 }
 
 // The own piece is copied by the blocks that there are.
@@ -132,7 +139,7 @@ TEST_F(FewTilesLaunchTest, WholeUnitsBeginAndEndAtOne) {
   EXPECT_TRUE(has_whole_units(params()));
 }
 
-class OneBoxLaunchTest : public FewTilesLaunchTest {
+class LoneMessageLaunchTest : public FewTilesLaunchTest {
  protected:
   // Plans `ops`, which fit in one launch.
   TransferParams plan(const std::vector<TransferOp>& ops, WireKind wire = WireKind::kLine) {
@@ -144,21 +151,26 @@ class OneBoxLaunchTest : public FewTilesLaunchTest {
   }
 };
 
-TEST_F(OneBoxLaunchTest, WhereMessagesAreShortAndAlone) {
+TEST_F(LoneMessageLaunchTest, WhereMessagesAreAlone) {
   const TransferOp to_2{address(1600), 4096, 0, 2, true};
   const TransferOp from_0{address(3200), 4096, 0, 0, false};
-  EXPECT_TRUE(has_one_box_a_part(plan({to_2, from_0})));
-  EXPECT_FALSE(has_one_box_a_part(plan({to_2, to_2}))) << "one follows the other";
-  EXPECT_FALSE(has_one_box_a_part(plan({to_2}, WireKind::kLL)));
-  TransferOp large = to_2;
-  large.bytes = std::size_t{8} << 20;
-  EXPECT_FALSE(has_one_box_a_part(plan({large})));
+  EXPECT_TRUE(are_lone_messages(plan({to_2, from_0}), 1));
+  EXPECT_FALSE(are_lone_messages(plan({to_2, to_2}), 1)) << "one follows the other";
+  EXPECT_FALSE(are_lone_messages(plan({to_2}, WireKind::kLL), 1));
+  TransferOp large_to_2 = to_2;
+  TransferOp large_from_0 = from_0;
+  large_to_2.bytes = large_from_0.bytes = std::size_t{8} << 20;
+  EXPECT_TRUE(are_lone_messages(plan({large_to_2, large_from_0}), 2));
+  EXPECT_FALSE(are_lone_messages(plan({large_to_2, large_from_0}), 3))
+      << "192 blocks that fill a multiprocessor each";
+  large_to_2.bytes = std::size_t{1} << 30;
+  EXPECT_FALSE(are_lone_messages(plan({large_to_2}), 1)) << "which goes as chunks";
   const TransferOp to_self{address(1600), 64, 0, 1, true};
   const TransferOp from_self{address(6400), 64, 0, 1, false};
-  EXPECT_FALSE(has_one_box_a_part(plan({to_2, to_self, from_self})));
+  EXPECT_FALSE(are_lone_messages(plan({to_2, to_self, from_self}), 1));
 }
 
-TEST_F(OneBoxLaunchTest, WholeMessagesBeginAndEndAtAUnit) {
+TEST_F(LoneMessageLaunchTest, WholeMessagesBeginAndEndAtAUnit) {
   TransferOp op{address(1600), 4096, 0, 2, true};
   EXPECT_TRUE(has_whole_messages(plan({op})));
   op.bytes = 4100;
@@ -170,14 +182,14 @@ TEST_F(OneBoxLaunchTest, WholeMessagesBeginAndEndAtAUnit) {
 }
 
 // A send fills the peer's boxes, and a recv empties this rank's.
-TEST_F(OneBoxLaunchTest, AddressesAreThoseOfTheFirstChannel) {
-  const OneBoxParams made =
-      one_box_params(plan({{address(1600), 16384, 5, 3, true}, {address(32000), 64, 5, 0, false}}),
-                     group_, 1000, 256);
+TEST_F(LoneMessageLaunchTest, AddressesAreThoseOfTheFirstChannel) {
+  const LoneMessageParams made = lone_message_params(
+      plan({{address(1600), 16384, 5, 3, true}, {address(32000), 64, 5, 0, false}}), group_, 1000,
+      256);
   const DeviceLayout& layout = config_.layout;
   const bool first_sends = made.messages[0].is_send;
-  const OneBoxMessage& send = made.messages[first_sends ? 0 : 1];
-  const OneBoxMessage& recv = made.messages[first_sends ? 1 : 0];
+  const LoneMessage& send = made.messages[first_sends ? 0 : 1];
+  const LoneMessage& recv = made.messages[first_sends ? 1 : 0];
   EXPECT_EQ(send.boxes, group_.segments[3] + layout.p2p_box(1, 1, 0, 0));
   EXPECT_EQ(recv.boxes, group_.segments[1] + layout.p2p_box(0, 1, 0, 0));
   EXPECT_EQ(send.part_bytes * layout.p2p_channels_of(16384, 1, WireKind::kLine), 16384u);
@@ -189,6 +201,37 @@ TEST_F(OneBoxLaunchTest, AddressesAreThoseOfTheFirstChannel) {
   EXPECT_EQ(reinterpret_cast<std::byte*>(send.freed), freed(1, 3));
   EXPECT_EQ(reinterpret_cast<std::byte*>(recv.freed), freed(0, 1));
   EXPECT_EQ(send.tag, 5);
+}
+
+// In rounds of equal length, of as many tiles as the fullest box has.
+TEST_F(LoneMessageLaunchTest, WarpsAreAsManyAsABoxNeeds) {
+  LoneMessageParams params{};
+  const auto warps = [&](std::uint32_t tiles, std::uint32_t of_box) {
+    const auto bytes = tiles * wire_tile(WireKind::kLine).bytes;
+    params.messages[0].part_bytes = bytes - static_cast<std::uint32_t>(sizeof(BoxHeader));
+    params.messages[0].box_tiles = of_box;
+    return warps_of_lone(std::span(params.messages).first(1));
+  };
+  EXPECT_EQ(warps(21, 96), 7u);
+  EXPECT_EQ(warps(22, 96), 8u);
+  EXPECT_EQ(warps(96, 96), 32u);
+  EXPECT_EQ(warps(97, 96), 32u);
+  EXPECT_EQ(warps(1000, 8), 3u);
+  EXPECT_EQ(warps(97, 200), 17u) << "in two rounds";
+  params.messages[1] = params.messages[0];
+  params.messages[1].box_tiles = 3;
+  EXPECT_EQ(warps_of_lone(std::span(params.messages).first(2)), 17u);
+}
+
+TEST_F(LoneMessageLaunchTest, PartsHaveFewBoxes) {
+  LoneMessageParams params{};
+  params.messages[0].box_tiles = params.messages[1].box_tiles = 10;
+  const std::uint32_t bytes = kMostLoneBoxes * 10 * wire_tile(WireKind::kLine).bytes;
+  params.messages[0].part_bytes = bytes - static_cast<std::uint32_t>(sizeof(BoxHeader));
+  EXPECT_TRUE(have_few_boxes(std::span(params.messages).first(2)));
+  params.messages[1].part_bytes = params.messages[0].part_bytes + 1;
+  EXPECT_FALSE(have_few_boxes(std::span(params.messages).first(2)));
+  EXPECT_TRUE(have_few_boxes(std::span(params.messages).first(1)));
 }
 
 }  // namespace

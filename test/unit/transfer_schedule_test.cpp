@@ -116,6 +116,33 @@ TEST_F(TransferScheduleTest, ALaunchHasTheChannelsOfItsLargestMessage) {
 
 // Lines between ranks that have them, by a kernel of their own unless a part has more tiles than a
 // block has warps, or others are in the launch.
+// Of three tags to and from each of three peers, in launches of their own: while sends wait for
+// boxes the recvs must find room. Registers are what a multiprocessor runs out of.
+TEST(TransferScheduleOfFour, MessagesInLaunchesOfTheirOwnAreAllResident) {
+  constexpr int kOfFour = 4;
+  TransferSchedule schedule(0, kOfFour, DeviceLayout::of(kOfFour, std::uint64_t{64} << 20), true);
+  for (int peer = 0; peer < kOfFour; ++peer) schedule.set_wire(peer, WireKind::kLine);
+  constexpr std::uint64_t kMultiprocessors = 108;  // of the smallest GPU with NVLink of these years
+  constexpr std::uint64_t kResident = kMultiprocessors * (64 << 10);
+  for (const std::uint64_t bytes : {std::uint64_t{280'008}, std::uint64_t{1'120'000}}) {
+    std::uint64_t registers = 0;
+    for (int peer = 1; peer < kOfFour; ++peer) {
+      for (const std::int64_t tag : {1, 2, 3}) {
+        for (const bool is_send : {true, false}) {
+          std::byte data{};
+          const std::vector<TransferOp> op = {{&data, bytes, tag, peer, is_send}};
+          schedule.plan(op, [&](const TransferParams& launch) {
+            EXPECT_EQ(launch.forms, MessageForms::kManyLineBoxes);
+            registers += std::uint64_t{64} * static_cast<unsigned>(launch.threads) *
+                         static_cast<unsigned>(launch.blocks);
+          });
+        }
+      }
+    }
+    EXPECT_LE(registers, kResident) << bytes;
+  }
+}
+
 TEST_F(TransferScheduleTest, FormsOfALaunchByThePairsTiles) {
   schedule_.set_wire(2, WireKind::kLine);
   const auto form_with = [&](std::uint64_t bytes, int peer) {

@@ -202,7 +202,7 @@ DeviceGroup::Choice DeviceGroup::choose(const CollectiveArgs& args,
   Choice choice;
   // A group of one has the algorithms of two ranks, without a peer.
   const int plan_world = std::max(2, world_size());
-  const std::uint64_t bytes = plan_bytes(args, world_size());
+  const std::uint64_t bytes = device_plan_bytes(args, world_size(), wire_, ranks_of_gpu_);
   choice.plan = context_.agreement.tables.gpu_of(wire_).select(
       args.kind, plan_world, bytes, context_.agreement.algorithm, request);
   if (choice.plan.algorithm == Algorithm::kMultimem) {

@@ -125,7 +125,8 @@ void DeviceGroup::connect(milliseconds timeout, bool captured, const std::string
     wire_ = WireKind::kLine;
     resources_->kernels->set_wire(wire_);
   }
-  resources_->kernels->set_ranks_of_gpu(peers.most_ranks_of_a_gpu());
+  ranks_of_gpu_ = peers.most_ranks_of_a_gpu();
+  resources_->kernels->set_ranks_of_gpu(ranks_of_gpu_);
   connected_ = true;
 }
 

@@ -232,6 +232,7 @@ class DeviceGroup {
   std::atomic<bool> connected_{false};
   std::atomic<bool> has_memory_{true};
   WireKind wire_ = WireKind::kLL;  // once connected
+  int ranks_of_gpu_ = 1;           // of the one with most, once connected
   // Of the call that is being put on a stream: messages, and all ranks' tensors.
   std::vector<TransferOp> messages_in_order_;
   std::vector<std::byte*> peer_inputs_;

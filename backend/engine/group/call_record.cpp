@@ -160,6 +160,15 @@ std::uint64_t plan_bytes(const CollectiveArgs& args, int world_size) {
   return staged_bytes(args.kind, world_size, count * dtype_bytes(args.dtype));
 }
 
+std::uint64_t device_plan_bytes(const CollectiveArgs& args, int world_size, WireKind wire,
+                                int ranks_of_gpu) {
+  const std::uint64_t bytes = plan_bytes(args, world_size);
+  if (wire != WireKind::kLine || bytes == PlanRow::kNoLimit) return bytes;
+  const bool is_rare = reduces(args.kind) && !is_training_sum(args.op, args.dtype);
+  const bool is_crowded = ranks_of_gpu * kMaxWireBlocks > kMostBulkBlocksOfGpu;
+  return is_rare || is_crowded ? 2 * bytes : bytes;
+}
+
 CallRecord make_record(const CollectiveArgs& args, const Plan& plan, std::uint64_t sequence) {
   CallRecord record{};
   record.sequence = sequence;

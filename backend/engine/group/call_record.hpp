@@ -15,6 +15,7 @@
 #include "kernels/core/error.hpp"
 #include "kernels/plan/algorithm.hpp"
 #include "kernels/protocol/control_region.hpp"
+#include "kernels/protocol/device_layout.hpp"
 
 namespace symm {
 
@@ -26,6 +27,11 @@ enum class PlanTarget : std::uint8_t;
 // only, so its plan follows from the kind alone: the call finds out in its first step
 // (NOTE [All-to-all rounds]).
 std::uint64_t plan_bytes(const CollectiveArgs& args, int world_size);
+// The same for a GPU's table. Over `line` larger calls take longer where they are reductions other
+// than the sums of training, and where so many ranks share a GPU (`ranks_of_gpu`, of the one with
+// most) that blocks that fill a multiprocessor do not all fit: those count twice.
+std::uint64_t device_plan_bytes(const CollectiveArgs& args, int world_size, WireKind wire,
+                                int ranks_of_gpu);
 
 // This rank's input where it is one array that the algorithm lets peers read in place; else null.
 struct InputArray {

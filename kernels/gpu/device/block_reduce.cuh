@@ -245,8 +245,7 @@ constexpr OwnKernels own_kernels(Dtype dtype, ReduceOp op) {
   if (op != ReduceOp::kSum) return OwnKernels::kNone;
   if (dtype == Dtype::kFloat64 || dtype == Dtype::kInt64) return OwnKernels::kTwo;
   if (dtype == Dtype::kFloat8E4M3Fn || dtype == Dtype::kFloat8E5M2) return OwnKernels::kFour;
-  return dtype < Dtype::kFloat64 || dtype == Dtype::kInt32 ? OwnKernels::kCommon
-                                                           : OwnKernels::kNone;
+  return is_training_sum(op, dtype) ? OwnKernels::kCommon : OwnKernels::kNone;
 }
 constexpr bool has_own_kernels(Dtype dtype, ReduceOp op) {
   return own_kernels(dtype, op) != OwnKernels::kNone;

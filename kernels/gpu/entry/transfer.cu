@@ -8,10 +8,10 @@
 #include "kernels/gpu/device/block_memory.cuh"
 #include "kernels/gpu/device/poison.cuh"
 #include "kernels/gpu/interface/kernel_table.hpp"
-#include "kernels/gpu/interface/one_box_params.hpp"
+#include "kernels/gpu/interface/lone_message_params.hpp"
+#include "kernels/gpu/wire/lone_message.cuh"
 #include "kernels/gpu/wire/message_boxes.cuh"
 #include "kernels/gpu/wire/message_chunks.cuh"
-#include "kernels/gpu/wire/one_box.cuh"
 
 namespace symm {
 
@@ -157,15 +157,15 @@ __global__ void SYMM_LAUNCH_BOUNDS(kThreads, 1024 / kThreads)
 }
 
 #if SYMM_LINES
-template <bool kWhole>
-__global__ void SYMM_LAUNCH_BOUNDS(kLineBoxWarps* kTileThreads, 1)
-    one_box_kernel(const SYMM_GRID_CONSTANT OneBoxParams params) {
-  OneBox<LineTile, kWhole> call(params);
+template <bool kWhole, bool kMany>
+__global__ void SYMM_LAUNCH_BOUNDS((kMany ? kMostLoneWarps : kLineBoxWarps) * kTileThreads, 1)
+    lone_message_kernel(const SYMM_GRID_CONSTANT LoneMessageParams params) {
+  LoneMessageBlock<LineTile, kWhole, kMany> call(params);
   if (call.run()) {
     call.end();
     return;
   }
-  const OneBoxMessage& message = message_of(params);
+  const LoneMessage& message = message_of(params);
   if (!params.poisons || message.is_send) return;
   fill_poison(message.data, message.bytes, poison_of(message.dtype));
 }
@@ -173,10 +173,12 @@ __global__ void SYMM_LAUNCH_BOUNDS(kLineBoxWarps* kTileThreads, 1)
 
 }  // namespace
 
-OneBoxKernels one_box_kernels() {
+LoneMessageKernels lone_message_kernels() {
 #if SYMM_LINES
-  return {reinterpret_cast<const void*>(&one_box_kernel<true>),
-          reinterpret_cast<const void*>(&one_box_kernel<false>)};
+  return {reinterpret_cast<const void*>(&lone_message_kernel<true, false>),
+          reinterpret_cast<const void*>(&lone_message_kernel<false, false>),
+          reinterpret_cast<const void*>(&lone_message_kernel<true, true>),
+          reinterpret_cast<const void*>(&lone_message_kernel<false, true>)};
 #else
   return {};
 #endif

@@ -20,8 +20,8 @@ struct FewTilesPeer {
   WirePiece take;
 };
 
-// Peers are the other ranks in ascending order; their sets are bits by that order. The call is one
-// launch, and where the kernel has no rounds a warp has at most one tile of every piece.
+// Peers are the other ranks in ascending order; their sets are bits by that order. Where the kernel
+// has no rounds a warp has at most one tile of every piece.
 template <int kPeers>
 struct FewTilesParams {
   FewTilesPeer peers[kPeers];
@@ -47,6 +47,7 @@ struct FewTilesParams {
   bool relays;
   bool copies_own;    // own_send to own_take
   bool stores_own;    // own_take
+  bool ends_call;     // the last launch of a call
   bool counts_calls;  // in the page of host memory
 };
 

@@ -344,7 +344,7 @@ void GpuGroupKernels::launch_by_plan(const CollectiveArgs& args, const Plan& pla
 void GpuGroupKernels::transfer(std::span<const TransferOp> ops, const LaunchOptions& options) {
   const DeviceGuard guard(device_);
   schedule_.plan(ops, [&](const TransferParams& params) {
-    if (start_one_boxes(params, {config_, group_, wire_, options})) return;
+    if (start_lone_messages(params, {config_, group_, wire_, options}, ranks_of_gpu_)) return;
     const unsigned own_blocks = params.own.bytes > kBlockBytes ? 4 : 1;
     const auto serving = static_cast<unsigned>(params.group_count * params.blocks);
     const unsigned blocks = serving + (params.own.bytes > 0 || serving == 0 ? own_blocks : 0);

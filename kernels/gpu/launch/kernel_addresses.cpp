@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/gpu/interface/call_params.hpp"
-#include "kernels/gpu/interface/one_box_params.hpp"
+#include "kernels/gpu/interface/lone_message_params.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
 #include "kernels/gpu/vendor/gpu_check.hpp"
 
@@ -38,8 +38,10 @@ void load_kernels() {
   for (int forms = 0; forms < kMessageFormsCount; ++forms) {
     load(transfer_kernel_address(static_cast<MessageForms>(forms)));
   }
-  load(one_box_kernels().whole);
-  load(one_box_kernels().any);
+  load(lone_message_kernels().whole);
+  load(lone_message_kernels().any);
+  load(lone_message_kernels().many_whole);
+  load(lone_message_kernels().many_any);
   const auto load_bulk = [&](const BulkKernels& kernels) {
     for (const void* kernel : kernels.of) load(kernel);
   };

@@ -44,15 +44,26 @@ bool start_few_tiles(const WireKernels& kernels, const WireLaunch& launch,
   }
 }
 
-bool start_one_boxes(const TransferParams& transfer, const LaunchContext& context) {
-  if (!has_one_box_a_part(transfer)) return false;
-  const OneBoxParams params = one_box_params(transfer, context.group, timeout_ns(context.options),
-                                             context.config.poll_period);
-  const OneBoxKernels kernels = one_box_kernels();
+bool start_lone_messages(const TransferParams& transfer, const LaunchContext& context,
+                         int ranks_of_gpu) {
+  if (!are_lone_messages(transfer, ranks_of_gpu)) return false;
+  const LoneMessageParams params = lone_message_params(
+      transfer, context.group, timeout_ns(context.options), context.config.poll_period);
+  const LoneMessageKernels kernels = lone_message_kernels();
+  const bool is_whole = has_whole_messages(transfer);
+  const void* kernel = is_whole ? kernels.whole : kernels.any;
+  auto threads = static_cast<unsigned>(transfer.threads);
+  if (transfer.forms == MessageForms::kManyLineBoxes) {
+    const auto messages =
+        std::span(params.messages).first(static_cast<std::size_t>(transfer.group_count));
+    if (!have_few_boxes(messages)) return false;
+    kernel = is_whole ? kernels.many_whole : kernels.many_any;
+    threads = warps_of_lone(messages) * kTileThreads;
+  }
   launch_kernel(
-      has_whole_messages(transfer) ? kernels.whole : kernels.any,
+      kernel,
       dim3(static_cast<unsigned>(transfer.blocks), static_cast<unsigned>(transfer.group_count)),
-      static_cast<unsigned>(transfer.threads), context.options.stream, params);
+      threads, context.options.stream, params);
   return true;
 }
 

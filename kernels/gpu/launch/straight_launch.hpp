@@ -1,5 +1,5 @@
 // Which launches the kernels that go straight on carry out, of collectives (NOTE [Few tiles] in
-// kernels/gpu/wire/few_tiles.cuh) and of messages (one_box.cuh), and their parameters. Host.
+// kernels/gpu/wire/few_tiles.cuh) and of messages (lone_message.cuh), and their parameters. Host.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include "kernels/gpu/interface/call_params.hpp"
 #include "kernels/gpu/interface/few_tiles_params.hpp"
 #include "kernels/gpu/interface/kernel_table.hpp"
-#include "kernels/gpu/interface/one_box_params.hpp"
+#include "kernels/gpu/interface/lone_message_params.hpp"
 #include "kernels/gpu/launch/launch_params.hpp"
 #include "kernels/protocol/device_layout.hpp"
 
@@ -22,7 +22,7 @@ namespace symm {
 // asked is what this rank knows: its peers may launch another kernel for the same call.
 inline bool has_few_tiles_a_warp(const WireLaunch& launch, const CollectiveParams& call,
                                  WireKind wire, int rank, int world_size, int ranks_of_gpu) {
-  if (!launch.ends_call || call.premultiplies) return false;
+  if (call.premultiplies) return false;
   const bool is_one_round = launch.tiles_per_block <= few_tiles_warps(world_size);
   if (!is_one_round && tiles_of_round(world_size) == 0) return false;
   // A larger block fills a multiprocessor.
@@ -94,6 +94,7 @@ FewTilesParams<kPeers> few_tiles_params(const WireLaunch& launch, const Collecti
   params.relays = launch.relays;
   params.copies_own = launch.copies_own;
   params.stores_own = (launch.stores >> rank & 1) != 0;
+  params.ends_call = launch.ends_call;
   params.counts_calls = config.counts_wire_calls;
   return params;
 }
@@ -119,13 +120,41 @@ inline std::span<const TransferGroup> groups_of(const TransferParams& transfer) 
   return {transfer.groups, static_cast<std::size_t>(transfer.group_count)};
 }
 
-// Where every part has a box and every tile a warp, and no message follows another. What is asked
-// is what this rank knows: the other end may launch another kernel for the same message.
-inline bool has_one_box_a_part(const TransferParams& transfer) {
-  if (transfer.forms != MessageForms::kLineBoxes || transfer.own.bytes > 0) return false;
-  if (transfer.group_count < 1 || transfer.group_count > kMostOneBoxMessages) return false;
+// Where messages go by lines, and none follows another. What is asked is what this rank knows: the
+// other end may launch another kernel for the same message.
+inline bool are_lone_messages(const TransferParams& transfer, int ranks_of_gpu) {
+  const bool is_many = transfer.forms == MessageForms::kManyLineBoxes;
+  if (!is_many && transfer.forms != MessageForms::kLineBoxes) return false;
+  if (transfer.own.bytes > 0) return false;
+  if (transfer.group_count < 1 || transfer.group_count > kMostLoneMessages) return false;
+  // Larger blocks fill a multiprocessor, and all must be resident.
+  const int blocks = transfer.blocks * transfer.group_count;
+  if (is_many && blocks * ranks_of_gpu > kMostBulkBlocksOfGpu) return false;
   return std::ranges::all_of(groups_of(transfer),
                              [](const TransferGroup& group) { return group.count == 1; });
+}
+
+inline std::uint64_t tiles_of_part(const LoneMessage& message) {
+  return divided_up(sizeof(BoxHeader) + message.part_bytes, wire_tile(WireKind::kLine).bytes);
+}
+
+inline bool have_few_boxes(std::span<const LoneMessage> messages) {
+  return std::ranges::all_of(messages, [](const LoneMessage& message) {
+    return divided_up(tiles_of_part(message), message.box_tiles) <= kMostLoneBoxes;
+  });
+}
+
+// Warps of a block whose warps take several tiles at once: as many as the largest box needs, in
+// rounds of equal length.
+inline unsigned warps_of_lone(std::span<const LoneMessage> messages) {
+  unsigned warps = 1;
+  for (const LoneMessage& message : messages) {
+    const std::uint64_t tiles = tiles_of_part(message);
+    const std::uint64_t of_box = std::min<std::uint64_t>(tiles, message.box_tiles);
+    const std::uint64_t rounds = divided_up(of_box, kMostLoneWarps * kLoneTilesAtOnce);
+    warps = std::max(warps, static_cast<unsigned>(divided_up(of_box, rounds * kLoneTilesAtOnce)));
+  }
+  return warps;
 }
 
 // Whether every message begins and ends at a multiple of 16 bytes.
@@ -137,8 +166,8 @@ inline bool has_whole_messages(const TransferParams& transfer) {
 }
 
 // Addresses of the device's memory, none of which is read here.
-inline OneBoxMessage one_box_message(const TransferParams& transfer, const TransferGroup& group,
-                                     const GroupParams& params) {
+inline LoneMessage lone_message(const TransferParams& transfer, const TransferGroup& group,
+                                const GroupParams& params) {
   const DeviceLayout& layout = params.layout;
   const TransferItem& item = transfer.items[group.first];
   const int tag = group.tag_channel;
@@ -157,7 +186,7 @@ inline OneBoxMessage one_box_message(const TransferParams& transfer, const Trans
   const auto first_channel = static_cast<std::size_t>(tag) * kMostP2pChannelsPerTag;
   P2pCounter& counter = local.p2p_channels[peer][first_channel];
   const auto freed_by = static_cast<std::size_t>(is_send ? group.peer : params.rank);
-  OneBoxMessage message{};
+  LoneMessage message{};
   message.data = static_cast<std::byte*>(item.data);
   message.tag = item.tag;
   message.bytes = bytes;
@@ -166,6 +195,7 @@ inline OneBoxMessage one_box_message(const TransferParams& transfer, const Trans
   message.boxes =
       params.segments[owner] + layout.p2p_box(sender > owner ? sender - 1 : sender, tag, 0, 0);
   message.box_bytes = layout.p2p_box_bytes(tag);
+  message.box_tiles = layout.p2p_box_tiles(tag, group.wire);
   message.is_send = is_send;
   message.peer = group.peer;
   message.dtype = transfer.dtypes[group.first];
@@ -183,21 +213,23 @@ inline OneBoxMessage one_box_message(const TransferParams& transfer, const Trans
   return message;
 }
 
-inline OneBoxParams one_box_params(const TransferParams& transfer, const GroupParams& group,
-                                   std::uint64_t timeout_ns, std::uint32_t poll_period) {
-  OneBoxParams params{};
+inline LoneMessageParams lone_message_params(const TransferParams& transfer,
+                                             const GroupParams& group, std::uint64_t timeout_ns,
+                                             std::uint32_t poll_period) {
+  LoneMessageParams params{};
   params.local = reinterpret_cast<LocalState*>(group.segments[group.rank] + group.layout.local);
   params.page = group.page;
   params.timeout_ns = timeout_ns;
   params.poll_period = poll_period;
   params.poisons = transfer.poisons;
   std::ranges::transform(groups_of(transfer), params.messages, [&](const TransferGroup& each) {
-    return one_box_message(transfer, each, group);
+    return lone_message(transfer, each, group);
   });
   return params;
 }
 
 // Puts such a kernel of messages on the stream of `context`; false where the launch is for others.
-bool start_one_boxes(const TransferParams& transfer, const LaunchContext& context);
+bool start_lone_messages(const TransferParams& transfer, const LaunchContext& context,
+                         int ranks_of_gpu);
 
 }  // namespace symm

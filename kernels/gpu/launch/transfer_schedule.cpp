@@ -107,7 +107,8 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   std::uint64_t most_chunks = 0;
   std::uint64_t chunks_of_group = 0;
   std::uint64_t most_tiles = 1;  // of a part
-  bool has_many = false;         // a part that takes several boxes
+  std::uint64_t most_of_box = 1;
+  bool has_many = false;  // a part that takes several boxes
   for (std::size_t i = 0; i < count; ++i) {
     params_.items[i] = launch[i].item;
     params_.dtypes[i] = launch[i].dtype;
@@ -127,8 +128,10 @@ std::size_t TransferSchedule::fill(std::size_t first) {
       const std::uint64_t of_tile = wire_tile(wire).bytes;
       const std::uint64_t part = std::min(bytes, even);
       const std::uint64_t tiles = (sizeof(BoxHeader) + part + of_tile - 1) / of_tile;
+      const std::uint64_t of_box = layout_.p2p_box_tiles(launch[i].group.tag_channel, wire);
       most_tiles = std::max(most_tiles, tiles);
-      has_many = has_many || tiles > layout_.p2p_box_tiles(launch[i].group.tag_channel, wire);
+      most_of_box = std::max(most_of_box, std::min(tiles, of_box));
+      has_many = has_many || tiles > of_box;
       params_.channels = std::max(params_.channels, static_cast<std::int16_t>(of_message));
     } else {
       chunks_of_group += layout_.message_cut(bytes, launch[i].group.tag_channel).chunks;
@@ -146,9 +149,12 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   } else {
     params_.forms = by_ll + by_lines == 0 ? MessageForms::kChunks : MessageForms::kAny;
   }
-  // A thread for each unit of the tiles of boxes; as many as can be for chunks.
+  // A thread for each unit of the tiles of boxes, and no more: messages in launches of their own,
+  // of several peers and tags, must all be resident. As many as can be for chunks.
   const bool has_chunks = by_ll + by_lines < count;
-  const std::uint64_t warps = has_chunks || has_many ? kTransferWarps : most_tiles;
+  const std::uint64_t warps = has_chunks ? kTransferWarps
+                              : has_many ? std::min<std::uint64_t>(kTransferWarps, most_of_box)
+                                         : most_tiles;
   params_.threads = static_cast<std::int16_t>(kTileThreads * warps);
   const auto most_warps_of_chunks =
       std::min(layout_.message_warps(), kTransferWarps * static_cast<unsigned>(most_blocks_));

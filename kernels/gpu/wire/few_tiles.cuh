@@ -82,6 +82,7 @@ class FewTiles {
       }
     }
     store_data(&local_.wire_epoch[blockIdx.x], epoch_);
+    if (!params_.ends_call) return;
     count_call(local_, params_.counts_calls ? global_pointer(params_.page) : nullptr, sequence_);
   }
 

@@ -1,4 +1,4 @@
-// What the kernels of few_tiles.cuh and one_box.cuh call since it seldom happens, with as few
+// What the kernels of few_tiles.cuh and lone_message.cuh call since it seldom happens, with as few
 // arguments as can be (each is an instruction on the way), and what both use.
 #pragma once
 
@@ -73,7 +73,7 @@ __device__ SYMM_OUTLINED_METHOD void report_other_sizes(const FewTilesParams<kPe
 template <int kPeers>
 __device__ SYMM_OUTLINED_METHOD void end_idle_blocks(const FewTilesParams<kPeers>& params) {
   end_blocks_from(params.share_blocks, params.box_blocks, *global_pointer(params.local),
-                  params.counts_calls ? global_pointer(params.page) : nullptr, true,
+                  params.counts_calls ? global_pointer(params.page) : nullptr, params.ends_call,
                   [&](std::uint64_t block, std::uint64_t epoch) {
                     for (const FewTilesPeer& peer : params.peers) {
                       store_relaxed(global_pointer(peer.done) + block, epoch);

@@ -1,6 +1,6 @@
-// What a small all_reduce of two ranks must take: a kernel that has its steps, some of them or all,
-// and hardly anything else, many times in a graph. Free of the library. With one GPU both ranks are
-// streams of it.
+// What a small all_reduce or broadcast of two ranks must take: a kernel that has its steps, some of
+// them or all, and hardly anything else, many times in a graph. Free of the library. With one GPU
+// both ranks are streams of it.
 //
 //   least_call [GPUs=1]
 //
@@ -35,6 +35,7 @@ constexpr int kCounters = 16;  // credit, whether the group is dead, the sequenc
 constexpr int kPage = 32;      // tells a page of host memory of the call's begin and end
 constexpr int kIdleCode = 64;  // has some 95 KB of code that never run
 constexpr int kClocks = 128;
+constexpr int kOneWay = 256;  // rank 0 sends, and rank 1 tells it which epochs it has ended
 constexpr int kAll = kEpoch | kMove | kMeet | kAgain | kCounters | kPage;
 
 struct State {
@@ -64,12 +65,13 @@ struct Arguments {
   int rank;
   int never;  // 0, which the compiler does not know
   State* state;
+  State* peer_state;
   std::byte* boxes;
   std::byte* peer_boxes;
   const uint4* input;
   uint4* output;
   Word* page;
-  char rest[320];  // as much as the library's kernels are passed
+  char rest[312];  // as much as the library's kernels are passed
 };
 
 void check(cudaError_t status) {
@@ -102,6 +104,9 @@ __global__ void __launch_bounds__(kThreads) call(const __grid_constant__ Argumen
   if constexpr ((kSteps & kEpoch) != 0) {
     constexpr bool kReads = (kSteps & kClocks) != 0;
     constexpr bool kCounts = (kSteps & kCounters) != 0;
+    constexpr bool kBothWays = (kSteps & kOneWay) == 0;
+    const bool sends = kBothWays || arguments.rank == 0;
+    const bool receives = kBothWays || arguments.rank == 1;
     const auto thread = static_cast<int>(threadIdx.x);
     long long clocks[6]{};
     if (kReads) clocks[0] = clock64();
@@ -114,11 +119,16 @@ __global__ void __launch_bounds__(kThreads) call(const __grid_constant__ Argumen
       ok = *const_cast<volatile unsigned*>(&state.dead) == 0;
       if (thread < 2 && thread != arguments.rank) {
         const Word heard = *const_cast<volatile Word*>(&state.heard[thread]);
-        ok = ok && (heard + 2 >= epoch + 1 || load_relaxed(&state.done[thread]) + 2 >= epoch);
+        const Word* const done = &state.done[thread];
+        bool has_credit = !sends || heard + 2 >= epoch + 1 || load_relaxed(done) + 2 >= epoch;
+        for (unsigned polls = 0; !kBothWays && !has_credit && polls < kMostPolls; ++polls) {
+          has_credit = load_relaxed(done) + 2 >= epoch;
+        }
+        ok = ok && has_credit;
       }
     }
     uint4 mine{};
-    if ((kSteps & kMove) != 0 && thread < 32) mine = arguments.input[thread];
+    if ((kSteps & kMove) != 0 && thread < 32 && sends) mine = arguments.input[thread];
     if (kReads) {
       if (epoch == 0) return;  // waits for the load
       clocks[1] = clock64();
@@ -141,18 +151,20 @@ __global__ void __launch_bounds__(kThreads) call(const __grid_constant__ Argumen
       const bool ends_line = thread % 8 == 7;
       const std::size_t place = (epoch & 1) * kBoxBytes + static_cast<unsigned>(thread) * 16;
       __syncwarp();
-      store_pair(arguments.peer_boxes + place, mine.x | Word{mine.y} << 32,
-                 ends_line ? epoch : mine.z | Word{mine.w} << 32);
+      if (sends) {
+        store_pair(arguments.peer_boxes + place, mine.x | Word{mine.y} << 32,
+                   ends_line ? epoch : mine.z | Word{mine.w} << 32);
+      }
       if (kReads) clocks[3] = clock64();
       Word low = 0;
       Word high = 0;
-      for (unsigned polls = 0;; ++polls) {
+      for (unsigned polls = 0; receives; ++polls) {
         __syncwarp();
         load_pair(arguments.boxes + place, &low, &high);
         if (__all_sync(~0u, !ends_line || high == epoch) != 0) break;
         if (polls == kMostPolls) return;
       }
-      if ((kSteps & kAgain) != 0) load_pair(arguments.boxes + place, &low, &high);
+      if ((kSteps & kAgain) != 0 && receives) load_pair(arguments.boxes + place, &low, &high);
       if (kReads) {
         if (low == 0x123456789) return;  // waits for the load
         clocks[4] = clock64();
@@ -160,14 +172,17 @@ __global__ void __launch_bounds__(kThreads) call(const __grid_constant__ Argumen
       const uint4 sum{
           mine.x + static_cast<unsigned>(low), mine.y + static_cast<unsigned>(low >> 32),
           mine.z + static_cast<unsigned>(high), mine.w + static_cast<unsigned>(high >> 32)};
-      if (ends_line) {
+      if (receives && ends_line) {
         *reinterpret_cast<uint2*>(&arguments.output[thread]) = {sum.x, sum.y};
-      } else {
+      } else if (receives) {
         arguments.output[thread] = sum;
       }
     }
     if ((kSteps & kMeet) != 0) ok = __syncthreads_and(ok) != 0;
-    if (kCounts && thread < 2 && thread != arguments.rank) state.heard[thread] = epoch;
+    if (kCounts && receives && thread < 2 && thread != arguments.rank) state.heard[thread] = epoch;
+    if (kCounts && !sends && thread == 0) {
+      store_relaxed(&arguments.peer_state->done[arguments.rank], epoch);
+    }
     if (thread != 0) return;
     state.epoch = epoch;
     if (kCounts) state.sequence = sequence + 1;
@@ -182,8 +197,8 @@ __global__ void __launch_bounds__(kThreads) call(const __grid_constant__ Argumen
 template <int kSteps, int kThreads>
 void capture(Rank& rank, const Rank& peer) {
   check(cudaSetDevice(rank.gpu));
-  const Arguments arguments{rank.number, 0,           rank.state, rank.boxes, peer.boxes,
-                            rank.input,  rank.output, rank.page,  {}};
+  const Arguments arguments{rank.number, 0,          rank.state,  peer.state, rank.boxes,
+                            peer.boxes,  rank.input, rank.output, rank.page,  {}};
   cudaGraph_t graph = nullptr;
   check(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal));
   for (int i = 0; i < kCalls; ++i)
@@ -277,5 +292,8 @@ int main(int count, char** words) {
   run<kAll, 320>("all", ranks);
   run<kAll | kIdleCode, 320>("all, and code that never runs", ranks);
   run<kAll | kClocks, 320>("all, and clocks", ranks);
+  run<kOneWay | kEpoch | kMove | kAgain | kCounters, 32>("one way, all but the page", ranks);
+  run<kOneWay | kAll, 32>("one way, all", ranks);
+  run<kOneWay | kAll | kClocks, 32>("one way, all, and clocks", ranks);
   return 0;
 }

@@ -1,4 +1,4 @@
-// The parameters of a kernel of kernels/gpu/wire/one_box.cuh. Plain data; pointers are device
+// The parameters of a kernel of kernels/gpu/wire/lone_message.cuh. Plain data; pointers are device
 // addresses of this process.
 #pragma once
 
@@ -10,17 +10,22 @@
 
 namespace symm {
 
-inline constexpr int kMostOneBoxMessages = 8;  // of a launch
+inline constexpr int kMostLoneMessages = 8;  // of a launch
+// Of a block whose warps take several tiles, so many at once. Parts of more boxes take as long by
+// the kernel for any messages, or less (docs/benchmarks.md, "Messages").
+inline constexpr unsigned kMostLoneWarps = 32;
+inline constexpr unsigned kLoneTilesAtOnce = 3;
+inline constexpr unsigned kMostLoneBoxes = 12;
 
-// A message by lines, each part of which fits in a box and has a tile for each warp at most. What
-// there is one of for each p2p channel is that of the first.
-struct OneBoxMessage {
+// A message by lines. What there is one of for each p2p channel is that of the first.
+struct LoneMessage {
   std::byte* data;
   std::int64_t tag;
   std::uint32_t bytes;
   std::uint32_t part_bytes;  // of each p2p channel, but that the last ones may have less
   std::byte* boxes;          // at the peer where it is sent, else here
   std::uint32_t box_bytes;
+  std::uint32_t box_tiles;
   bool is_send;
   std::int8_t peer;
   Dtype dtype;
@@ -37,20 +42,23 @@ struct OneBoxMessage {
 
 // Block x of row y of the grid serves p2p channel x of message y, each of another peer, direction
 // or tag channel.
-struct OneBoxParams {
+struct LoneMessageParams {
   LocalState* local;
   DevicePage* page;
   std::uint64_t timeout_ns;
   std::uint32_t poll_period;
   bool poisons;
-  OneBoxMessage messages[kMostOneBoxMessages];
+  LoneMessage messages[kMostLoneMessages];
 };
 
-// Null where the library has no lines.
-struct OneBoxKernels {
-  const void* whole = nullptr;  // where every message begins and ends at a multiple of 16 bytes
+// Null where the library has no lines. `whole`: where every message begins and ends at a multiple
+// of 16 bytes; `any` else.
+struct LoneMessageKernels {
+  const void* whole = nullptr;  // where every warp has at most one tile
   const void* any = nullptr;
+  const void* many_whole = nullptr;
+  const void* many_any = nullptr;
 };
-OneBoxKernels one_box_kernels();  // transfer.cu
+LoneMessageKernels lone_message_kernels();  // transfer.cu
 
 }  // namespace symm
