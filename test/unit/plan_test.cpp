@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "backend/engine/group/call_record.hpp"
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
 #include "kernels/protocol/device_layout.hpp"
@@ -166,6 +168,30 @@ TEST(Plan, LimitsOfTheGpuTable) {
   EXPECT_EQ(algorithm(WireKind::kLine, kReduceScatter, 4, (14 << 20) + 1), kBulk);
   EXPECT_EQ(algorithm(WireKind::kLine, kAllToAll, 4, 1), kPipelined);
   EXPECT_EQ(PlanTable::built_in_gpu(WireKind::kLine).copy_engine_bytes(), std::uint64_t{64} << 20);
+}
+
+// What has no kernels that go straight on in larger calls.
+TEST(Plan, SomeCallsCountTwiceOverLines) {
+  CollectiveArgs args;
+  args.kind = kReduce;
+  args.dtype = Dtype::kBFloat16;
+  args.count = 1000;
+  const auto bytes = [&](WireKind wire, int ranks_of_gpu) {
+    return device_plan_bytes(args, 4, wire, ranks_of_gpu);
+  };
+  EXPECT_EQ(bytes(WireKind::kLine, 1), 2000u);
+  EXPECT_EQ(bytes(WireKind::kLine, 2), 2000u);
+  EXPECT_EQ(bytes(WireKind::kLine, 3), 4000u) << "whose blocks do not all fit";
+  EXPECT_EQ(bytes(WireKind::kLL, 3), 2000u);
+  args.op = ReduceOp::kAvg;
+  EXPECT_EQ(bytes(WireKind::kLine, 1), 2000u);
+  args.op = ReduceOp::kMax;
+  EXPECT_EQ(bytes(WireKind::kLine, 1), 4000u);
+  EXPECT_EQ(bytes(WireKind::kLL, 1), 2000u);
+  args.kind = kBroadcast;
+  EXPECT_EQ(bytes(WireKind::kLine, 1), 2000u) << "combines nothing";
+  args.kind = kAllToAll;
+  EXPECT_EQ(bytes(WireKind::kLine, 3), PlanRow::kNoLimit);
 }
 
 // A line carries more of what it moves than LL's packets, so that it never stops being faster
