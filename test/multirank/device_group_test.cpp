@@ -46,7 +46,7 @@ TEST_F(DeviceGroupTest, FirstCollectiveMapsEveryPeersSegment) {
 TEST_F(DeviceGroupTest, PlansFollowTheGpuTable) {
   run_group(2, [](DeviceRank& rank) {
     std::vector<float> small(16);
-    std::vector<float> large(3'000'000);
+    std::vector<float> large(4'000'000);
     rank.launch(sum_args(small), milliseconds(1234));
     rank.launch(sum_args(large));
     rank.communicator.run(CollectiveArgs{});  // the host's calls are counted apart

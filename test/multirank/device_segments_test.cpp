@@ -116,7 +116,7 @@ void reduce_half_symmetric(DeviceRank& rank, std::size_t count) {
 TEST_F(DeviceSegmentsTest, WhereATensorLiesChoosesNothing) {
   run_group(2, [](DeviceRank& rank) {
     reduce_half_symmetric(rank, 16);
-    reduce_half_symmetric(rank, 3'000'000);
+    reduce_half_symmetric(rank, 4'000'000);
     const auto& launches = rank.kernels().launches();
     EXPECT_EQ(launches.at(0).plan.algorithm, Algorithm::kLL);
     EXPECT_EQ(launches.at(1).plan.algorithm, Algorithm::kBulk);
@@ -127,7 +127,7 @@ TEST_F(DeviceSegmentsTest, WhereATensorLiesChoosesNothing) {
 // whatever its registration; a rank whose output is elsewhere says nothing.
 TEST_F(DeviceSegmentsTest, LanesStoreOutputsInSegmentsDirectly) {
   run_group(2, [](DeviceRank& rank) {
-    constexpr std::size_t kShare = 8u << 20;  // beyond what wires carry
+    constexpr std::size_t kShare = 9u << 20;  // beyond what wires carry
     constexpr std::size_t kBytes = 2 * kShare + 64;
     const auto other = register_segment(rank, 100, false);
     const auto segment = register_segment(rank, kBytes, false);
