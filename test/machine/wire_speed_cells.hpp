@@ -11,7 +11,7 @@
 
 namespace symm::test {
 
-inline constexpr std::size_t kSmallBytes = 16u << 20;
+inline constexpr std::size_t kSmallBytes = 32u << 20;
 inline constexpr int kResidentBlocks = 128;  // that are on the GPU at once
 
 struct Cell {
@@ -85,9 +85,9 @@ inline std::vector<Cell> cells_of(WireKind wire, bool counts, std::size_t most) 
   std::vector<Cell> cells;
   constexpr std::size_t kKiB = 1024;
   constexpr std::size_t kMiB = 1024 * kKiB;
-  for (std::size_t bytes :
-       {std::size_t{64}, std::size_t{256}, 4 * kKiB, 16 * kKiB, 64 * kKiB, 256 * kKiB, 512 * kKiB,
-        kMiB, 2 * kMiB, 3 * kMiB, 4 * kMiB, 6 * kMiB, 8 * kMiB, 12 * kMiB, 16 * kMiB}) {
+  for (std::size_t bytes : {std::size_t{64}, std::size_t{256}, 4 * kKiB, 16 * kKiB, 64 * kKiB,
+                            256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 3 * kMiB, 4 * kMiB, 6 * kMiB,
+                            8 * kMiB, 12 * kMiB, 16 * kMiB, 20 * kMiB, 24 * kMiB, 32 * kMiB}) {
     if (bytes > most) break;
     const bool is_short = !counts || wire == WireKind::kLL;
     if (is_short && bytes != 256 && bytes != 65536 && bytes != 1u << 20) continue;

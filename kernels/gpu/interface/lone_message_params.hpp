@@ -11,10 +11,11 @@
 namespace symm {
 
 inline constexpr int kMostLoneMessages = 8;  // of a launch
-// Of a block whose warps take several tiles, so many at once. Parts of more boxes take as long by
-// the kernel for any messages, or less (docs/benchmarks.md, "Messages").
+// Of a block whose warps take several tiles, so many at once.
 inline constexpr unsigned kMostLoneWarps = 32;
 inline constexpr unsigned kLoneTilesAtOnce = 3;
+// Of a part at most. Longer messages go by the kernel for any: measured, this one takes as long
+// there, or now longer and now shorter (docs/benchmarks.md, "Several launches").
 inline constexpr unsigned kMostLoneBoxes = 12;
 
 // A message by lines. What there is one of for each p2p channel is that of the first.

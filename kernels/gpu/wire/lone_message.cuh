@@ -89,8 +89,9 @@ class LoneMessageBlock {
     const std::uint32_t tiles = exists() ? tiles_of_part() : 0;
     bool ok = Tile::all(alive_);
     if constexpr (!kMany) {
-      if (ok && warp() < tiles)
-        ok = message_.is_send ? send(warp(), units, freed, tiles) : receive(warp(), tiles);
+      const bool has_tile = warp() < tiles;
+      if (ok && has_tile && message_.is_send) ok = send(warp(), units, freed, tiles);
+      if (ok && has_tile && !message_.is_send) ok = receive(warp(), tiles);
       return block_all(ok);
     }
     if (message_.is_send) return block_all(ok && send_boxes(tiles, units, freed));
@@ -120,7 +121,7 @@ class LoneMessageBlock {
 
   __device__ static std::uint32_t warp() { return threadIdx.x / kTileThreads; }
   __device__ static std::uint32_t stride() { return blockDim.x / kTileThreads * kTiles; }
-  // Of this thread's unit of a tile of the part.
+  // Whether this thread's unit of a tile of the part is its header.
   __device__ static bool is_header(std::uint32_t tile) { return tile == 0 && threadIdx.x == 0; }
   __device__ std::uint64_t number() const { return before_ + 1; }
   __device__ std::uint32_t position() const { return chunks_ + static_cast<std::uint32_t>(count_); }
@@ -233,12 +234,13 @@ class LoneMessageBlock {
     }
   }
 
+  // The same of those that come.
   __device__ __forceinline__ bool receive(std::uint32_t tile, std::uint32_t end) const {
     Units units;
     std::byte* place = place_of(tile);
     keep_in_register(place);
-    const std::uint32_t last =
-        end - 1 - tile;  // of these, which may be fewer: it is looked at again
+    // Where there are fewer the last is looked at again: a load under a condition is waited for.
+    const std::uint32_t last = end - 1 - tile;
     std::uint64_t first_look = 0;
     bool came = false;
     for (std::uint32_t polls = 1;; ++polls) {
