@@ -102,6 +102,8 @@ inline constexpr int kWireKindCount = 2;
 
 // Blocks of a collective over a wire, each with epochs and boxes of its own.
 inline constexpr int kMaxWireBlocks = 64;
+// Of all ranks that share a GPU, at most, where two fit on a multiprocessor: all must be resident.
+inline constexpr int kMostWireBlocksOfGpu = 256;
 // A box holds at least the tiles of two hops of an LL wire, and the factor of PREMUL_SUM.
 inline constexpr std::uint64_t kLeastWireBox = 4096;
 

@@ -120,6 +120,25 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, DeviceAlgorithmsTest,
                            return std::string(algorithm_name(static_cast<Algorithm>(i.param)));
                          });
 
+class DeviceLaunchesTest : public GpuRanksTest {};
+
+// The blocks of four ranks that share a GPU nearly fill it, launch after launch.
+TEST_F(DeviceLaunchesTest, LaunchesOfFourRanksFollowEachOther) {
+  constexpr std::size_t kThreeLaunches = 1'310'719;
+  run_group(4,
+            [](GpuRank& rank) {
+              for (int repeat = 0; repeat < 4; ++repeat) {
+                for (int k = 0; k < kCollectiveKindCount; ++k) {
+                  const auto kind = static_cast<CollectiveKind>(k);
+                  if (!has_algorithm(kind, Algorithm::kLL, PlanTarget::kGpu)) continue;
+                  check_call(rank, {.kind = kind, .count = kThreeLaunches, .root = 3 - repeat});
+                }
+              }
+              rank.meet();
+            },
+            {.algorithm = Algorithm::kLL});
+}
+
 class DeviceMemoryTest : public GpuRanksTest {
  protected:
   // A segment as large as both regions of a rank.

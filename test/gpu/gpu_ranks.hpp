@@ -13,6 +13,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "backend/engine/communicator.hpp"
@@ -35,6 +36,7 @@ class GpuRank {
     void* memory = nullptr;
     SYMM_GPU_CHECK(gpuMalloc(&memory, 2 * kRegionBytes));
     memory_ = static_cast<std::byte*>(memory);
+    take_queue();
     meet();
   }
   ~GpuRank() {
@@ -86,6 +88,16 @@ class GpuRank {
   Communicator& communicator;
 
  private:
+  // A stream gets its hardware queue with its first kernel. Where threads launched theirs at the
+  // same moment, streams were seen to share one although others were free: there the second launch
+  // of a rank, which waits for its first, kept out a peer's first, which that waits for.
+  void take_queue() {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    SYMM_GPU_CHECK(gpuMemsetAsync(memory_, 0, 1, stream_));
+    SYMM_GPU_CHECK(gpuStreamSynchronize(stream_));
+  }
+
   std::barrier<>& meeting_;
   gpuStream_t stream_ = nullptr;
   std::byte* memory_ = nullptr;

@@ -19,7 +19,7 @@ namespace {
 // or written there.
 class Group {
  public:
-  Group(int world, WireKind wire) : world_(world) {
+  Group(int world, WireKind wire, int ranks_of_gpu = 1) : world_(world) {
     GroupKernelsConfig config;
     config.rank = world - 1;
     config.world_size = world;
@@ -30,7 +30,7 @@ class Group {
     for (int rank = 0; rank < world; ++rank) {
       kernels_->set_peer(rank, address(std::uintptr_t(rank + 1) << 40), wire);
     }
-    kernels_->set_ranks_of_gpu(1);
+    kernels_->set_ranks_of_gpu(ranks_of_gpu);
     take_launched();
   }
   static std::byte* address(std::uintptr_t value) { return reinterpret_cast<std::byte*>(value); }
@@ -157,6 +157,29 @@ TEST(GpuLaunch, SmallCallsGoStraightOn) {
   Group by_ll(2, WireKind::kLL);
   EXPECT_EQ(kernel(by_ll, all_reduce, 256), "sum wire 2");
   EXPECT_EQ(kernel(by_ll, CollectiveKind::kBarrier, 0), "barrier wire 2");
+}
+
+// NOTE [Blocks of a multiprocessor] in wire_params.hpp, of which a GPU has 128 at least.
+TEST(GpuLaunch, BlocksOfRanksThatShareAGpuFitOnIt) {
+  for (const int world : {2, 4, 8, 16, 64}) {
+    Group group(world, WireKind::kLine, world);
+    for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
+      for (const std::size_t bytes : {std::size_t{64} << 10, std::size_t{5'242'876}}) {
+        for (const auto algorithm : {Algorithm::kLL, Algorithm::kLLTwoShot, Algorithm::kBulk}) {
+          const auto each = static_cast<CollectiveKind>(kind);
+          for (const auto& launch : group.launch(each, bytes, 4, algorithm, ReduceOp::kSum)) {
+            const int of_multiprocessor = launch.threads <= kWireTiles * kTileThreads ? 2 : 1;
+            // The last block of shares copies the own one, and waits for nobody.
+            const int idle = each == CollectiveKind::kAllToAll && world > 2 ? 1 : 0;
+            const int waiting = static_cast<int>(launch.blocks) - idle;
+            EXPECT_LE(waiting * world, 128 * of_multiprocessor)
+                << launch.kernel << ", " << launch.threads << " threads, " << bytes << " bytes of "
+                << collective_name(each) << " among " << world;
+          }
+        }
+      }
+    }
+  }
 }
 
 // NOTE [Sets of tiles] in tile_sets.cuh: the warps of its blocks are counted on.

@@ -59,6 +59,8 @@ TEST_F(FewTilesLaunchTest, WhereEachWarpHasFewTiles) {
   launch_.tiles_per_block = kMostWireTiles + 1;
   EXPECT_FALSE(takes(8)) << "whose kernel has one";
   launch_.tiles_per_block = kMostWireTiles;
+  EXPECT_FALSE(takes(8, 8)) << "512 blocks of which one fits on a multiprocessor";
+  launch_.tiles_per_block = kWireTiles;
   EXPECT_TRUE(takes(8, 8)) << "two such blocks fit";
 }
 

@@ -133,13 +133,37 @@ TEST(TransferScheduleOfFour, MessagesInLaunchesOfTheirOwnAreAllResident) {
           const std::vector<TransferOp> op = {{&data, bytes, tag, peer, is_send}};
           schedule.plan(op, [&](const TransferParams& launch) {
             EXPECT_EQ(launch.forms, MessageForms::kManyLineBoxes);
-            registers += std::uint64_t{64} * static_cast<unsigned>(launch.threads) *
-                         static_cast<unsigned>(launch.blocks);
+            // NOTE [Blocks of a multiprocessor] in wire_params.hpp
+            const std::uint64_t threads = align_up(static_cast<unsigned>(launch.threads), 128);
+            registers += 64 * threads * static_cast<unsigned>(launch.blocks);
           });
         }
       }
     }
     EXPECT_LE(registers, kResident) << bytes;
+  }
+}
+
+// A batch to and from every peer takes as many blocks as the ranks of a GPU have room for together.
+TEST(TransferScheduleOfFour, LaunchesOfRanksThatShareAGpu) {
+  constexpr int kOfFour = 4;
+  constexpr std::uint64_t kBytes = 4u << 20;
+  for (const int ranks : {1, 2, 4}) {
+    TransferSchedule schedule(0, kOfFour, DeviceLayout::of(kOfFour, std::uint64_t{64} << 20), true);
+    schedule.set_ranks_of_gpu(ranks);
+    std::byte data{};
+    std::vector<TransferOp> ops;
+    for (int peer = 1; peer < kOfFour; ++peer) {
+      schedule.set_wire(peer, WireKind::kLine);
+      for (const bool is_send : {true, false}) ops.push_back({&data, kBytes, 0, peer, is_send});
+    }
+    int launches = 0;
+    schedule.plan(ops, [&](const TransferParams& launch) {
+      EXPECT_LE(launch.blocks * launch.group_count * ranks, 256);
+      EXPECT_EQ(launch.group_count % 2, 0) << "a send without the recv of its order";
+      ++launches;
+    });
+    EXPECT_EQ(launches, ranks == 1 ? 1 : ranks == 2 ? 2 : 3);
   }
 }
 

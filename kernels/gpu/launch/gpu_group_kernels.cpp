@@ -50,7 +50,10 @@ class GpuGroupKernels final : public GroupKernels {
 
   void set_peer(int rank, std::byte* segment, WireKind messages) override;
   void set_wire(WireKind wire) override;
-  void set_ranks_of_gpu(int ranks) override { ranks_of_gpu_ = ranks; }
+  void set_ranks_of_gpu(int ranks) override {
+    ranks_of_gpu_ = ranks;
+    schedule_.set_ranks_of_gpu(ranks);
+  }
   void set_segment(int number, std::span<std::byte* const> bases) override;
   void launch(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options) override;
   void transfer(std::span<const TransferOp> ops, const LaunchOptions& options) override;
@@ -76,9 +79,10 @@ class GpuGroupKernels final : public GroupKernels {
   void launch_shares(const CollectiveArgs& args, const LaunchOptions& options);
   void launch_by_plan(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
   bool launch_with_norm(const CollectiveArgs& args, const Plan& plan, const LaunchOptions& options);
-  int most_wire_blocks(const Plan& plan) const {
-    const int most = std::min(static_cast<int>(config_.layout.wire_blocks), config_.most_blocks);
-    return std::clamp(plan.channels, 1, most);
+  int most_wire_blocks(int wanted) const {
+    const int most = std::min({static_cast<int>(config_.layout.wire_blocks), config_.most_blocks,
+                               kMostWireBlocksOfGpu / ranks_of_gpu_});
+    return std::clamp(wanted, 1, most);
   }
   void start_lanes(const WireLaunch& launch, const CollectiveParams& call, int channels,
                    const LaunchOptions& options);
@@ -170,8 +174,9 @@ void GpuGroupKernels::start(const void* kernel, unsigned blocks, unsigned thread
   launch_kernel(kernel, blocks, threads, options.stream, group_, params, wait, more...);
 }
 
-// Of a block, by the kernels that start_wire() takes.
+// Of a block, by the kernels that start_wire() takes; NOTE [Blocks of a multiprocessor].
 std::uint32_t GpuGroupKernels::tiles_at_once(const WireKernels& kernels) const {
+  if (most_wire_blocks(kMaxWireBlocks) * ranks_of_gpu_ > kMostBulkBlocksOfGpu) return kWireTiles;
   const auto& of_wire = kernels.of[static_cast<std::size_t>(wire_)];
   const auto has_wide = [&](int world, std::size_t index) {
     return config_.world_size == world && of_wire[index] != nullptr &&
@@ -229,7 +234,7 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
   facts.rank = config_.rank;
   facts.world_size = config_.world_size;
   facts.tile_bytes = wire_tile(wire_).bytes;
-  facts.most_blocks = most_wire_blocks(plan);
+  facts.most_blocks = most_wire_blocks(plan.channels);
   facts.box_tiles = layout.wire_box_tiles(wire_);
   // An all_reduce always: in one hop a rank could place results over inputs that it still sends.
   facts.two_hops = args.kind == CollectiveKind::kAllReduce
@@ -273,7 +278,10 @@ bool GpuGroupKernels::launch_with_norm(const CollectiveArgs& args, const Plan& p
   if (!goes_over_wire(plan)) return false;
   NormParams norm = norm_params(args);
   WireLaunch launch;  // without pieces: NormParams says what is sent
-  const NormFacts facts{config_.world_size, wire_, most_wire_blocks(plan),
+  // A block fills a multiprocessor.
+  const int most_blocks =
+      std::min(most_wire_blocks(plan.channels), std::max(1, kMostBulkBlocksOfGpu / ranks_of_gpu_));
+  const NormFacts facts{config_.world_size, wire_, most_blocks,
                         config_.layout.wire_box_tiles(wire_)};
   if (!fits_norm_launch(norm, facts, launch)) return false;
   const NormKernels kernels = norm_kernels(args.dtype);
@@ -354,13 +362,12 @@ void GpuGroupKernels::transfer(std::span<const TransferOp> ops, const LaunchOpti
 }
 
 void GpuGroupKernels::launch_shares(const CollectiveArgs& args, const LaunchOptions& options) {
-  const ShareFacts facts{
-      .rank = config_.rank,
-      .world_size = config_.world_size,
-      .wire = wire_,
-      .most_blocks = std::min(static_cast<int>(config_.layout.wire_blocks), config_.most_blocks),
-      .box_tiles = config_.layout.wire_box_tiles(wire_),
-      .tiles_at_once = tiles_at_once(share_wire_kernels())};
+  const ShareFacts facts{.rank = config_.rank,
+                         .world_size = config_.world_size,
+                         .wire = wire_,
+                         .most_blocks = most_wire_blocks(kMaxWireBlocks),
+                         .box_tiles = config_.layout.wire_box_tiles(wire_),
+                         .tiles_at_once = tiles_at_once(share_wire_kernels())};
   shares_.divide(args, facts);
   CollectiveParams call{};
   call.kind = CollectiveKind::kAllToAll;

@@ -25,8 +25,8 @@ inline bool has_few_tiles_a_warp(const WireLaunch& launch, const CollectiveParam
   if (call.premultiplies) return false;
   const bool is_one_round = launch.tiles_per_block <= few_tiles_warps(world_size);
   if (!is_one_round && tiles_of_round(world_size) == 0) return false;
-  // A larger block fills a multiprocessor.
-  const bool is_large = launch.tiles_per_block > kMostWireTiles;
+  // A larger block may fill a multiprocessor (NOTE [Blocks of a multiprocessor]).
+  const bool is_large = launch.tiles_per_block > kWireTiles;
   if (is_large && static_cast<int>(launch.blocks) * ranks_of_gpu > kMostBulkBlocksOfGpu) {
     return false;
   }

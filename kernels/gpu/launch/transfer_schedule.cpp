@@ -13,14 +13,18 @@ namespace {
 // Blocks of a launch must all be resident.
 constexpr int kMaxGroupsOfLaunch = 48;
 constexpr int kMaxBlocksOfLaunch = 192;
+// Of all ranks that share a GPU.
+constexpr int kMostBlocksOfGpu = 256;
 // What a rank sends and receives of one order always fits.
-static_assert(2 * kMostP2pChannelsPerTag <= kMaxBlocksOfLaunch && kMaxGroupsOfLaunch >= 2);
+constexpr int kLeastBlocksOfLaunch = 2 * kMostP2pChannelsPerTag;
+static_assert(kLeastBlocksOfLaunch <= kMaxBlocksOfLaunch && kMaxGroupsOfLaunch >= 2);
 
 // Of each group of a launch, the busiest of which has `chunks`.
-std::int16_t blocks_for(std::uint64_t chunks, std::uint32_t most_warps, int groups, int channels) {
+std::int16_t blocks_for(std::uint64_t chunks, std::uint32_t most_warps, int groups, int channels,
+                        int most_blocks) {
   const std::uint64_t warps = std::min<std::uint64_t>(chunks, most_warps);
   const std::uint64_t blocks = (warps + kTransferWarps - 1) / kTransferWarps;
-  const auto room = static_cast<std::uint64_t>(kMaxBlocksOfLaunch / std::max(groups, 1));
+  const auto room = static_cast<std::uint64_t>(most_blocks / std::max(groups, 1));
   return static_cast<std::int16_t>(
       std::max({static_cast<int>(std::min(blocks, room)), channels, 1}));
 }
@@ -36,6 +40,12 @@ TransferSchedule::TransferSchedule(int rank, int world_size, const DeviceLayout&
       wires_(static_cast<std::size_t>(world_size), WireKind::kLL),
       counts_(static_cast<std::size_t>(world_size) * 2 * kTagChannels) {
   params_.poisons = poisons;
+  set_ranks_of_gpu(1);
+}
+
+void TransferSchedule::set_ranks_of_gpu(int ranks) {
+  most_blocks_of_launch_ =
+      std::clamp(kMostBlocksOfGpu / ranks, kLeastBlocksOfLaunch, kMaxBlocksOfLaunch);
 }
 
 void TransferSchedule::list(std::span<const TransferOp> ops) {
@@ -86,7 +96,7 @@ std::size_t TransferSchedule::fitting(std::span<const Entry> rest) const {
     const bool seen = std::ranges::find(earlier, rest[count].group, &Entry::group) != earlier.end();
     if (!seen && groups++ == kMaxGroupsOfLaunch) break;
     channels = std::max(channels, channels_of(rest[count]));
-    if (groups * channels > kMaxBlocksOfLaunch) break;
+    if (groups * channels > most_blocks_of_launch_) break;
   }
   const bool divides_two =
       count > 0 && count < rest.size() && rest[count - 1].order() == rest[count].order();
@@ -158,8 +168,8 @@ std::size_t TransferSchedule::fill(std::size_t first) {
   params_.threads = static_cast<std::int16_t>(kTileThreads * warps);
   const auto most_warps_of_chunks =
       std::min(layout_.message_warps(), kTransferWarps * static_cast<unsigned>(most_blocks_));
-  params_.blocks =
-      blocks_for(most_chunks, most_warps_of_chunks, params_.group_count, params_.channels);
+  params_.blocks = blocks_for(most_chunks, most_warps_of_chunks, params_.group_count,
+                              params_.channels, most_blocks_of_launch_);
   return first + count;
 }
 

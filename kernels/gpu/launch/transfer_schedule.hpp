@@ -31,6 +31,9 @@ class TransferSchedule {
   // Before the first message to or from `peer`; else kLL.
   void set_wire(int peer, WireKind wire) { wires_[static_cast<std::size_t>(peer)] = wire; }
 
+  // How many ranks share the GPU that most of them share; before the first message, else 1.
+  void set_ranks_of_gpu(int ranks);
+
   // Calls `launch` for each launch that `ops` need. `ops` as for GroupKernels::transfer. A launch
   // carries at most one message of this rank to itself, which waits for no rank, so any launch will
   // do. Reuses its memory: warm calls of no more messages than before allocate nothing.
@@ -58,7 +61,8 @@ class TransferSchedule {
   const int rank_;
   const int world_size_;
   const DeviceLayout layout_;
-  const int most_blocks_;        // of a group
+  const int most_blocks_;  // of a group
+  int most_blocks_of_launch_ = 0;
   std::vector<WireKind> wires_;  // by peer
   std::vector<Entry> entries_;
   std::vector<DeviceCopy> own_;        // without those that move nothing
