@@ -238,7 +238,7 @@ struct alignas(kCacheLine) LocalState {
   alignas(kCacheLine) std::uint64_t wire_epoch[kMaxWireBlocks];  // calls of the block so far
   // The last epoch of the block in which a tile of the peer came.
   std::uint64_t wire_heard[kMaxWireBlocks][kMaxDeviceRanks];
-  // NOTE [Values of blocks] in kernels/gpu/wire/wire_block.cuh
+  // NOTE [Values of blocks] in kernels/gpu/wire/block_values.cuh
   alignas(kCacheLine) std::uint64_t block_values[kMaxWireBlocks][4];
   alignas(kCacheLine) std::uint64_t meetings[kMaxChannels];  // of the block so far
   alignas(kCacheLine) P2pCounter p2p_channels[kMaxDeviceRanks][kP2pChannels];

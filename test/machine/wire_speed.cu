@@ -3,11 +3,12 @@
 // table and writes JSON, a record a line; every result is compared with what it must be.
 //
 //   wire_speed <file.json> [worlds=2,4,8] [calls=200] [replays=21] [workspace MiB=64] [most MiB=4]
-//              [gpus=1] [least MiB=1] [direct=0]
+//              [gpus=1] [least MiB=1] [direct=0] [norm=0]
 //
 // direct=1: outputs lie in symmetric memory, so that large pieces need no slots. With more than 16
 // MiB it measures large messages: lanes with 8 to 64 blocks, and messages. All blocks of all ranks
-// must be on the GPU at once, so ranks have fewer blocks the more they are.
+// must be on the GPU at once, so ranks have fewer blocks the more they are. norm=1: all_reduce with
+// a residual and the norm of its rows, beside all_reduce of the same bytes, and nothing else.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -40,16 +41,6 @@ void check(gpuError_t status, const char* what) {
 __global__ void empty_kernel() {}
 
 constexpr Dtype kDtype = Dtype::kBFloat16;
-constexpr std::size_t kElement = 2;
-
-// Small whole numbers: every sum of eight is exact.
-std::uint16_t bfloat16_of(int value) {
-  const float wide = static_cast<float>(value);
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &wide, sizeof(bits));
-  return static_cast<std::uint16_t>(bits >> 16);
-}
-int input_value(int rank, std::size_t index) { return static_cast<int>(index % 13) + 3 * rank; }
 
 struct FreePage {
   void operator()(DevicePage* page) const { std::free(page); }
@@ -65,6 +56,9 @@ struct Rank {
   gpuEvent_t end = nullptr;
   std::byte* input = nullptr;
   std::byte* output = nullptr;
+  std::byte* residual = nullptr;
+  std::byte* weight = nullptr;
+  std::byte* normed = nullptr;
   gpuGraphExec_t graph = nullptr;
 };
 
@@ -91,13 +85,15 @@ class Rig {
       check(gpuStreamCreateNonBlocking(&r.stream), "StreamCreate");
       check(gpuEventCreate(&r.begin), "EventCreate");
       check(gpuEventCreate(&r.end), "EventCreate");
-      void* data = nullptr;
-      check(gpuMalloc(&data, 2 * most_), "Malloc");
-      r.input = static_cast<std::byte*>(data);
-      r.output = r.input + most_;
-      std::vector<std::uint16_t> values(most_ / kElement);
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = bfloat16_of(input_value(rank, i));
-      check(gpuMemcpy(r.input, values.data(), most_, gpuMemcpyHostToDevice), "Memcpy");
+      std::byte* const data = allocate(5 * most_);
+      r.input = data;
+      r.output = data + most_;
+      r.residual = data + 2 * most_;
+      r.weight = data + 3 * most_;
+      r.normed = data + 4 * most_;
+      fill(r.input, [rank](std::size_t i) { return input_value(rank, i); });
+      fill(r.residual, residual_value);
+      fill(r.weight, weight_value);
     }
     check(cudaSetDevice(0), "SetDevice");
     check(gpuStreamCreateNonBlocking(&gate_stream_), "StreamCreate");
@@ -215,6 +211,17 @@ class Rig {
       (void)cudaGetLastError();
     }
   }
+  static std::byte* allocate(std::size_t bytes) {
+    void* data = nullptr;
+    check(gpuMalloc(&data, bytes), "Malloc");
+    return static_cast<std::byte*>(data);
+  }
+  template <class Value>
+  void fill(std::byte* to, const Value& value) const {
+    std::vector<std::uint16_t> values(most_ / kElement);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = bfloat16_of(value(i));
+    check(gpuMemcpy(to, values.data(), most_, gpuMemcpyHostToDevice), "Memcpy");
+  }
   // Of all ranks' GPUs.
   void finish() {
     for (const Rank& r : ranks_) {
@@ -223,9 +230,7 @@ class Rig {
     }
   }
   Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
-  std::size_t share(const Cell& cell) const {
-    return cell.bytes / kElement / static_cast<std::size_t>(world_);
-  }
+  std::size_t share(const Cell& cell) const { return share_of(cell, world_); }
 
   void capture(int rank, const Cell& cell, int calls) {
     Rank& r = at(rank);
@@ -236,6 +241,13 @@ class Rig {
     args.count = cell.bytes / kElement;
     args.input = r.input;
     args.output = r.output;
+    if (cell.columns != 0) {
+      args.norm = {.columns = cell.columns,
+                   .eps = kNormEps,
+                   .weight = r.weight,
+                   .residual = r.residual,
+                   .result = r.normed};
+    }
     std::vector<Part> in;
     std::vector<Part> out;
     for (std::size_t p = 0; p < world; ++p) {
@@ -332,49 +344,21 @@ class Rig {
     return slowest;
   }
 
-  // What element `i` of rank's output must be; below 0: nothing is asked of it.
-  int expected(const Cell& cell, int rank, std::size_t i) const {
-    const std::size_t each = share(cell);
-    const auto sum = [this](std::size_t index) {
-      int total = 0;
-      for (int r = 0; r < world_; ++r) total += input_value(r, index);
-      return total;
-    };
-    const std::size_t own = each * static_cast<std::size_t>(rank);
-    switch (cell.kind) {
-      case CollectiveKind::kAllReduce:
-        return sum(i);
-      case CollectiveKind::kReduce:
-        return rank == 0 ? sum(i) : -1;
-      case CollectiveKind::kReduceScatter:
-        return i < each ? sum(own + i) : -1;
-      case CollectiveKind::kBroadcast:
-        if (cell.transfers) return rank < 2 ? input_value(1 - rank, i) : -1;
-        return input_value(0, i);
-      case CollectiveKind::kScatter:
-        return i < each ? input_value(0, own + i) : -1;
-      case CollectiveKind::kAllToAll:
-        return each > 0 && i / each < static_cast<std::size_t>(world_)
-                   ? input_value(static_cast<int>(i / each), own + i % each)
-                   : -1;
-      case CollectiveKind::kBarrier:
-        return -1;
-      default:
-        if (cell.kind == CollectiveKind::kGather && rank != 0) return -1;
-        return each > 0 && i / each < static_cast<std::size_t>(world_)
-                   ? input_value(static_cast<int>(i / each), i % each)
-                   : -1;
-    }
-  }
-
   std::string compare(const Cell& cell) {
     for (int rank = 0; rank < world_; ++rank) {
       std::vector<std::uint16_t> got(cell.bytes / kElement);
       check(gpuMemcpy(got.data(), at(rank).output, cell.bytes, gpuMemcpyDeviceToHost), "Memcpy");
       for (std::size_t i = 0; i < got.size(); ++i) {
-        const int want = expected(cell, rank, i);
+        const int want = expected(cell, world_, rank, i);
         if (want < 0 || got[i] == bfloat16_of(want)) continue;
         return "rank " + std::to_string(rank) + " has wrong element " + std::to_string(i);
+      }
+      if (cell.columns == 0) continue;
+      const std::vector<std::uint16_t> totals = std::move(got);
+      got.resize(totals.size());
+      check(gpuMemcpy(got.data(), at(rank).normed, cell.bytes, gpuMemcpyDeviceToHost), "Memcpy");
+      if (!is_norm(totals, got, cell.columns)) {
+        return "rank " + std::to_string(rank) + " has a wrong norm";
       }
     }
     return "";
@@ -399,7 +383,7 @@ int main(int count, char** arguments) {
   if (count < 2) {
     std::fprintf(stderr,
                  "usage: wire_speed <file.json> [worlds] [calls] [replays] [workspace] [most] "
-                 "[gpus] [least] [direct]\n");
+                 "[gpus] [least] [direct] [norm]\n");
     return 2;
   }
   const int calls = std::atoi(argument(3, "200").c_str());
@@ -410,6 +394,7 @@ int main(int count, char** arguments) {
   const int gpus = std::atoi(argument(7, "1").c_str());
   const std::size_t smallest = static_cast<std::size_t>(std::atoi(argument(8, "1").c_str())) << 20;
   const bool direct = argument(9, "0") == "1";
+  const bool norm = argument(10, "0") == "1";
   const bool large = most > kSmallBytes;
   std::FILE* json = std::fopen(arguments[1], "w");
   if (json == nullptr) {
@@ -428,7 +413,7 @@ int main(int count, char** arguments) {
     const int world = std::atoi(text.c_str());
     for (const WireKind wire : {WireKind::kLine, WireKind::kLL}) {
       for (const bool counts : {true, false}) {
-        if (large && (wire == WireKind::kLL || !counts)) continue;
+        if ((large || norm) && (wire == WireKind::kLL || !counts)) continue;
         auto rig = std::make_unique<Rig>(world, workspace, most, wire, counts, gpus, direct);
         const double bandwidth = rig->copy_bandwidth();
         if (is_first) {
@@ -436,30 +421,33 @@ int main(int count, char** arguments) {
           write("{\"empty_kernel_us\": " + std::to_string(us) + "}");
           std::printf("empty kernel %.2f us\n", us);
         }
-        for (const Cell& cell : large
+        for (const Cell& cell : norm ? norm_cells(most)
+                                : large
                                     ? large_cells(smallest, most, world, (world + gpus - 1) / gpus)
                                     : cells_of(wire, counts, most)) {
           std::string error;
           const auto [median, least] = rig->measure(cell, calls, replays, &error);
           const double floor = traffic(cell, world) / bandwidth;
           char record[512];
-          std::snprintf(record, sizeof(record),
-                        "{\"world\": %d, \"gpus\": %d, \"direct\": %s, \"wire\": \"%s\", "
-                        "\"page_stores\": %s, "
-                        "\"collective\": "
-                        "\"%s\", \"algorithm\": \"%s\", \"blocks\": %d, \"bytes\": %zu, "
-                        "\"us\": %.3f, \"least_us\": %.3f, \"floor_us\": %.3f, \"error\": "
-                        "\"%s\"}",
-                        world, gpus, direct ? "true" : "false",
-                        wire == WireKind::kLine ? "line" : "ll", counts ? "true" : "false",
-                        cell.name, algorithm_name(cell.algorithm).data(), cell.blocks, cell.bytes,
-                        median, least, floor, error.c_str());
+          std::snprintf(
+              record, sizeof(record),
+              "{\"world\": %d, \"gpus\": %d, \"direct\": %s, \"wire\": \"%s\", "
+              "\"page_stores\": %s, "
+              "\"collective\": "
+              "\"%s\", \"algorithm\": \"%s\", \"blocks\": %d, \"bytes\": %zu, \"columns\": %zu, "
+              "\"us\": %.3f, \"least_us\": %.3f, \"floor_us\": %.3f, \"error\": "
+              "\"%s\"}",
+              world, gpus, direct ? "true" : "false", wire == WireKind::kLine ? "line" : "ll",
+              counts ? "true" : "false", cell.name, algorithm_name(cell.algorithm).data(),
+              cell.blocks, cell.bytes, cell.columns, median, least, floor, error.c_str());
           write(record);
-          std::printf("%d ranks %-4s %-9s %-24s %-11s %2d %9zu B %9.2f us (least %.2f; %.2f) %s\n",
-                      world, wire == WireKind::kLine ? "line" : "ll",
-                      counts ? "counts" : "no counts", cell.name,
-                      algorithm_name(cell.algorithm).data(), cell.blocks, cell.bytes, median, least,
-                      median / floor, error.c_str());
+          const std::string shape =
+              norm ? std::to_string(cell.rows()) + " x " + std::to_string(cell.width) : "";
+          std::printf(
+              "%d ranks %-4s %-9s %-24s %-11s %2d %9zu B %-11s %9.2f us (least %.2f; %.2f) %s\n",
+              world, wire == WireKind::kLine ? "line" : "ll", counts ? "counts" : "no counts",
+              cell.name, algorithm_name(cell.algorithm).data(), cell.blocks, cell.bytes,
+              shape.c_str(), median, least, median / floor, error.c_str());
           std::fflush(stdout);
           if (error.empty()) continue;
           ++failures;

@@ -7,7 +7,7 @@
 #   OUT=<folder>     gets wire_speed.json (default build/machine)
 #   ARCH=90          compute capability, without its point
 #   JOBS=            sources compiled at once (default: processors)
-#   WORLDS=2,4,8 CALLS=200 REPLAYS=21 WORKSPACE=64 MOST=4 GPUS=1 LEAST=1 DIRECT=0
+#   WORLDS=2,4,8 CALLS=200 REPLAYS=21 WORKSPACE=64 MOST=4 GPUS=1 LEAST=1 DIRECT=0 NORM=0
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
@@ -38,4 +38,4 @@ mkdir -p "$out"
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1
 "$program" "$out/wire_speed.json" "${WORLDS:-2,4,8}" "${CALLS:-200}" "${REPLAYS:-21}" \
   "${WORKSPACE:-64}" "${MOST:-4}" "${GPUS:-1}" "${LEAST:-1}" \
-  "${DIRECT:-0}"
+  "${DIRECT:-0}" "${NORM:-0}"

@@ -1,7 +1,10 @@
-// What wire_speed.cu measures, and the floor of each call.
+// What wire_speed.cu measures, what must come of it, and the floor of each call.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -14,13 +17,19 @@ namespace symm::test {
 inline constexpr std::size_t kSmallBytes = 32u << 20;
 inline constexpr int kResidentBlocks = 128;  // that are on the GPU at once
 
+inline constexpr std::size_t kElement = 2;  // a bfloat16
+
 struct Cell {
   CollectiveKind kind;
   Algorithm algorithm;
   std::size_t bytes;
   const char* name;
-  bool transfers = false;  // messages of ranks 0 and 1
-  int blocks = 0;          // 0: as many as fit
+  bool transfers = false;   // messages of ranks 0 and 1
+  int blocks = 0;           // 0: as many as fit
+  std::size_t columns = 0;  // of rows that are normed; 0: none are
+  std::size_t width = 0;    // of norm_cells(): the columns, also where nothing is normed
+
+  std::size_t rows() const { return bytes / kElement / width; }
 };
 
 inline std::vector<Cell> large_cells(std::size_t least, std::size_t most, int world,
@@ -51,6 +60,99 @@ inline std::vector<Cell> large_cells(std::size_t least, std::size_t most, int wo
     cells.push_back({kBroadcast, Algorithm::kPipelined, bytes, "send + recv", true});
   }
   return cells;
+}
+
+// All_reduce with a residual and a norm of its rows, beside all_reduce of as many bytes.
+inline std::vector<Cell> norm_cells(std::size_t most) {
+  std::vector<Cell> cells;
+  for (const std::size_t columns : {4096, 8192, 11008, 28672}) {
+    for (const std::size_t rows : {1, 8, 64}) {
+      const std::size_t bytes = rows * columns * kElement;
+      if (bytes > most) continue;
+      Cell cell{CollectiveKind::kAllReduce, Algorithm::kLL, bytes, "all_reduce"};
+      cell.width = columns;
+      cells.push_back(cell);
+      cell.algorithm = Algorithm::kLLTwoShot;
+      cell.name = "all_reduce two hops";
+      cells.push_back(cell);
+      cell.name = "all_reduce + norm";  // where it is not one launch, the norm behind two hops
+      cell.columns = columns;
+      cells.push_back(cell);
+    }
+  }
+  return cells;
+}
+
+// Small whole numbers: every sum of eight is exact.
+inline std::uint16_t bfloat16_of(int value) {
+  const float wide = static_cast<float>(value);
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &wide, sizeof(bits));
+  return static_cast<std::uint16_t>(bits >> 16);
+}
+inline double value_of(std::uint16_t bfloat16) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(bfloat16) << 16;
+  float wide = 0;
+  std::memcpy(&wide, &bits, sizeof(bits));
+  return wide;
+}
+inline int input_value(int rank, std::size_t index) {
+  return static_cast<int>(index % 13) + 3 * rank;
+}
+inline int residual_value(std::size_t index) { return static_cast<int>(index % 5); }
+inline int weight_value(std::size_t column) { return static_cast<int>(column % 3) + 1; }
+inline constexpr double kNormEps = 1e-3;
+
+inline std::size_t share_of(const Cell& cell, int world) {
+  return cell.bytes / kElement / static_cast<std::size_t>(world);
+}
+// What element `i` of rank's output must be; below 0: nothing is asked of it.
+inline int expected(const Cell& cell, int world, int rank, std::size_t i) {
+  const std::size_t each = share_of(cell, world);
+  const auto sum = [world](std::size_t index) {
+    int total = 0;
+    for (int r = 0; r < world; ++r) total += input_value(r, index);
+    return total;
+  };
+  const std::size_t own = each * static_cast<std::size_t>(rank);
+  switch (cell.kind) {
+    case CollectiveKind::kAllReduce:
+      return sum(i) + (cell.columns != 0 ? residual_value(i) : 0);
+    case CollectiveKind::kReduce:
+      return rank == 0 ? sum(i) : -1;
+    case CollectiveKind::kReduceScatter:
+      return i < each ? sum(own + i) : -1;
+    case CollectiveKind::kBroadcast:
+      if (cell.transfers) return rank < 2 ? input_value(1 - rank, i) : -1;
+      return input_value(0, i);
+    case CollectiveKind::kScatter:
+      return i < each ? input_value(0, own + i) : -1;
+    case CollectiveKind::kAllToAll:
+      return each > 0 && i / each < static_cast<std::size_t>(world)
+                 ? input_value(static_cast<int>(i / each), own + i % each)
+                 : -1;
+    case CollectiveKind::kBarrier:
+      return -1;
+    default:
+      if (cell.kind == CollectiveKind::kGather && rank != 0) return -1;
+      return each > 0 && i / each < static_cast<std::size_t>(world)
+                 ? input_value(static_cast<int>(i / each), i % each)
+                 : -1;
+  }
+}
+// Whether the rows of `normed` are the norms of those of `totals`, to the last place but one.
+inline bool is_norm(const std::vector<std::uint16_t>& totals,
+                    const std::vector<std::uint16_t>& normed, std::size_t columns) {
+  for (std::size_t row = 0; row < totals.size(); row += columns) {
+    double squares = 0;
+    for (std::size_t i = row; i < row + columns; ++i) squares += std::pow(value_of(totals[i]), 2);
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(columns) + kNormEps);
+    for (std::size_t i = 0; i < columns; ++i) {
+      const double want = value_of(totals[row + i]) * scale * weight_value(i);
+      if (!(std::abs(value_of(normed[row + i]) - want) <= want / 128)) return false;
+    }
+  }
+  return true;
 }
 
 // Bytes that all ranks read and write at least, slots included: a message that goes to a peer is

@@ -4,25 +4,22 @@
 #include "kernels/gpu/device/block_memory.cuh"
 #include "kernels/gpu/device/block_reduce.cuh"
 #include "kernels/gpu/device/block_sum.cuh"
+#include "kernels/gpu/device/wide_unit.cuh"
 #include "kernels/gpu/interface/norm_params.hpp"
 
 namespace symm {
 
-// Of a sum that neither premultiplies nor divides.
-__device__ inline ReduceFacts no_facts(int world_size) { return {nullptr, false, 0, world_size}; }
-
 // Both rounded to the dtype before, and the sum after.
 template <class Rule>
 __device__ Unit added(const Unit& a, const Unit& b) {
-  UnitSum<Rule> sum;
-  sum.add(a, no_facts(2), 0);
-  sum.add(b, no_facts(2), 1);
-  return sum.finish(no_facts(2));
+  return WideUnit<Rule>::of(a).plus(WideUnit<Rule>::of(b)).rounded();
 }
 
-// The norm of rows by all threads of a block, of which there are kNormThreads. A thread has the
-// same units of each part of a row (NOTE [Parts of a row]), and keeps those of one part.
-template <class Rule>
+// The norm of rows by all threads of a block, of which there are kNormThreads; others have no
+// units. A thread has the same units of each part of a row (NOTE [Parts of a row]), and keeps those
+// of one part. `kWhole`: rows begin and end at multiples of 16 bytes; `kUnits`: that a thread has
+// of a part at most.
+template <class Rule, bool kWhole = false, int kUnits = kNormUnits>
 class BlockNorm {
  public:
   using Real = typename Rule::Accumulate;
@@ -40,14 +37,14 @@ class BlockNorm {
   }
   __device__ void load_weights(std::uint32_t part) {
     each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
-      weights_[k] = load_unit(norm_.weight + offset, bytes);
+      weights_[k] = unit_at(norm_.weight + offset, bytes);
     });
   }
   // Adds `residual` to the values of a part, and stores them to `total`; both are of the row.
   __device__ void add(std::uint32_t part, const std::byte* residual, std::byte* total) {
-    Unit units[kNormUnits];
+    Unit units[kUnits];
     each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
-      units[k] = load_unit(residual + offset, bytes);
+      units[k] = unit_at(residual + offset, bytes);
     });
     each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
       values_[k] = added<Rule>(values_[k], units[k]);
@@ -59,30 +56,29 @@ class BlockNorm {
   __device__ Real squares(std::uint32_t part) {
     Real squares = 0;
     each_unit(part, [&](int k, std::uint32_t, std::size_t) {
-      const auto elements = Elements::of(values_[k]);
+      const auto wide = Wide::of(values_[k]);
 #pragma unroll
-      for (int i = 0; i < Rule::kPerUnit; ++i) {
-        const Real value = Elements::widen(elements.value[i]);
-        squares += value * value;
-      }
+      for (int i = 0; i < Rule::kPerUnit; ++i) squares += wide.value[i] * wide.value[i];
     });
     return sum_.of(squares);
   }
 
   // Stores the norm of a part, whose values and weights are loaded. `squares`: of the row.
   __device__ void store(std::byte* result, std::uint32_t part, Real squares) const {
-    const Real mean = squares / static_cast<Real>(norm_.columns);
-    const Real scale = inverse_root(mean + static_cast<Real>(norm_.eps));
+    const Real scale = inverse_root(squares, norm_);
     each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
-      const auto values = Elements::of(values_[k]);
-      const auto weights = Elements::of(weights_[k]);
-      Elements normed;
+      const auto weights = Wide::of(weights_[k]);
+      auto normed = Wide::of(values_[k]);
 #pragma unroll
       for (int i = 0; i < Rule::kPerUnit; ++i) {
-        normed.value[i] = Elements::round(Elements::widen(values.value[i]) * scale *
-                                          Elements::widen(weights.value[i]));
+        normed.value[i] = normed.value[i] * scale * weights.value[i];
       }
-      store_unit(result + offset, Elements::unit(normed), bytes);
+      const Unit unit = normed.rounded();
+      if constexpr (kWhole) {
+        store_data(reinterpret_cast<Unit*>(result + offset), unit);
+      } else {
+        store_unit(result + offset, unit, bytes);
+      }
     });
   }
 
@@ -104,10 +100,19 @@ class BlockNorm {
   }
 
  private:
-  using Elements = UnitElements<typename Rule::Storage, Real>;
+  using Wide = WideUnit<Rule>;
 
-  __device__ static float inverse_root(float value) { return rsqrtf(value); }
-  __device__ static double inverse_root(double value) { return rsqrt(value); }
+  __device__ static Unit unit_at(const std::byte* source, std::size_t bytes) {
+    if constexpr (kWhole) return load_data(reinterpret_cast<const Unit*>(source));
+    return load_unit(source, bytes);
+  }
+  // Of the mean of the squares.
+  __device__ static float inverse_root(float squares, const NormParams& norm) {
+    return rsqrtf(squares * norm.inverse_columns_float32 + norm.eps_float32);
+  }
+  __device__ static double inverse_root(double squares, const NormParams& norm) {
+    return rsqrt(squares * norm.inverse_columns + norm.eps);
+  }
 
   // Calls body(k, offset in the row, bytes) for this thread's units of a part.
   template <class Body>
@@ -116,17 +121,18 @@ class BlockNorm {
     const std::uint32_t bytes =
         static_cast<std::uint32_t>(min_size(norm_.part_bytes, norm_.row_bytes - begin));
 #pragma unroll
-    for (int k = 0; k < kNormUnits; ++k) {
+    for (int k = 0; k < kUnits; ++k) {
       const std::uint32_t at =
           (threadIdx.x + static_cast<std::uint32_t>(k) * kNormThreads) * kUnitBytes;
-      if (at < bytes) body(k, begin + at, min_size(kUnitBytes, bytes - at));
+      if (at >= bytes || (kWhole && threadIdx.x >= kNormThreads)) continue;
+      body(k, begin + at, kWhole ? kUnitBytes : min_size(kUnitBytes, bytes - at));
     }
   }
 
   const NormParams& norm_;
   Sum sum_;
-  Unit values_[kNormUnits];
-  Unit weights_[kNormUnits];
+  Unit values_[kUnits];
+  Unit weights_[kUnits];
 };
 
 }  // namespace symm

@@ -17,13 +17,16 @@ class BlockSum {
 
   __device__ explicit BlockSum(Shared& shared) : shared_(shared) {}
 
-  // The same bits in every thread. Has one barrier. By the whole block.
+  // The same bits in every thread. Has one barrier. By the whole block, of which threads from
+  // number kThreads on add nothing.
   __device__ T of(T value) {
 #pragma unroll
     for (unsigned mask = kGroup / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     T* const sums = shared_.sums[set_];
     set_ ^= 1;
-    if (threadIdx.x % kGroup == 0) store_shared(&sums[threadIdx.x / kGroup], value);
+    if (threadIdx.x % kGroup == 0 && threadIdx.x < kThreads) {
+      store_shared(&sums[threadIdx.x / kGroup], value);
+    }
     block_all(true);
     T parts[kGroups];
 #pragma unroll

@@ -33,22 +33,26 @@ __device__ inline bool begin_collective(const GroupParams& group) {
   return true;
 }
 
-// For calls whose blocks do not meet: by one thread of each block that ends. The last one to add
-// its part to the sequence completes the call, and says so in `page` where that is not null.
-// `before`: the sequence when the launch began, of which only a launch of one block makes use.
-__device__ inline void count_call(LocalState& local, DevicePage* page, std::uint64_t before) {
-  const std::uint64_t others = gridDim.x - 1;
-  const std::uint64_t part = blockIdx.x == 0 ? kSequenceUnit - others : 1;
-  std::uint64_t sum = part;
-  if (others == 0) {
-    sum += before;
-    store_data(&local.sequence, sum);
-  } else {
-    sum += device_fetch_add(&local.sequence, part);
-  }
+// For calls whose blocks do not meet: what each block that ends adds to the sequence.
+__device__ inline std::uint64_t block_of_call() {
+  return blockIdx.x == 0 ? kSequenceUnit - (gridDim.x - 1) : 1;
+}
+// By one thread of the block. Returns the sequence before it, of which tell_end() makes use.
+// `before`: that when the launch began, of which only a launch of one block makes use.
+__device__ inline std::uint64_t count_block(LocalState& local, std::uint64_t before) {
+  if (gridDim.x != 1) return device_fetch_add(&local.sequence, block_of_call());
+  store_data(&local.sequence, before + block_of_call());
+  return before;
+}
+// The last one to add its part completes the call, and says so in `page` where that is not null.
+__device__ inline void tell_end(DevicePage* page, std::uint64_t before) {
+  const std::uint64_t sum = before + block_of_call();
   if (page != nullptr && sum % kSequenceUnit == 0) {
     store_relaxed(&page->completed, sum / kSequenceUnit);
   }
+}
+__device__ inline void count_call(LocalState& local, DevicePage* page, std::uint64_t before) {
+  tell_end(page, count_block(local, before));
 }
 
 // What a wait for `peer` does now and then, by NOTE [Giving up]. Returns the time of its first

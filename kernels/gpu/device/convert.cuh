@@ -51,8 +51,14 @@ struct Conversion : PortableConversion<Storage> {};
 // Whether there are instructions for pairs of them.
 template <class Storage>
 inline constexpr bool kConvertsPairs = false;
+// Whether there is one that rounds two numbers, neither of which is NaN, to a word: round_plain().
+template <class Storage>
+inline constexpr bool kRoundsToWords = false;
 
 #if SYMM_CONVERTS_HALF
+
+template <>
+inline constexpr bool kRoundsToWords<Half> = true;
 
 namespace conversion {
 
@@ -79,6 +85,11 @@ struct Conversion<Half> {
     const std::uint32_t nan = 0x7e00u | ((raw >> 16) & 0x8000u);
     return {conversion::is_nan(raw) ? static_cast<std::uint16_t>(nan) : narrow};
   }
+  __device__ static std::uint32_t round_plain(FloatPair pair) {
+    std::uint32_t word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(pair.high), "f"(pair.low));
+    return word;
+  }
   __device__ static FloatPair widen(NarrowPair<Half> pair) {
     return {widen(pair.low), widen(pair.high)};
   }
@@ -90,12 +101,20 @@ struct Conversion<Half> {
 #if SYMM_CONVERTS_BFLOAT16
 
 template <>
+inline constexpr bool kRoundsToWords<BFloat16> = true;
+
+template <>
 struct Conversion<BFloat16> : PortableConversion<BFloat16> {
   using PortableConversion<BFloat16>::round;
   __device__ static BFloat16 round(float value) {
     std::uint16_t narrow;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
     return {value != value ? std::uint16_t{0x7fc0} : narrow};
+  }
+  __device__ static std::uint32_t round_plain(FloatPair pair) {
+    std::uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(pair.high), "f"(pair.low));
+    return word;
   }
 };
 

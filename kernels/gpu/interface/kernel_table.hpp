@@ -8,6 +8,7 @@
 #include "kernels/core/reduce_op.hpp"
 #include "kernels/gpu/interface/bulk_params.hpp"
 #include "kernels/gpu/interface/call_params.hpp"
+#include "kernels/gpu/interface/norm_params.hpp"
 #include "kernels/gpu/interface/wire_params.hpp"
 
 namespace symm {
@@ -101,10 +102,12 @@ inline constexpr unsigned kMoveRowsThreads = 512;
 const void* matrix_sum_kernel_address(Dtype dtype);
 inline constexpr unsigned kMatrixSumThreads = 512;
 
-// norm.cu: norm_wire_kernel takes WireParams and NormParams, row_norm_kernel NormParams. Null for
-// other dtypes than RowNorm has.
+// norm.cu: norm_wire_kernel takes WireParams and NormParams, few_rows_kernel, by index of
+// kWireWorlds and of kFewRowsTiles, FewTilesParams and NormParams, row_norm_kernel NormParams. Null
+// for other dtypes than RowNorm has.
 struct NormKernels {
   WireKernels wire;
+  const void* few_rows[kWireWorldCount][kFewRowsKernels] = {};
   const void* rows = nullptr;
 };
 NormKernels norm_kernels(Dtype dtype);

@@ -285,7 +285,10 @@ bool GpuGroupKernels::launch_with_norm(const CollectiveArgs& args, const Plan& p
                         config_.layout.wire_box_tiles(wire_)};
   if (!fits_norm_launch(norm, facts, launch)) return false;
   const NormKernels kernels = norm_kernels(args.dtype);
-  start_wire(kernels.wire, launch, params_of(args), options, norm);
+  const CollectiveParams call = params_of(args);
+  const LaunchContext context{config_, group_, wire_, options};
+  if (start_few_rows(kernels, launch, call, context, norm, ranks_of_gpu_)) return true;
+  start_wire(kernels.wire, launch, call, options, norm);
   return true;
 }
 

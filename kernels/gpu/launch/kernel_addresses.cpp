@@ -53,6 +53,9 @@ void load_kernels() {
   for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32, Dtype::kFloat64}) {
     const NormKernels kernels = norm_kernels(dtype);
     load_all(kernels.wire);
+    for (const auto& of_world : kernels.few_rows) {
+      for (const void* kernel : of_world) load(kernel);
+    }
     load(kernels.rows);
   }
   for (const auto& of_dtype : reduce_table()) {

@@ -23,7 +23,9 @@ NormParams norm_params(const CollectiveArgs& args) {
   norm.result = static_cast<std::byte*>(given.result);
   norm.eps = given.eps;
   norm.rows = args.count / given.columns;
-  norm.columns = given.columns;
+  norm.inverse_columns = 1.0 / static_cast<double>(given.columns);
+  norm.eps_float32 = static_cast<float>(norm.eps);
+  norm.inverse_columns_float32 = static_cast<float>(norm.inverse_columns);
   const std::uint64_t row_bytes = given.columns * dtype_bytes(args.dtype);
   const std::uint64_t most_parts = divided_up(row_bytes, kNormPartBytes);
   const std::uint64_t part_bytes = divided_up(row_bytes, most_parts * kUnit) * kUnit;
@@ -45,6 +47,9 @@ bool fits_norm_launch(NormParams& norm, const NormFacts& facts, WireLaunch& laun
   const std::uint64_t tiles = divided_up(bytes, wire_tile(facts.wire).bytes);
   if (bytes > kNormBlockBytes || tiles > facts.box_tiles) return false;
   norm.rows_per_block = shares ? 0 : static_cast<std::uint32_t>(rows);
+  // Exact as far as there are blocks.
+  static_assert(kMaxWireBlocks * kMaxWireBlocks <= 1 << 16);
+  norm.inverse_parts = (1u << 16) / norm.row_parts + 1;
   launch.blocks =
       static_cast<unsigned>(shares ? norm.rows * norm.row_parts : divided_up(norm.rows, rows));
   launch.threads = kNormThreads;

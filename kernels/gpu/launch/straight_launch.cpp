@@ -7,6 +7,26 @@
 
 namespace symm {
 
+namespace {
+
+// `start(kernels, peers)` with the kernels of this world size and its number of peers; false where
+// they are compiled for none.
+template <class Kernels, class Start>
+bool for_peers(const Kernels (&kernels)[kWireWorldCount], int world_size, const Start& start) {
+  switch (world_size) {
+    case 2:
+      return start(kernels[0], std::integral_constant<int, 1>{});
+    case 4:
+      return start(kernels[1], std::integral_constant<int, 3>{});
+    case 8:
+      return start(kernels[2], std::integral_constant<int, 7>{});
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 bool start_few_tiles(const WireKernels& kernels, const WireLaunch& launch,
                      const CollectiveParams& call, const LaunchContext& context, int ranks_of_gpu) {
   const GroupKernelsConfig& config = context.config;
@@ -32,16 +52,26 @@ bool start_few_tiles(const WireKernels& kernels, const WireLaunch& launch,
     launch_kernel(kernel, launch.blocks, warps * kTileThreads, context.options.stream, params);
     return true;
   };
-  switch (config.world_size) {
-    case 2:
-      return start(kernels.few_tiles[0], std::integral_constant<int, 1>{});
-    case 4:
-      return start(kernels.few_tiles[1], std::integral_constant<int, 3>{});
-    case 8:
-      return start(kernels.few_tiles[2], std::integral_constant<int, 7>{});
-    default:
-      return false;
-  }
+  return for_peers(kernels.few_tiles, config.world_size, start);
+}
+
+bool start_few_rows(const NormKernels& kernels, const WireLaunch& launch,
+                    const CollectiveParams& call, const LaunchContext& context,
+                    const NormParams& norm, int ranks_of_gpu) {
+  if (context.wire != WireKind::kLine) return false;
+  const int number = few_rows_number(launch, norm, ranks_of_gpu);
+  if (number < 0) return false;
+  const auto start = [&](const auto& of_world, auto peers) {
+    const void* const kernel = of_world[number];
+    if (kernel == nullptr) return false;
+    const auto params = few_tiles_params<peers()>(launch, call, context);
+    const auto warps = static_cast<unsigned>(
+        divided_up(launch.tiles_per_block, kFewRowsTiles[static_cast<std::size_t>(number)]));
+    launch_kernel(kernel, launch.blocks, std::max(warps * kTileThreads, kNormThreads),
+                  context.options.stream, params, norm);
+    return true;
+  };
+  return for_peers(kernels.few_rows, context.config.world_size, start);
 }
 
 bool start_lone_messages(const TransferParams& transfer, const LaunchContext& context,

@@ -1,5 +1,6 @@
 // Which launches the kernels that go straight on carry out, of collectives (NOTE [Few tiles] in
-// kernels/gpu/wire/few_tiles.cuh) and of messages (lone_message.cuh), and their parameters. Host.
+// kernels/gpu/wire/few_tiles.cuh), with a norm (few_rows.cuh), and of messages (lone_message.cuh),
+// and their parameters. Host.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +9,13 @@
 #include <iterator>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "kernels/gpu/interface/call_params.hpp"
 #include "kernels/gpu/interface/few_tiles_params.hpp"
 #include "kernels/gpu/interface/kernel_table.hpp"
 #include "kernels/gpu/interface/lone_message_params.hpp"
+#include "kernels/gpu/interface/norm_params.hpp"
 #include "kernels/gpu/launch/launch_params.hpp"
 #include "kernels/protocol/device_layout.hpp"
 
@@ -51,27 +54,28 @@ FewTilesParams<kPeers> few_tiles_params(const WireLaunch& launch, const Collecti
   std::byte* const own = context.group.segments[rank];
   const auto senders = static_cast<std::uint64_t>(wire_senders(config.world_size));
   FewTilesParams<kPeers> params{};
-  const auto piece = [&](const RoutePiece& each) {
+  const auto piece = [&](const std::vector<RoutePiece>& pieces, int of_rank) {
+    const auto index = static_cast<std::size_t>(of_rank);
+    if (index >= pieces.size()) return WirePiece{};  // of rows, NormParams say what is sent
+    const RoutePiece& each = pieces[index];
     return WirePiece{each.data, static_cast<std::uint32_t>(each.bytes), each.tiles_of_block};
   };
   for (int p = 0; p < kPeers; ++p) {
     const int peer = p + (p >= rank ? 1 : 0);
-    const auto index = static_cast<std::size_t>(peer);
     const auto box_of = [&](int sender) {
       return layout.wire_boxes +
              (senders == 1 ? 0 : static_cast<std::uint64_t>(sender) * layout.wire_box_bytes);
     };
     std::byte* const theirs = context.group.segments[peer];
-    params.peers[p] = {
-        theirs + box_of(rank), own + box_of(peer),
-        reinterpret_cast<std::uint64_t*>(theirs + layout.wire_done) +
-            static_cast<std::uint64_t>(rank) * layout.wire_blocks,
-        piece(launch.send[launch.sends_same ? static_cast<std::size_t>(rank) : index]),
-        piece(launch.take[index])};
+    params.peers[p] = {theirs + box_of(rank), own + box_of(peer),
+                       reinterpret_cast<std::uint64_t*>(theirs + layout.wire_done) +
+                           static_cast<std::uint64_t>(rank) * layout.wire_blocks,
+                       piece(launch.send, launch.sends_same ? rank : peer),
+                       piece(launch.take, peer)};
   }
   const bool uses_own = launch.combines || launch.copies_own;
-  if (uses_own) params.own_send = piece(launch.send[static_cast<std::size_t>(rank)]);
-  params.own_take = piece(launch.take[static_cast<std::size_t>(rank)]);
+  if (uses_own) params.own_send = piece(launch.send, rank);
+  params.own_take = piece(launch.take, rank);
   params.local = reinterpret_cast<LocalState*>(own + layout.local);
   params.page = context.group.page;
   params.done = reinterpret_cast<const std::uint64_t*>(own + layout.wire_done);
@@ -115,6 +119,29 @@ bool has_whole_units(const FewTilesParams<kPeers>& params) {
 // Puts such a kernel on the stream of `context`; false where there is none for this launch.
 bool start_few_tiles(const WireKernels& kernels, const WireLaunch& launch,
                      const CollectiveParams& call, const LaunchContext& context, int ranks_of_gpu);
+
+// Which of few_rows_kernel takes a launch that fits_norm_launch() has set up, by index of
+// kFewRowsTiles; -1: none. What is asked is what this rank knows: its peers may launch another
+// kernel for the same call.
+inline int few_rows_number(const WireLaunch& launch, const NormParams& norm, int ranks_of_gpu) {
+  const auto is_whole = [](const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+  };
+  if (!is_whole(norm.input) || !is_whole(norm.residual) || !is_whole(norm.weight) ||
+      !is_whole(norm.total) || !is_whole(norm.result)) {
+    return -1;
+  }
+  // A block may fill a multiprocessor, and all must be resident.
+  if (static_cast<int>(launch.blocks) * ranks_of_gpu > kMostBulkBlocksOfGpu) return -1;
+  const bool is_part = norm.rows_per_block == 0;
+  const bool is_row = norm.rows_per_block == 1 && norm.row_parts == 1;
+  if (!is_part && !is_row) return 2;
+  return (is_part ? norm.part_bytes : norm.row_bytes) <= kNormThreads * 16 ? 0 : 1;
+}
+// Puts it on the stream of `context`; false where there is none.
+bool start_few_rows(const NormKernels& kernels, const WireLaunch& launch,
+                    const CollectiveParams& call, const LaunchContext& context,
+                    const NormParams& norm, int ranks_of_gpu);
 
 inline std::span<const TransferGroup> groups_of(const TransferParams& transfer) {
   return {transfer.groups, static_cast<std::size_t>(transfer.group_count)};

@@ -18,18 +18,12 @@
 // since the epochs in the tiles were looked at.
 //
 // Epochs are 64 bits wide. Those that an LL wire carries repeat: see refresh().
-//
-// NOTE [Values of blocks]
-// The blocks of a launch that ends a call may tell each other one value each, in words of 16 bits
-// of it and the number of the call, which never repeats: a word says by itself that it is there, so
-// that nothing is fenced or reset. The launch before has ended, so nobody still reads what is
-// written over. The blocks that wait for each other must all be running, so they are neighbours,
-// and few: a launch has at most kMaxWireBlocks.
 #pragma once
 
 #include <type_traits>
 
 #include "kernels/gpu/device/call_end.cuh"
+#include "kernels/gpu/wire/block_values.cuh"
 #include "kernels/gpu/wire/tile.cuh"
 
 namespace symm {
@@ -203,41 +197,15 @@ class WireBlock {
     }
   }
 
-  // NOTE [Values of blocks]. By one thread.
+  // NOTE [Values of blocks] in block_values.cuh. By one thread.
   template <class T>
   __device__ void share(T value) const {
-    const auto bits = __builtin_bit_cast(Bits<T>, value);
-#pragma unroll
-    for (unsigned i = 0; i < sizeof(T) / 2; i += 2) {
-      store_relaxed_pair(&local_.block_values[blockIdx.x][i],
-                         call_number() | (bits >> 16 * i & 0xffff),
-                         call_number() | (bits >> 16 * (i + 1) & 0xffff));
-    }
+    share_value(local_, sequence_, value);
   }
   // The value of another block, or of this one; false where the launch must end. By any thread.
   template <class T>
   __device__ bool await_value(unsigned block, T* value) const {
-    std::uint64_t first_look = 0;
-    for (std::uint32_t polls = 1;; ++polls) {
-      Bits<T> bits = 0;
-      bool here = true;
-#pragma unroll
-      for (unsigned i = 0; i < sizeof(T) / 2; i += 2) {
-        std::uint64_t words[2];
-        load_relaxed_pair(&local_.block_values[block][i], &words[0], &words[1]);
-#pragma unroll
-        for (unsigned k = 0; k < 2; ++k) {
-          here = here && words[k] / kSequenceUnit == call_number() / kSequenceUnit;
-          bits |= static_cast<Bits<T>>(words[k] % kSequenceUnit) << 16 * (i + k);
-        }
-      }
-      *value = __builtin_bit_cast(T, bits);
-      if (here) return true;
-      if ((polls & (params_.poll_period - 1)) != 0) continue;
-      // Where a peer does not come, the block that waits for it reports it.
-      first_look = look_up(&local_, params_.page, 2 * params_.timeout_ns, rank(), first_look);
-      if (first_look == 0) return false;
-    }
+    return symm::await_value(local_, params_, sequence_, block, value, rank());
   }
 
   // Marks the group dead and reports the fault, unless another thread has done so. Returns false.
@@ -251,8 +219,6 @@ class WireBlock {
  protected:
   using Mask = std::conditional_t<N == 0, std::uint64_t, std::uint32_t>;
   static constexpr std::uint64_t kRefreshPeriod = 1u << 30;
-  template <class T>
-  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
   // What the tiles of `piece` carry.
   __device__ std::uint64_t flag_of([[maybe_unused]] const WirePiece& piece) const {
@@ -266,12 +232,6 @@ class WireBlock {
   // from a peer.
   __device__ bool looks_at(int peer) const {
     return threadIdx.x < kTileThreads && peer < world_size();
-  }
-
-  // Of this call, in units of kSequenceUnit: whichever blocks of it have ended.
-  __device__ std::uint64_t call_number() const {
-    static_assert(kSequenceUnit == 1u << 16);
-    return (sequence_ / kSequenceUnit + 1) * kSequenceUnit;
   }
 
   __device__ std::byte* own_segment() const { return global_pointer(params_.segments[rank()]); }
