@@ -57,9 +57,6 @@ inline constexpr bool kRoundsToWords = false;
 
 #if SYMM_CONVERTS_HALF
 
-template <>
-inline constexpr bool kRoundsToWords<Half> = true;
-
 namespace conversion {
 
 __device__ inline std::uint32_t bits_of(float value) { return __float_as_uint(value); }
@@ -100,6 +97,8 @@ struct Conversion<Half> {
 
 #if SYMM_CONVERTS_BFLOAT16
 
+template <>
+inline constexpr bool kRoundsToWords<Half> = true;  // from sm_80 on as well
 template <>
 inline constexpr bool kRoundsToWords<BFloat16> = true;
 
