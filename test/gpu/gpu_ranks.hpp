@@ -88,9 +88,9 @@ class GpuRank {
   Communicator& communicator;
 
  private:
-  // A stream gets its hardware queue with its first kernel. Where threads launched theirs at the
-  // same moment, streams were seen to share one although others were free: there the second launch
-  // of a rank, which waits for its first, kept out a peer's first, which that waits for.
+  // Gives the stream a hardware queue of its own: where threads launched the first kernels of their
+  // streams at the same moment, calls of several launches stood still (docs/gpu.md, "Limits of
+  // streams").
   void take_queue() {
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
