@@ -16,11 +16,12 @@ inline constexpr int kWireWorlds[] = {2, 4, 8, 0};
 inline constexpr int kWireWorldCount = 4;
 inline constexpr int kTileThreads = 32;  // that share a tile
 // NOTE [Blocks of a multiprocessor]
-// A multiprocessor of NVIDIA gives out registers by its four quarters. A block of nine or ten warps
-// takes as much of them as one of twelve, so that of more than 80 registers a thread only one fits
-// (launch bounds of two blocks allow 96: they count threads); of eight warps two do, up to 128. All
-// blocks of a launch must be resident, of all ranks that share a GPU: where one a multiprocessor
-// would not be enough for them, blocks have eight warps.
+// A multiprocessor of NVIDIA gives out registers by its four quarters. Two blocks of nine or ten
+// warps, of which a quarter gets two or three, fit on it only at times where threads have more than
+// 80 registers (launch bounds of two blocks allow 96: they count threads); of eight warps two
+// always do, up to 128 (docs/gpu.md, "Blocks of ten warps"). All blocks of a launch must be
+// resident, of all ranks that share a GPU: where one a multiprocessor would not be enough for them,
+// blocks have eight warps.
 //
 // Tiles of a block before there are more blocks. Where there are as many as can be, a block takes
 // more of them at once: nine are what a power of two of bytes has there.
