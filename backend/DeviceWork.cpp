@@ -167,7 +167,7 @@ void DeviceWork::make_wait(const c10::Stream& current) {
                             "wait() for an operation from before the graph capture, which is not "
                             "complete yet, cannot be part of the graph; wait before the capture"));
   }
-  if (const c10::Event* const end = end_event()) end->block(current);
+  if (const c10::Event* const end = end_event()) streams_->order(*end, current, mine.capture);
 }
 
 void DeviceWork::release(const c10::Stream& current) {

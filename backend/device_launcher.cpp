@@ -67,7 +67,7 @@ DeviceWork::Launch DeviceLauncher::launch_on(const std::optional<c10::Stream>& s
 void DeviceLauncher::put(const DeviceWork::Launch& launch, const CallBatch& calls,
                          milliseconds timeout) {
   const std::lock_guard lock(collectives_mutex_);
-  streams_->order(launch.issuing, launch.stream);
+  streams_->order(launch.issuing, launch.stream, launch.capture);
   streams_->extend(last_collective_, launch.stream, launch.capture, launch.issuing);
   const DeviceLaunch to{launch.stream.native_handle(), timeout, launch.capture != 0};
   for (const CollectiveCall& call : calls) {
@@ -126,7 +126,7 @@ std::size_t DeviceLauncher::p2p_stream_of(const TransferOp& op) {
 void DeviceLauncher::put(const DeviceWork::Launch& launch, std::span<const TransferOp> ops,
                          milliseconds timeout) {
   const std::lock_guard lock(messages_mutex_);
-  streams_->order(launch.issuing, launch.stream);
+  streams_->order(launch.issuing, launch.stream, launch.capture);
   for (const TransferOp& op : ops) {
     streams_->extend(last_messages_[p2p_stream_of(op)], launch.stream, launch.capture,
                      launch.issuing);
@@ -200,8 +200,9 @@ c10::Stream DeviceLauncher::put_between_hosts(const c10::Stream& issuing, const 
   const std::lock_guard lock(messages_mutex_);
   const std::size_t number = last_messages_.size() + p2p_stream_of(op);
   const c10::Stream stream = streams_->p2p(number);
-  streams_->order(issuing, stream);
-  streams_->extend(between_hosts_[number], stream, streams_->capture_of(issuing), issuing);
+  const std::uint64_t capture = streams_->capture_of(issuing);
+  streams_->order(issuing, stream, capture);
+  streams_->extend(between_hosts_[number], stream, capture, issuing);
   const c10::StreamGuard guard(stream);
   gpu_hosts().message(side_of(op), {static_cast<std::byte*>(op.data), op.bytes});
   return stream;
@@ -240,10 +241,12 @@ void DeviceLauncher::end(Block& block, milliseconds timeout) {
   }
   for (const TransferOp& op : block.between_hosts) {
     const c10::Stream stream = put_between_hosts(launch.issuing, op);
-    streams_->order(stream, launch.stream);
+    streams_->order(stream, launch.stream, launch.capture);
   }
   const bool has_messages = !block.messages.empty() || !block.between_hosts.empty();
-  if (block.stream && has_messages) streams_->order(launch.stream, *block.stream);
+  if (block.stream && has_messages) {
+    streams_->order(launch.stream, *block.stream, launch.capture);
+  }
   if (block.stream) launch.stream = *block.stream;
   block.work->launched(launch);
 }

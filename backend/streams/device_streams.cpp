@@ -47,11 +47,18 @@ c10::Stream DeviceStreams::p2p(std::size_t number) {
   return *stream;
 }
 
-void DeviceStreams::order(const c10::Stream& before, const c10::Stream& after) {
+void DeviceStreams::order(const c10::Stream& before, const c10::Stream& after,
+                          std::uint64_t capture) {
   if (before == after) return;
   const std::lock_guard lock(mutex_);
   order_event_.record(before);
-  order_event_.block(after);
+  order(order_event_, after, capture);
+}
+
+void DeviceStreams::order(const c10::Event& event, const c10::Stream& after,
+                          std::uint64_t capture) const {
+  event.block(after);
+  if (capture != 0) runtime_.drop_implied_dependencies(after.native_handle());
 }
 
 void DeviceStreams::extend(StreamChain& chain, const c10::Stream& next, std::uint64_t capture,
@@ -61,7 +68,7 @@ void DeviceStreams::extend(StreamChain& chain, const c10::Stream& next, std::uin
   if (related && *last != next && *last != ordered) {
     // A stream that a capture has taken over since: whoever began the capture has put an end to
     // what was on it before, and an event recorded there now would belong to the capture.
-    if (capture_of(*last) == capture) order(*last, next);
+    if (capture_of(*last) == capture) order(*last, next, capture);
   }
   last = next;
   if (capture != 0) chain.capture = capture;

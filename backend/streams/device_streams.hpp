@@ -10,8 +10,10 @@
 // NOTE [Graph captures]
 // A stream is in at most one capture. Work that was captured has not run and may run often, so it
 // is never ordered against work outside of its capture, in either direction, and its events are
-// never asked. An event of an uncaptured launch may be asked during a capture only by a thread in
-// relaxed mode (RelaxedCapture).
+// never asked. A stream that waits in a capture adds to the nodes that its next one follows, and
+// only a node of its own takes any away: what others of them follow is dropped after each wait, or
+// calls that are waited for one by one would each follow all before it. An event of an uncaptured
+// launch may be asked during a capture only by a thread in relaxed mode (RelaxedCapture).
 //
 // Device-generic: only what c10 offers for every kind of device, and the device library's runtime.
 #pragma once
@@ -69,9 +71,11 @@ class DeviceStreams {
     return runtime_.capture_id(stream.native_handle());
   }
 
-  // What is put on `after` from now on waits for what is on `before`. Both are in the same
-  // capture, or none is, or `before` is and draws `after` into its capture.
-  void order(const c10::Stream& before, const c10::Stream& after);
+  // What is put on `after` from now on waits for what is on `before`. Both are in `capture`, or
+  // none is in any and it is 0, or `before` is and draws `after` into it.
+  void order(const c10::Stream& before, const c10::Stream& after, std::uint64_t capture);
+  // The same for what was on the stream of `event`, a point of `capture` unless that is 0.
+  void order(const c10::Event& event, const c10::Stream& after, std::uint64_t capture) const;
 
   // `next`, which is in `capture`, becomes the last of `chain`, ordered after the one before.
   // `ordered`: a stream that `next` already waits for.

@@ -161,6 +161,14 @@ class GpuRuntime : public DeviceRuntime {
   // Error(kSystem) when it was and the capture has been invalidated.
   virtual std::uint64_t capture_id(StreamHandle stream) = 0;
 
+  // Of a stream in a graph capture, which has just been made to wait for another one: what is put
+  // on it next no longer names those nodes that others which it names follow anyway, a few steps
+  // back. Every one is an edge of the graph, for which each launch pays, and a stream that waits
+  // again and again and does nothing itself collects all that it ever waited for. The order stays
+  // as it was. Nothing elsewhere, and where the runtime cannot say what follows what. Does not
+  // throw.
+  virtual void drop_implied_dependencies(StreamHandle stream) noexcept = 0;
+
   // For RelaxedCapture. Returns what to give back to restore_capture_mode(). Neither throws.
   virtual int relax_capture_mode() noexcept = 0;
   virtual void restore_capture_mode(int before) noexcept = 0;

@@ -1,17 +1,22 @@
 // Symmetric memory on a GPU and the kernels that use it: what a device library exports.
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/core/error.hpp"
 #include "kernels/core/platform.hpp"
 #include "kernels/gpu/launch/gpu_kernels.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
+#include "kernels/gpu/vendor/gpu_capture.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/gpu_chunks.hpp"
 #include "symm_mem/device/gpu_device.hpp"
@@ -29,6 +34,30 @@ gpuMemAllocationProp allocation_properties(int device_index, HandleKinds kinds) 
   properties.location.id = device_index;
   gpu_request_handles(properties, gpu_handle_types(kinds));
   return properties;
+}
+
+bool contains(const std::vector<gpuGraphNode_t>& nodes, gpuGraphNode_t node) {
+  return std::ranges::find(nodes, node) != nodes.end();
+}
+
+// As GpuRuntime::drop_implied_dependencies(). Breadth first, from the nodes that are named.
+void drop_implied(gpuStream_t stream) {
+  constexpr std::size_t kMostNodes = 64;  // that are looked at; what is farther back stays named
+  std::vector<gpuGraphNode_t> named;
+  if (!gpu_capture_dependencies(stream, &named) || named.size() < 2) return;
+  std::vector<gpuGraphNode_t> implied;
+  std::vector<gpuGraphNode_t> seen = named;
+  std::vector<gpuGraphNode_t> followed;
+  for (std::size_t i = 0; i < std::min(seen.size(), kMostNodes); ++i) {
+    if (implied.size() + 1 == named.size()) break;
+    if (!gpu_node_dependencies(seen[i], &followed)) return;
+    for (const gpuGraphNode_t node : followed) {
+      if (contains(named, node) && !contains(implied, node)) implied.push_back(node);
+      if (!contains(seen, node)) seen.push_back(node);
+    }
+  }
+  const auto is_implied = [&](gpuGraphNode_t node) { return contains(implied, node); };
+  if (std::erase_if(named, is_implied) > 0) gpu_set_capture_dependencies(stream, named);
 }
 
 class VmmRuntime final : public GpuRuntime {
@@ -150,6 +179,16 @@ class VmmRuntime final : public GpuRuntime {
                   " into a graph has been invalidated by an earlier call");
     }
     return id;
+  }
+
+  void drop_implied_dependencies(StreamHandle stream) noexcept override {
+    if constexpr (!kGpuTellsDependencies) return;
+    try {
+      const GpuScope scope(device_);
+      drop_implied(static_cast<gpuStream_t>(stream));
+    } catch (const std::exception&) {
+      // All of the edges stay, which is as right.
+    }
   }
 
   int relax_capture_mode() noexcept override {

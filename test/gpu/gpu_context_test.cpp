@@ -9,8 +9,10 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "kernels/core/error.hpp"
+#include "kernels/gpu/vendor/gpu_capture.hpp"
 #include "kernels/gpu/vendor/gpu_driver_api.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/gpu.hpp"
@@ -70,6 +72,21 @@ class GpuContext : public test::GpuTest {
     if (graph != nullptr) SYMM_GPU_CHECK(SYMM_GPU_NAME(GraphDestroy)(graph));
     return error;
   }
+
+  // What is put on `after` from now on follows what is on `before`.
+  void order(gpuStream_t before, gpuStream_t after) {
+    gpuEvent_t event = nullptr;
+    SYMM_GPU_CHECK(gpuEventCreateUntimed(&event));
+    SYMM_GPU_CHECK(gpuEventRecord(event, before));
+    SYMM_GPU_CHECK(gpuStreamWaitEvent(after, event));
+    SYMM_GPU_CHECK(gpuEventDestroy(event));
+    runtime_->drop_implied_dependencies(after);
+  }
+  static std::vector<gpuGraphNode_t> next_follows(gpuStream_t stream) {
+    std::vector<gpuGraphNode_t> nodes;
+    EXPECT_TRUE(gpu_capture_dependencies(stream, &nodes));
+    return nodes;
+  }
 };
 
 TEST_F(GpuContext, AThreadWithoutContextKeepsNone) {
@@ -125,6 +142,47 @@ TEST_F(GpuContext, CapturesAreToldApart) {
   begin_capture(first);
   EXPECT_NE(runtime_->capture_id(first), id) << "another capture of the same stream";
   SYMM_GPU_CHECK(end_capture(first));
+}
+
+TEST_F(GpuContext, AStreamThatOnlyWaitsNamesTheLastNodeAlone) {
+  if (!kGpuTellsDependencies) GTEST_SKIP() << "HIP's captures are left as they are";
+  void* memory = nullptr;
+  SYMM_GPU_CHECK(test::gpuMalloc(&memory, 64));
+  const Stream waiting;
+  const Stream working;
+  const auto work = [&](gpuStream_t stream) {
+    SYMM_GPU_CHECK(test::gpuMemsetAsync(memory, 1, 64, stream));
+  };
+  begin_capture(waiting);
+  constexpr std::size_t kRounds = 5;
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    order(waiting, working);
+    work(working);
+    order(working, waiting);
+    ASSERT_EQ(next_follows(waiting).size(), 1u) << "round " << round;
+  }
+  // From the last node back to the first: each follows one.
+  std::vector<gpuGraphNode_t> nodes = next_follows(waiting);
+  std::size_t length = 0;
+  for (; nodes.size() == 1; ++length) {
+    const gpuGraphNode_t node = nodes.front();
+    ASSERT_TRUE(gpu_node_dependencies(node, &nodes));
+  }
+  EXPECT_TRUE(nodes.empty());
+  EXPECT_EQ(length, kRounds);
+  // A few steps back as well.
+  for (int i = 0; i < 3; ++i) work(waiting);
+  order(waiting, working);
+  EXPECT_EQ(next_follows(working), next_follows(waiting));
+  // What goes on side by side is waited for side by side.
+  work(waiting);
+  work(working);
+  order(working, waiting);
+  EXPECT_EQ(next_follows(waiting).size(), 2u);
+  EXPECT_EQ(end_capture(waiting), gpuSuccess);
+  runtime_->drop_implied_dependencies(waiting);  // in no capture
+  EXPECT_EQ(gpuGetLastError(), gpuSuccess);
+  SYMM_GPU_CHECK(test::gpuFree(memory));
 }
 
 TEST_F(GpuContext, AnInvalidatedCaptureIsAnError) {

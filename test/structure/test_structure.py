@@ -56,10 +56,11 @@ VENDOR_MACRO = re.compile(
     r"__AMDGCN\w*|__gfx\w*|USE_ROCM|SYMM_GPU_HIP|SYMM_GPU_AMD|SYMM_PTX|SYMM_AMDGCN)\b"
 )
 # Where they may stand: the headers of the platform and the atomics, and the two halves of the GPU's
-# interface with what HIP's half of the driver lacks.
+# interface with what HIP's half of the driver lacks, and with captures, which CUDA alone is asked.
 VENDOR_MACRO_FILES = {
     *["kernels/core/platform.hpp", "kernels/core/atomics.hpp", "kernels/gpu/vendor/gpu_api.hpp"],
     *["kernels/gpu/vendor/gpu_driver_api.hpp", "kernels/gpu/vendor/gpu_driver_hip.hpp"],
+    "kernels/gpu/vendor/gpu_capture.hpp",
 }
 COMMANDS = [
     ROOT / f"python_registration/torch_symm/{name}.py"

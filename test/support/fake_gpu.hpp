@@ -349,6 +349,7 @@ class FakeGpu final : public GpuRuntime {
     if (in_error) throw Error(ErrorCode::kSystem, "the fake GPU is in error");
     return stream == captured_stream() ? 1 : 0;
   }
+  void drop_implied_dependencies(StreamHandle) noexcept override {}
   int relax_capture_mode() noexcept override { return 0; }
   void restore_capture_mode(int) noexcept override {}
   void synchronize() override {
