@@ -316,11 +316,17 @@ __device__ inline void store_shared(T* address, const std::type_identity_t<T>& v
 #endif
 }
 
-// So that the compiler does not compute a pointer again at each use.
+// So that the compiler does not compute a pointer, or load a word, again at each use: it is there
+// from here on.
 template <class T>
-__device__ __forceinline__ void keep_in_register([[maybe_unused]] T*& pointer) {
+__device__ __forceinline__ void keep_in_register([[maybe_unused]] T& value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
 #if defined(__CUDA_ARCH__)
-  asm volatile("" : "+l"(pointer));
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(value));
+  } else {
+    asm volatile("" : "+r"(value));
+  }
 #endif
 }
 

@@ -14,6 +14,24 @@ namespace symm {
 __device__ inline const LoneMessage& message_of(const LoneMessageParams& params) {
   return params.messages[blockIdx.y];
 }
+// The same in registers. Which it is the kernel knows only as it runs, so that each word is a load
+// of its own, from lines of the parameters that are not in the cache yet: all are on their way
+// before one is waited for.
+__device__ __forceinline__ LoneMessage loaded_message_of(const LoneMessageParams& params) {
+  LoneMessage message = message_of(params);
+  keep_in_register(message.data);
+  keep_in_register(message.tag);
+  keep_in_register(message.bytes);
+  keep_in_register(message.part_bytes);
+  keep_in_register(message.boxes);
+  keep_in_register(message.box_bytes);
+  keep_in_register(message.count);
+  keep_in_register(message.freed);
+  keep_in_register(message.ended);
+  keep_in_register(message.entered);
+  keep_in_register(message.completed);
+  return message;
+}
 
 // Reports that a message of another tag or size has come.
 [[maybe_unused]] static __device__ SYMM_OUTLINED_METHOD void report_other_message(
@@ -69,7 +87,7 @@ class LoneMessageBlock {
  public:
   __device__ __forceinline__ explicit LoneMessageBlock(const LoneMessageParams& params)
       : params_(params),
-        message_(message_of(params)),
+        message_(loaded_message_of(params)),
         alive_(load_relaxed(&global_pointer(params.local)->dead) == 0),
         before_(load_data(global_pointer(message_.ended))),
         count_(load_data(count_word())),
@@ -292,7 +310,7 @@ class LoneMessageBlock {
   }
 
   const LoneMessageParams& params_;
-  const LoneMessage& message_;
+  const LoneMessage message_;
   const bool alive_;
   const std::uint64_t before_;  // messages that had ended
   const std::uint64_t count_;   // boxes of this p2p channel before this message
