@@ -11,9 +11,10 @@ With `--legs` a call's legs alone take turns with it: what the ranks of a host d
 They are those of a call over rails, also where the call goes by leaders. Beside each time is, as
 `.._cpu_us`, that of the processors in all four processes.
 
-With `--device cuda` each host has a GPU of its own, which its two ranks share, and NCCL is between
-them: two GPUs are needed. The legs are beside a call there too, and `ratio` is that of the call to
-the longer of the two.
+With `--device cuda` each rank has a GPU of its own where there are four, else each host, whose two
+ranks share it, and NCCL is between the hosts: two GPUs are needed. Ranks that share one take turns
+on it, some milliseconds each, so that then only bytes that take longer say anything. The legs are
+beside a call there too, and `ratio` is that of the call to the longer of the two.
 """
 
 import argparse
@@ -238,6 +239,14 @@ def _groups_of_legs(flat, engine):
     return flat, inside[rank // 2], rails[rank % 2]
 
 
+def _has_gpu_a_rank():
+    return torch.cuda.device_count() >= WORLD
+
+
+def _gpus_in_words():
+    return f"a GPU for each {'rank' if _has_gpu_a_rank() else 'host'}, nccl between the hosts"
+
+
 def rank_main(rank, store, arguments):
     global _device
     os.environ["SYMM_HOST_ID"] = HOSTS[rank]
@@ -246,7 +255,7 @@ def rank_main(rank, store, arguments):
     if on_gpus:
         _device = "cuda"
         os.environ["SYMM_INTER_HOST"] = "cpu:gloo,cuda:nccl"
-        torch.cuda.set_device(rank // 2)
+        torch.cuda.set_device(rank if _has_gpu_a_rank() else rank // 2)
     if arguments.copied:
         _gloo_by_another_name()
     dist.init_process_group("symm", store=dist.FileStore(store, WORLD), rank=rank, world_size=WORLD)
@@ -273,7 +282,7 @@ def rank_main(rank, store, arguments):
             "machine": machine(),
             "kernel": platform.release(),
             "what": "2 hosts of 2 ranks on one machine (SYMM_HOST_ID), "
-            + ("a GPU each, nccl between them" if on_gpus else "gloo between them by loopback")
+            + (_gpus_in_words() if on_gpus else "gloo between them by loopback")
             + "; microseconds, median of turns, slowest rank",
             "turns": arguments.turns,
             "device": torch.cuda.get_device_name() if on_gpus else "cpu",
