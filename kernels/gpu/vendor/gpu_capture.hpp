@@ -69,6 +69,7 @@ inline bool gpu_node_dependencies([[maybe_unused]] gpuGraphNode_t node,
 }
 
 // From now on the next node on `stream`, which is in a capture, follows `nodes` and no others.
+// False where the runtime refuses it, and then nothing has changed.
 inline bool gpu_set_capture_dependencies([[maybe_unused]] gpuStream_t stream,
                                          [[maybe_unused]] std::vector<gpuGraphNode_t>& nodes) {
 #if SYMM_GPU_HIP
