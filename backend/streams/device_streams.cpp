@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "backend/streams/stream_pool.hpp"
 #include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 #include "symm_mem/process/interrupt.hpp"
@@ -23,15 +24,28 @@ DeviceStreams::DeviceStreams(at::Device device, std::shared_ptr<Communicator> co
       runtime_(group.runtime()),
       high_priority_(communicator->config().high_priority),
       fork_generation_(fork_generation()),
-      collectives_(guard_.getStreamFromGlobalPool(device, high_priority_)),
-      batches_(guard_.getStreamFromGlobalPool(device, high_priority_)),
+      collectives_(take_stream(runtime_, device, high_priority_)),
+      batches_(take_stream(runtime_, device, high_priority_)),
       order_event_(device.type()),
       communicator_(std::move(communicator)),
-      group_(&group) {}
+      group_(&group) {
+  constexpr std::size_t kMostReserved = 64;
+  const auto peers = static_cast<std::size_t>(communicator_->world_size() - 1);
+  reserve_streams(runtime_, device, high_priority_,
+                  std::min(kMostReserved, 2 * kTagChannels * peers));
+  static_cast<void>(guard_.getStreamFromGlobalPool(device, high_priority_));
+}
 
 // A forked child has no use of the parent's GPU, so it must not destroy events there.
 DeviceStreams::~DeviceStreams() {
-  if (!in_forked_child()) return;
+  if (!in_forked_child()) {
+    for (const std::optional<c10::Stream>& stream : p2p_streams_) {
+      if (stream) give_back_stream(*stream, high_priority_);
+    }
+    give_back_stream(batches_, high_priority_);
+    give_back_stream(collectives_, high_priority_);
+    return;
+  }
   watcher_.abandon();
   spare_events_.push_back(std::move(order_event_));
   [[maybe_unused]] const auto* leaked = new std::vector<c10::Event>(std::move(spare_events_));
@@ -43,7 +57,7 @@ c10::Stream DeviceStreams::p2p(std::size_t number) {
   const std::lock_guard lock(mutex_);
   if (number >= p2p_streams_.size()) p2p_streams_.resize(number + 1);
   std::optional<c10::Stream>& stream = p2p_streams_[number];
-  if (!stream) stream = guard_.getStreamFromGlobalPool(device_, high_priority_);
+  if (!stream) stream = take_stream(runtime_, device_, high_priority_);
   return *stream;
 }
 

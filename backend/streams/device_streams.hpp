@@ -4,8 +4,8 @@
 // NOTE [Streams of a group]
 // A call that is not asynchronous goes on the caller's current stream. Asynchronous collectives
 // share one stream; messages have one a direction, peer and tag channel, so that they do not wait
-// for each other; the messages of a coalescing block go together on one more. All of them come from
-// PyTorch's pool, are taken once and are kept.
+// for each other; the messages of a coalescing block go together on one more. All of them are the
+// group's alone while it lives (NOTE [Streams of one's own] in stream_pool.hpp).
 //
 // NOTE [Graph captures]
 // A stream is in at most one capture. Work that was captured has not run and may run often, so it
@@ -48,7 +48,7 @@ struct StreamChain {
 // Shared by the group and its Works, which may outlive it. Thread safe.
 class DeviceStreams {
  public:
-  // `group` belongs to `communicator`.
+  // Before the first kernel of the group: makes streams. `group` belongs to `communicator`.
   DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator, DeviceGroup& group);
   ~DeviceStreams();
   DeviceStreams(const DeviceStreams&) = delete;

@@ -17,6 +17,7 @@
 #include "kernels/gpu/launch/gpu_kernels.hpp"
 #include "kernels/gpu/vendor/gpu_api.hpp"
 #include "kernels/gpu/vendor/gpu_capture.hpp"
+#include "kernels/gpu/vendor/gpu_check.hpp"
 #include "symm_mem/device/device_library.hpp"
 #include "symm_mem/device/gpu_chunks.hpp"
 #include "symm_mem/device/gpu_device.hpp"
@@ -157,6 +158,18 @@ class VmmRuntime final : public GpuRuntime {
   }
 
   MulticastDevice* multicast() override { return multicast_.get(); }
+
+  StreamHandle make_stream(bool high_priority) override {
+    const GpuColdScope scope(device_);
+    int least = 0;
+    int greatest = 0;
+    gpuStream_t stream = nullptr;
+    check_gpu(gpuDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
+    const int usual = std::clamp(0, greatest, least);  // the greater one is the smaller number
+    check_gpu(gpuStreamCreateNonBlocking(&stream, high_priority ? greatest : usual),
+              "making a stream");
+    return stream;
+  }
 
   std::uint64_t capture_id(StreamHandle stream) override {
     const GpuScope scope(device_);

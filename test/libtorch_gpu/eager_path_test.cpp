@@ -234,5 +234,22 @@ TEST_F(EagerPathTest, Broadcast) {
   expect_at_most(3'480, "broadcast", [&] { group_->broadcast(tensors, options); });
 }
 
+// As batch_isend_irecv calls it, and one message for itself.
+TEST_F(EagerPathTest, ABatchOfASendAndARecv) {
+  std::vector<at::Tensor> sent{tensor_};
+  std::vector<at::Tensor> received{all_};
+  expect_at_most(10'800, "send and recv in a batch", [&] {
+    group_->startCoalescing();
+    group_->send(sent, 1, 0);
+    group_->recv(received, 1, 0);
+    group_->endCoalescing()->wait();
+  });
+}
+
+TEST_F(EagerPathTest, ASendAndItsWait) {
+  std::vector<at::Tensor> tensors{tensor_};
+  expect_at_most(5'930, "send", [&] { group_->send(tensors, 1, 0)->wait(); });
+}
+
 }  // namespace
 }  // namespace symm::test

@@ -345,6 +345,10 @@ class FakeGpu final : public GpuRuntime {
     }
     return gpus;
   }
+  StreamHandle make_stream(bool) override {
+    static std::atomic<std::uintptr_t> made{0x1000};
+    return reinterpret_cast<StreamHandle>(made += 16);
+  }
   std::uint64_t capture_id(StreamHandle stream) override {
     if (in_error) throw Error(ErrorCode::kSystem, "the fake GPU is in error");
     return stream == captured_stream() ? 1 : 0;

@@ -29,7 +29,11 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     return stream(device, 7);
   }
   c10::Stream exchangeStream(c10::Stream) const override { return getStream(getDevice()); }
-  void* getStreamNativeHandle(const c10::Stream) const override { return FakeGpu::plain_stream(); }
+  // A stream that torch did not make is named by its handle.
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return stream.id() == 1 ? FakeGpu::plain_stream() : reinterpret_cast<void*>(stream.id());
+  }
+  bool queryStream(const c10::Stream&) const override { return streams_are_idle; }
   c10::DeviceIndex deviceCount() const noexcept override { return 4; }
   void record(void**, const c10::Stream&, const c10::DeviceIndex,
               const c10::EventFlag) const override {}
@@ -38,6 +42,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
 
   static inline std::atomic<bool> events_have_passed{true};
+  static inline std::atomic<bool> streams_are_idle{true};
 
  private:
   static c10::Stream stream(c10::Device device, c10::StreamId id) {

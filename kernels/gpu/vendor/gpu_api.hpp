@@ -54,6 +54,7 @@ SYMM_GPU_CALL(GetLastError)
 SYMM_GPU_CALL(GetDevice)
 SYMM_GPU_CALL(SetDevice)
 SYMM_GPU_CALL(DeviceSynchronize)
+SYMM_GPU_CALL(DeviceGetStreamPriorityRange)
 SYMM_GPU_CALL(MemcpyAsync)
 SYMM_GPU_CALL(StreamDestroy)
 SYMM_GPU_CALL(StreamSynchronize)
@@ -79,6 +80,11 @@ gpuError_t gpuLaunch(const void* kernel, dim3 blocks, dim3 threads, gpuStream_t 
 }
 inline gpuError_t gpuStreamCreateNonBlocking(gpuStream_t* stream) {
   return SYMM_GPU_NAME(StreamCreateWithFlags)(stream, SYMM_GPU_NAME(StreamNonBlocking));
+}
+// `priority`: between those of gpuDeviceGetStreamPriorityRange().
+inline gpuError_t gpuStreamCreateNonBlocking(gpuStream_t* stream, int priority) {
+  return SYMM_GPU_NAME(StreamCreateWithPriority)(stream, SYMM_GPU_NAME(StreamNonBlocking),
+                                                 priority);
 }
 inline gpuError_t gpuStreamWaitEvent(gpuStream_t stream, gpuEvent_t event) {
   return SYMM_GPU_NAME(StreamWaitEvent)(stream, event, 0);

@@ -136,6 +136,47 @@ def test_many_messages():
     run(many_messages, time_limit=100)
 
 
+def crosswise(rank):
+    """What is sent with one tag does not wait for what is received with another, however many
+    streams the program takes from PyTorch's pool of 32."""
+    count, peers, problems = 4 << 20, [r for r in range(WORLD_SIZE) if r != rank], []
+
+    def exchange(bytes_of_each, tags):
+        received, works = {}, []
+        for tag in tags:
+            for peer in peers:
+                sent = message(rank, tag, bytes_of_each).cuda()
+                works.append(dist.isend(sent, peer, tag=tag))
+        for tag in reversed(tags):
+            for peer in peers:
+                received[peer, tag] = poisoned(bytes_of_each)
+                works.append(dist.irecv(received[peer, tag], peer, tag=tag))
+        for work in works:
+            work.wait()
+        for (peer, tag), tensor in received.items():
+            expected = message(peer, tag, bytes_of_each)
+            problems.extend(model.mismatch(f"tag {tag} from {peer}", tensor, expected))
+
+    def take_streams(number):
+        return [torch.cuda.Stream() for _ in range(number)]
+
+    # Streams from the pool would be taken in this order: of the sends of tag 1, of its recvs, and
+    # then the recvs of tag 2 would get those of the sends of tag 1.
+    exchange(8, [1])
+    take_streams(32 - 2 * len(peers))
+    small = [poisoned(8) for _ in peers]
+    works = [dist.irecv(small[i], peer, tag=2) for i, peer in enumerate(peers)]
+    works += [dist.isend(message(rank, 2, 8).cuda(), peer, tag=2) for peer in peers]
+    for work in works:
+        work.wait()
+    exchange(count, [1, 2])
+    return problems
+
+
+def test_streams_are_not_shared():
+    run(crosswise)
+
+
 def everybody_to_everybody(rank):
     """One batch with every pair in both directions."""
     peers = [peer for peer in range(WORLD_SIZE) if peer != rank]
