@@ -33,6 +33,7 @@ DeviceStreams::DeviceStreams(at::Device device, std::shared_ptr<Communicator> co
   const auto peers = static_cast<std::size_t>(communicator_->world_size() - 1);
   reserve_streams(runtime_, device, high_priority_,
                   std::min(kMostReserved, 2 * kTagChannels * peers));
+  // Now rather than beside a kernel, where a program or a Future takes its first one.
   static_cast<void>(guard_.getStreamFromGlobalPool(device, high_priority_));
 }
 

@@ -6,9 +6,9 @@
 // waiting which that peer needs first. What a group puts on the device goes on streams that are
 // made for groups alone, and each has one use at a time.
 //
-// CUDA may wait for running kernels when it makes streams: it did where torch made all of its pool
-// while a kernel waited for a peer. So a group sees before its first kernel that torch has made
-// them, and that some of its own are there.
+// Making streams may wait for running kernels: a process stood still, most likely for that, where
+// torch made all of its pool while a kernel waited for a peer. So a group sees before its first
+// kernel that torch has made them, and that some of its own are there.
 //
 // Device-generic, as device_streams.hpp.
 #pragma once

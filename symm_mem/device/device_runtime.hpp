@@ -157,9 +157,9 @@ class GpuRuntime : public DeviceRuntime {
   // NVLink. Without those that this process cannot see. Throws Error(kSystem).
   virtual std::vector<GpuUuid> gpus_with_lines() = 0;
 
-  // A new stream of the device, of the highest priority or of the usual one, which waits for no
-  // other stream of itself. It is never destroyed: a framework's allocator may name a stream long
-  // after its last use. Throws Error(kSystem).
+  // A new stream of the device, of the highest priority or of the usual one, which no other one
+  // waits for of itself, nor it for another. It is never destroyed: a framework's allocator may
+  // name a stream long after its last use. Throws Error(kSystem).
   virtual StreamHandle make_stream(bool high_priority) = 0;
 
   // A number that differs between ongoing captures; 0 where `stream` is not captured. Throws

@@ -165,9 +165,7 @@ class VmmRuntime final : public GpuRuntime {
     int greatest = 0;
     gpuStream_t stream = nullptr;
     check_gpu(gpuDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
-    const int usual = std::clamp(0, greatest, least);  // the greater one is the smaller number
-    check_gpu(gpuStreamCreateNonBlocking(&stream, high_priority ? greatest : usual),
-              "making a stream");
+    check_gpu(gpuStreamCreateNonBlocking(&stream, high_priority ? greatest : 0), "making a stream");
     return stream;
   }
 

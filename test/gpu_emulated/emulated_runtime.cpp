@@ -158,14 +158,11 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = *total = std::size_t{1} << 34;
   return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   *stream = new EmulatedStream();
   const std::lock_guard lock(all_mutex);
   all_streams.insert(*stream);
   return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   {

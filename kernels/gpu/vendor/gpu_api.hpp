@@ -78,11 +78,9 @@ gpuError_t gpuLaunch(const void* kernel, dim3 blocks, dim3 threads, gpuStream_t 
   return SYMM_GPU_NAME(LaunchKernel)(kernel, blocks, threads, arguments, 0, stream);
 #endif
 }
-inline gpuError_t gpuStreamCreateNonBlocking(gpuStream_t* stream) {
-  return SYMM_GPU_NAME(StreamCreateWithFlags)(stream, SYMM_GPU_NAME(StreamNonBlocking));
-}
-// `priority`: between those of gpuDeviceGetStreamPriorityRange().
-inline gpuError_t gpuStreamCreateNonBlocking(gpuStream_t* stream, int priority) {
+// `priority`: between those of gpuDeviceGetStreamPriorityRange(), the greater one the smaller
+// number.
+inline gpuError_t gpuStreamCreateNonBlocking(gpuStream_t* stream, int priority = 0) {
   return SYMM_GPU_NAME(StreamCreateWithPriority)(stream, SYMM_GPU_NAME(StreamNonBlocking),
                                                  priority);
 }
