@@ -1,6 +1,8 @@
 // What a launch that gives up leaves behind: outputs that nobody takes for results.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -96,10 +98,11 @@ class GiveUpTest : public testing::Test {
   };
 
   // Launches the part of `rank` in a call that no other rank makes; `offset`: of its buffers from
-  // an aligned address. Returns the bytes from there to the end of the output, which has room for
-  // `count` elements a rank.
+  // an aligned address; `meanwhile()` is called when it has been launched. Returns the bytes from
+  // there to the end of the output, which has room for `count` elements a rank.
+  template <class Meanwhile = decltype([] {})>
   static Bytes left_by(DeviceRig& rig, const Case& call, int rank, int root, Dtype dtype,
-                       std::size_t count, std::size_t offset) {
+                       std::size_t count, std::size_t offset, const Meanwhile& meanwhile = {}) {
     const std::size_t share = count * dtype_bytes(dtype);
     Buffers memory(kWorld * share + 64);
     std::vector<Part> parts;
@@ -120,8 +123,16 @@ class GiveUpTest : public testing::Test {
     LaunchOptions options = rig.options(rank);
     options.timeout = std::chrono::milliseconds(20);
     rig.kernels(rank).launch(args, plan_of(call.algorithm), options);
+    meanwhile();
     check(gpuStreamSynchronize(rig.stream(rank)), "StreamSynchronize");
     return read(memory.output.at(offset), kWorld * share);
+  }
+
+  // The word that says that a rank's group is dead, as its kernels see it.
+  static void set_dead(const DeviceRig& rig, int rank, std::uint32_t dead) {
+    std::byte* const word = rig.segment(rank) + rig.layout().local + offsetof(LocalState, dead);
+    check(gpuMemcpyAsync(word, &dead, sizeof(dead), gpuMemcpyHostToDevice, nullptr), "MemcpyAsync");
+    finish_default_stream();
   }
 };
 
@@ -153,6 +164,36 @@ TEST_F(GiveUpTest, WhatWasToBeWrittenIsPoisonAndTheRestIsAsItWas) {
       EXPECT_EQ(left_by(rig, call, 0, other_root, dtype, kCount, 0),
                 root_receives ? untouched : expected);
     }
+  }
+}
+
+// At any time, also while the threads of a block look whether it has: they go the same way.
+TEST_F(GiveUpTest, AGroupMayDieWhileABlockBegins) {
+  constexpr std::size_t kCount = 5003;
+  constexpr int kRounds = 20;
+  const auto dies = [](const Case& call, WireKind wire) {
+    SCOPED_TRACE(std::string(collective_name(call.kind)) + " by " +
+                 std::string(algorithm_name(call.algorithm)) + ", wire " +
+                 std::to_string(static_cast<int>(wire)));
+    DeviceRig rig(kWorld, {.workspace_bytes = kLeastDeviceWorkspace, .wire = wire});
+    const auto left_when = [&](const auto& meanwhile) {
+      return left_by(rig, call, 0, 2, Dtype::kInt32, kCount, 0, meanwhile);
+    };
+    const Bytes expected = left_when([] {});
+    for (int round = 0; round < kRounds; ++round) {
+      set_dead(rig, 0, 0);
+      const auto dies_later = [&] {
+        const auto time = std::chrono::steady_clock::now() + std::chrono::microseconds(20 * round);
+        while (std::chrono::steady_clock::now() < time) {
+        }
+        set_dead(rig, 0, 1);
+      };
+      EXPECT_EQ(left_when(dies_later), expected);
+    }
+  };
+  for (const Case& call : kCases) {
+    dies(call, WireKind::kLL);
+    if (call.algorithm != Algorithm::kBulk) dies(call, WireKind::kLine);
   }
 }
 

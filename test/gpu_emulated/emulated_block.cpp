@@ -83,7 +83,7 @@ class Block {
       take_turn();
       if (++turns_ % kTurnsBetweenYields == 0) ::sched_yield();
     }
-    if (ended_ != count_) fail("all threads of a block wait for each other");
+    if (ended_ != count_) fail_standing();
     current() = nullptr;
   }
 
@@ -144,6 +144,14 @@ class Block {
   // A jump where swapcontext() would ask the kernel for signals each time.
   void suspend() {
     if (_setjmp(fibers_[running_].place) == 0) _longjmp(back_, 1);
+  }
+  [[noreturn]] void fail_standing() const {
+    std::fprintf(
+        stderr,
+        "emulated GPU: the threads of a block wait for each other: %u have ended, %u are at "
+        "a barrier of the block, %u at one of their warp\n",
+        ended_, whole_.arrived, count_ - ended_ - whole_.arrived);
+    std::abort();
   }
   [[noreturn]] static void fail(const char* what) {
     std::fprintf(stderr, "emulated GPU: %s\n", what);

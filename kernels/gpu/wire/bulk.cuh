@@ -38,7 +38,8 @@ class Bulk {
     if (alive && params_.counts_calls && blockIdx.x == 0 && threadIdx.x == 0) {
       store_relaxed(&global_pointer(params_.page)->entered, sequence / kSequenceUnit + 1);
     }
-    if (!block_all(alive && play())) {
+    // The threads of a warp go the same way, though the group may die between their looks.
+    if (!block_all(warp_all(alive) && play())) {
       poison();
       return;
     }
