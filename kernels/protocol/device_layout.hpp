@@ -66,7 +66,7 @@ inline constexpr std::uint32_t kSlotPartsOfTag0 = 13;
 inline constexpr std::uint32_t kSlotPartsOfSender = kSlotPartsOfTag0 + kTagChannels - 1;
 // The same of p2p boxes: those of tag 0 are larger. Of two ranks they are 24 KiB, three tiles for
 // each warp of a block, so that messages of 750 KiB go by LL and of 1.4 GiB by lines. Such sizes
-// take less time by tiles than as chunks with a fence each, or as much (docs/benchmarks.md,
+// take less time by tiles than as chunks with a fence each, or as much (docs/experiments.md,
 // "Messages").
 inline constexpr std::uint32_t kBoxPartsOfTag0 = 12;
 inline constexpr std::uint32_t kBoxPartsOfSender = kBoxPartsOfTag0 + kTagChannels - 1;

@@ -13,7 +13,7 @@ namespace {
 //
 // The fence comes before the page is told that the call has begun, or it would wait until that is
 // in the host's memory; and what peers released is acquired by a load, which waits for no store
-// (docs/benchmarks.md, "Barriers").
+// (docs/experiments.md, "Barriers").
 template <class Block>
 __device__ __forceinline__ bool meet(Block& block, BufferLocation mine) {
   release_earlier_work();

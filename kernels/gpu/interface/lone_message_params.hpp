@@ -15,7 +15,7 @@ inline constexpr int kMostLoneMessages = 8;  // of a launch
 inline constexpr unsigned kMostLoneWarps = 32;
 inline constexpr unsigned kLoneTilesAtOnce = 3;
 // Of a part at most. Longer messages go by the kernel for any: measured, this one takes as long
-// there, or now longer and now shorter (docs/benchmarks.md, "Several launches").
+// there, or now longer and now shorter (docs/experiments.md, "Several launches").
 inline constexpr unsigned kMostLoneBoxes = 12;
 
 // A message by lines. What there is one of for each p2p channel is that of the first.

@@ -247,7 +247,7 @@ void GpuGroupKernels::launch_over_wire(const CollectiveArgs& args, const Plan& p
             .wire;
   }
   facts.tiles_at_once = tiles_at_once(kernels);
-  // Four ranks: more warps are slower there (docs/benchmarks.md, "Threads of a block").
+  // Four ranks: more warps are slower there (docs/experiments.md, "Threads of a block").
   if (config_.world_size > 2) facts.most_for_two_hops = 2 * kMostWireTiles;
   route_.begin(args, facts);
   while (const WireLaunch* launch = route_.next()) start_wire(kernels, *launch, call, options);

@@ -11,7 +11,7 @@ constexpr std::uint64_t most_own_tiles_of_warp(int world) { return world == 2 ? 
 
 }  // namespace
 
-// Measured of two ranks and of four by lines (docs/benchmarks.md, "Shares"); of LL, which takes
+// Measured of two ranks and of four by lines (docs/experiments.md, "Shares"); of LL, which takes
 // twice the bytes, it is estimated.
 std::uint64_t most_share_by_wire(const ShareFacts& facts) {
   constexpr std::uint64_t kMiB = 1 << 20;

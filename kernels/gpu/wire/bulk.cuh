@@ -34,12 +34,12 @@ class Bulk {
   // By the whole block.
   __device__ __forceinline__ void run() {
     const std::uint64_t sequence = load_relaxed(&lane_.local().sequence);
-    const bool alive = load_relaxed(&lane_.local().dead) == 0;
+    // Of a warp together, as play() is: the group may die between the looks of its threads.
+    const bool alive = warp_all(load_relaxed(&lane_.local().dead) == 0);
     if (alive && params_.counts_calls && blockIdx.x == 0 && threadIdx.x == 0) {
       store_relaxed(&global_pointer(params_.page)->entered, sequence / kSequenceUnit + 1);
     }
-    // The threads of a warp go the same way, though the group may die between their looks.
-    if (!block_all(warp_all(alive) && play())) {
+    if (!block_all(alive && play())) {
       poison();
       return;
     }
@@ -208,7 +208,7 @@ class Bulk {
 
   // Each lane of each rank begins with another peer, so that a rank's links and each peer's carry
   // as much at any time: where all begin with their neighbour, 10 to 30 % less leaves a GPU
-  // (docs/benchmarks.md, "Who stores what where").
+  // (docs/experiments.md, "Who stores what where").
   __device__ __forceinline__ void copy_chunks() const {
     const int peers = world_size() - 1;
     const int begin = static_cast<int>(lane_.number() % static_cast<unsigned>(peers));

@@ -6,7 +6,7 @@
 // through is waited for. A call of 256 bytes between two GPUs took 5000 cycles from its first
 // instruction to its last in the kernel for any number of tiles (route.cuh), and 3000 in one that
 // has the same loads, stores and waits, and hardly anything else; code that is there but not run
-// costs nothing (docs/benchmarks.md, "Few tiles a warp"). So this is the same protocol once more,
+// costs nothing (docs/experiments.md, "Few tiles a warp"). So this is the same protocol once more,
 // straight on: no loops over bases, addresses made by the host, peers by number among the others,
 // so that every parameter has an address that the compiler knows. What seldom happens is called
 // (few_tiles_calls.cuh). Ranks may take either kernel in the same call: what goes over the wire is

@@ -19,7 +19,7 @@
 // share a fence. Beside a middle they are all peers: then the roles take about equally long
 // whatever the number of ranks, as a middle reads as many chunks as a sender stores. With a warp a
 // peer, middles were what a call waited for, and most warps of a block were idle
-// (docs/benchmarks.md, "Lanes"). lane_shape() in launch_params.hpp has the warps of each
+// (docs/experiments.md, "Lanes"). lane_shape() in launch_params.hpp has the warps of each
 // collective.
 //
 // The lanes of a block meet those of the same block on every other rank and no other, so blocks

@@ -5,7 +5,7 @@
 // its warp: addresses, tests for the ends of pieces, looks. So large calls take the tiles that are
 // whole and aligned in sets, by loops that have no such tests and have the loads of a set under way
 // together, and the others one by one as small calls do. They have kernels of their own: in those
-// of all calls small ones took longer (docs/benchmarks.md, "Sets of tiles").
+// of all calls small ones took longer (docs/experiments.md, "Sets of tiles").
 #pragma once
 
 #include "kernels/gpu/wire/route.cuh"
