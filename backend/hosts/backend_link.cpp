@@ -21,6 +21,15 @@ std::string message_text(const std::string& engine, int peer, bool is_send) {
   return text_of(engine, is_send ? " send to" : " recv from", " rank ", peer);
 }
 
+// As long as both ends make the same call it is the same for both, and where they do not it is most
+// probably another one: engines end a process over a message that is longer than what was asked
+// for.
+int tag_of(std::uint32_t call, std::size_t bytes, bool of_gpu) {
+  constexpr int kGpuBit = BackendLink::kFirstTag >> 1;
+  const std::uint64_t mixed = ((std::uint64_t{call} << 32) ^ bytes) * 0x9e3779b97f4a7c15U;
+  return BackendLink::kFirstTag | (of_gpu ? kGpuBit : 0) | static_cast<int>(mixed >> 35);
+}
+
 class BackendTransfer final : public HostTransfer {
  public:
   explicit BackendTransfer(const BackendLink& link) : link_(link), engine_(link.name()) {}
@@ -35,9 +44,10 @@ class BackendTransfer final : public HostTransfer {
     messages_.push_back({std::move(work), peer, is_send});
   }
 
-  void wait(milliseconds timeout) override {
+  void wait(milliseconds timeout, std::atomic<int>& awaited) override {
     const Deadline deadline(timeout);
     for (const Message& each : messages_) {
+      awaited.store(each.peer, std::memory_order_relaxed);
       const auto left = std::chrono::duration_cast<milliseconds>(deadline.remaining());
       wait_for(*each.work, message_text(engine_, each.peer, each.is_send),
                std::max(milliseconds(1), left));
@@ -130,9 +140,11 @@ WorkRef BackendLink::message(const at::Tensor& bytes, int peer, int tag, bool is
 }
 
 std::unique_ptr<HostTransfer> BackendLink::start(std::span<const HostMessage> to,
-                                                 std::span<const HostMessage> from, int tag) {
+                                                 std::span<const HostMessage> from,
+                                                 std::uint32_t call, bool of_gpu) {
   auto transfer = std::make_unique<BackendTransfer>(*this);
   const auto add = [&](const HostMessage& each, bool is_send) {
+    const int tag = tag_of(call, each.bytes.size(), of_gpu);
     transfer->add(message(view_of(each.bytes), each.peer, tag, is_send), each.peer, is_send);
   };
   // Sends first. Gloo writes a message in the thread that knows both sides of it, holding a lock of

@@ -4,8 +4,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <exception>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -58,10 +58,8 @@ void wait_for(c10d::Work& work, const std::string& what, std::chrono::millisecon
 // one tag must arrive in the order in which they were sent. Thread safe.
 class BackendLink final : public HostLink {
  public:
-  // Messages of collectives have these tags: of tensors on the CPU, and of tensors on GPUs, which
-  // another thread may be sending meanwhile.
-  static constexpr int kTag = std::numeric_limits<int>::max();
-  static constexpr int kGpuTag = kTag - 1;
+  // Messages of collectives have tags from here on, a program's have smaller ones.
+  static constexpr int kFirstTag = 1 << 30;
 
   // `releases_memory`: of the engine (inter_host.hpp).
   BackendLink(std::string name, c10::intrusive_ptr<c10d::Backend> backend, bool releases_memory)
@@ -71,11 +69,16 @@ class BackendLink final : public HostLink {
   std::span<std::byte> allocate(std::size_t bytes) override;
   bool takes_any_memory() const override { return releases_memory_; }
   std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                      std::span<const HostMessage> from) override {
-    return start(to, from, kTag);
+                                      std::span<const HostMessage> from,
+                                      std::uint32_t call) override {
+    return start(to, from, call, false);
   }
-  std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                      std::span<const HostMessage> from, int tag);
+  // The same of collectives on GPUs, which another thread may be sending meanwhile.
+  std::unique_ptr<HostTransfer> start_of_gpu(std::span<const HostMessage> to,
+                                             std::span<const HostMessage> from,
+                                             std::uint32_t call) {
+    return start(to, from, call, true);
+  }
   // As allocate(), of memory that GPUs copy from and to by themselves.
   std::span<std::byte> allocate_pinned(std::size_t bytes);
   // Gives the engine up as well: its connections close, which the other hosts notice.
@@ -89,6 +92,9 @@ class BackendLink final : public HostLink {
   void await_aborts() const { const std::lock_guard lock(aborting_); }
 
  private:
+  std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
+                                      std::span<const HostMessage> from, std::uint32_t call,
+                                      bool of_gpu);
   std::span<std::byte> keep(const at::Tensor& block, std::size_t bytes);
   // The engine, while there is one; throws kAborted.
   c10::intrusive_ptr<c10d::Backend> engine();
@@ -103,24 +109,6 @@ class BackendLink final : public HostLink {
   std::vector<c10::weak_intrusive_ptr<c10d::Work>> under_way_;
   std::size_t prune_at_ = 64;
   std::vector<at::Tensor> memory_;
-};
-
-// The same engine for messages of GPUs' collectives, which are in the CPU's memory.
-class GpuTagLink final : public HostLink {
- public:
-  explicit GpuTagLink(BackendLink& link) : link_(link) {}
-
-  const std::string& name() const override { return link_.name(); }
-  std::span<std::byte> allocate(std::size_t bytes) override { return link_.allocate(bytes); }
-  bool takes_any_memory() const override { return link_.takes_any_memory(); }
-  std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                      std::span<const HostMessage> from) override {
-    return link_.start(to, from, BackendLink::kGpuTag);
-  }
-  void abort() noexcept override { link_.abort(); }
-
- private:
-  BackendLink& link_;
 };
 
 }  // namespace symm

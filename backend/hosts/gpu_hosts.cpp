@@ -125,10 +125,15 @@ void GpuHosts::connect() {
                                          "the CPU"
                                        : " carries CUDA tensors between hosts",
                        engine_->why.empty() ? "" : ", as " + engine_->why);
+  std::shared_ptr<KeyValueStore> store_of_late_calls;
+  if (engine_->staged) {
+    store_of_late_calls = std::make_shared<C10dStore>(
+        c10::make_intrusive<c10d::PrefixStore>("symm/late/gpu", config_.store));
+  }
   space_ = std::make_unique<StreamSpace>(local_, *link);
-  collectives_ = std::make_unique<HostCollectives>(config_.group_name, config_.layout, config_.rank,
-                                                   config_.names, config_.local, *space_,
-                                                   gpu_limits(config_.layout.host_count()));
+  collectives_ = std::make_unique<HostCollectives>(
+      config_.group_name, config_.layout, config_.rank, config_.names, config_.local, *space_,
+      gpu_limits(config_.layout.host_count()), std::move(store_of_late_calls));
 }
 
 std::optional<std::string> GpuHosts::engine_text() const {

@@ -23,7 +23,8 @@ class StreamTransfer final : public HostTransfer {
   StreamTransfer(std::string what, std::vector<WorkRef> works)
       : what_(std::move(what)), works_(std::move(works)) {}
   // The engine has its own limit: with one given, its Works would be waited for by this thread.
-  void wait(milliseconds) override {
+  void wait(milliseconds, std::atomic<int>&) override { wait(); }
+  void wait() {
     for (const WorkRef& work : works_) {
       through_engine(what_, [&] { return work->wait(); });
     }
@@ -98,7 +99,7 @@ void GpuLink::connect_all() {
       {{{next, {config_.scratch, 1}}, true}, {{before, {config_.scratch + 1, 1}}, false}}};
   std::vector<WorkRef> works;
   begin(all, messages, works);
-  StreamTransfer(config_.engine + " could not connect the hosts", std::move(works)).wait({});
+  StreamTransfer(config_.engine + " could not connect the hosts", std::move(works)).wait();
 }
 
 at::Tensor GpuLink::view_of(std::span<std::byte> bytes) const {
@@ -149,7 +150,8 @@ void GpuLink::begin(const BackendPtr& backend,
 }
 
 std::unique_ptr<HostTransfer> GpuLink::start(std::span<const HostMessage> to,
-                                             std::span<const HostMessage> from) {
+                                             std::span<const HostMessage> from,
+                                             std::uint32_t /*call*/) {
   std::set<int> peers;
   for (const HostMessage& each : to) peers.insert(each.peer);
   for (const HostMessage& each : from) peers.insert(each.peer);
@@ -193,7 +195,7 @@ GpuLink::Pair GpuLink::connected(const Way& way) {
                                          is_send};
   std::vector<WorkRef> works;
   begin(made.backend, std::span(&one, 1), works);
-  StreamTransfer(config_.engine + " could not connect two hosts", std::move(works)).wait({});
+  StreamTransfer(config_.engine + " could not connect two hosts", std::move(works)).wait();
   return made;
 }
 
@@ -247,7 +249,7 @@ void GpuLink::message(const Side& side, std::span<std::byte> bytes) {
   begin(pair.backend, std::span(&one, 1), works);
   StreamTransfer(text_of(config_.engine, side.is_send ? " send" : " recv", " between hosts"),
                  std::move(works))
-      .wait({});
+      .wait();
 }
 
 // In the order in which every rank ends its own: see NOTE [Groups of the engine].

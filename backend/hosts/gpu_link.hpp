@@ -64,11 +64,11 @@ class GpuLink final : public StreamLink, private WatchdogTask {
 
   const std::string& name() const override { return config_.engine; }
   bool can_be_captured() const override { return true; }
-  HostLink* heads() override { return nullptr; }
   bool takes_any_memory() const override { return true; }
   void add_memory(std::span<std::byte>) override {}
   std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                      std::span<const HostMessage> from) override;
+                                      std::span<const HostMessage> from,
+                                      std::uint32_t call) override;
   void abort() noexcept override;
 
   // Messages of a program. Those of one peer, direction and tag channel match in their order.

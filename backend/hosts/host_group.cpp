@@ -267,7 +267,8 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
   space_ = std::make_unique<CpuSpace>(engine_->communicator(), *link_);
   collectives_ = std::make_unique<HostCollectives>(
       config.group_name, layout_, rank_, names_, engine_->communicator(), *space_,
-      cpu_limits(layout_.host_count(), agreed.few_cores, !link_->takes_any_memory()));
+      cpu_limits(layout_.host_count(), agreed.few_cores, !link_->takes_any_memory()),
+      std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>("symm/late/cpu", store)));
 }
 
 GpuHosts& HostGroup::gpu(DeviceGroup& local, const std::shared_ptr<DeviceStreams>& streams) {
@@ -320,8 +321,8 @@ c10::intrusive_ptr<c10d::Work> HostGroup::staged_transfer(
 
 c10::intrusive_ptr<c10d::Work> HostGroup::message(const at::Tensor& tensor, int peer, int tag,
                                                   bool is_send, const at::Tensor& received_to) {
-  if (tag >= BackendLink::kGpuTag) {
-    throw Error(ErrorCode::kInvalidArgument, "tag: expected less than ", BackendLink::kGpuTag,
+  if (tag >= BackendLink::kFirstTag) {
+    throw Error(ErrorCode::kInvalidArgument, "tag: expected less than ", BackendLink::kFirstTag,
                 " for a message between hosts, got ", tag);
   }
   const std::string what =

@@ -20,8 +20,8 @@ class StagedLink::Transfer final : public HostTransfer {
   Transfer(StagedLink& link, std::unique_ptr<HostTransfer> messages, std::vector<HostMessage> from)
       : link_(link), messages_(std::move(messages)), from_(std::move(from)) {}
 
-  void wait(std::chrono::milliseconds timeout) override {
-    messages_->wait(timeout);
+  void wait(std::chrono::milliseconds timeout, std::atomic<int>& awaited) override {
+    messages_->wait(timeout, awaited);
     const StreamHandle stream = link_.streams_->current().native_handle();
     for (const HostMessage& each : from_) {
       link_.local_.copy(each.bytes.data(), link_.on_cpu(each.bytes).data(), each.bytes.size(),
@@ -53,7 +53,8 @@ std::span<std::byte> StagedLink::on_cpu(std::span<std::byte> bytes) const {
 // The wait covers the copies of earlier messages out of the CPU's memory too, into which the engine
 // is about to write.
 std::unique_ptr<HostTransfer> StagedLink::start(std::span<const HostMessage> to,
-                                                std::span<const HostMessage> from) {
+                                                std::span<const HostMessage> from,
+                                                std::uint32_t call) {
   const c10::Stream stream = streams_->current();
   std::vector<HostMessage> sent;
   std::vector<HostMessage> received;
@@ -64,7 +65,7 @@ std::unique_ptr<HostTransfer> StagedLink::start(std::span<const HostMessage> to,
   }
   for (const HostMessage& each : from) received.push_back({each.peer, on_cpu(each.bytes)});
   wait_for_stream(streams_, stream, kLongestTimeout);
-  return std::make_unique<Transfer>(*this, link_.start(sent, received, BackendLink::kGpuTag),
+  return std::make_unique<Transfer>(*this, link_.start_of_gpu(sent, received, call),
                                     std::vector<HostMessage>(from.begin(), from.end()));
 }
 

@@ -19,16 +19,16 @@ class StagedLink final : public StreamLink {
  public:
   // `local`, of the GPU, and `link` outlive this object.
   StagedLink(BackendLink& link, DeviceGroup& local, std::shared_ptr<DeviceStreams> streams)
-      : link_(link), heads_(link), local_(local), streams_(std::move(streams)) {}
+      : link_(link), local_(local), streams_(std::move(streams)) {}
 
   const std::string& name() const override { return link_.name(); }
   bool can_be_captured() const override { return false; }
-  HostLink* heads() override { return &heads_; }
   // Each block of memory has a block of the CPU's beside it.
   bool takes_any_memory() const override { return false; }
   void add_memory(std::span<std::byte> memory) override;
   std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                      std::span<const HostMessage> from) override;
+                                      std::span<const HostMessage> from,
+                                      std::uint32_t call) override;
   void abort() noexcept override { link_.abort(); }
 
  private:
@@ -42,7 +42,6 @@ class StagedLink final : public StreamLink {
   std::span<std::byte> on_cpu(std::span<std::byte> bytes) const;
 
   BackendLink& link_;
-  GpuTagLink heads_;
   DeviceGroup& local_;
   const std::shared_ptr<DeviceStreams> streams_;
   std::vector<Block> blocks_;

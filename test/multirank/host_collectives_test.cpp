@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backend/engine/communicator.hpp"
@@ -35,7 +37,6 @@ HostLayout layout_of(const std::string& hosts) {
 enum class Space {
   kCpu,
   kAnyMemory,  // the link takes any memory
-  kStaged,     // heads without room for data
   kStream,     // no heads, and the link takes any memory
   kOwnMemory,  // no heads, and the link takes its own memory alone
 };
@@ -43,15 +44,15 @@ enum class Space {
 class LikeStream final : public LegSpace {
  public:
   LikeStream(Communicator& local, HostLink& link, Space space)
-      : space_(local, link), link_(link), kind_(space) {}
+      : space_(local, link), kind_(space) {}
 
   std::span<std::byte> allocate(std::size_t bytes) override { return space_.allocate(bytes); }
   bool takes_any_memory() const override { return kind_ == Space::kStream; }
   std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                      std::span<const HostMessage> from) override {
-    return space_.start(to, from);
+                                      std::span<const HostMessage> from,
+                                      std::uint32_t call) override {
+    return space_.start(to, from, call);
   }
-  HostLink* heads() override { return kind_ == Space::kStaged ? &link_ : nullptr; }
   bool is_on_cpu() const override { return false; }
   void run_local(const CollectiveArgs& args, milliseconds timeout) override {
     space_.run_local(args, timeout);
@@ -64,17 +65,18 @@ class LikeStream final : public LegSpace {
 
  private:
   CpuSpace space_;
-  HostLink& link_;
   const Space kind_;
 };
 
 class Hosts {
  public:
-  Hosts(const std::string& hosts, const HostLimits& limits, Space space = Space::kCpu)
+  Hosts(const std::string& hosts, const HostLimits& limits, Space space = Space::kCpu,
+        bool hands_over = false)
       : layout_(layout_of(hosts)),
         limits_(limits),
         space_(space),
-        stores_(layout_.members.size()) {}
+        stores_(layout_.members.size()),
+        network_(hands_over) {}
 
   int world_size() const { return layout_.world_size(); }
   const HostLayout& layout() const { return layout_; }
@@ -97,7 +99,7 @@ class Hosts {
       LegSpace& space = space_ == Space::kCpu || space_ == Space::kAnyMemory
                             ? static_cast<LegSpace&>(on_cpu)
                             : on_stream;
-      HostCollectives collectives("g", layout_, rank, RankNames(), local, space, limits_);
+      HostCollectives collectives("g", layout_, rank, RankNames(), local, space, limits_, late_);
       body(rank, collectives);
     });
   }
@@ -128,6 +130,7 @@ class Hosts {
   const HostLimits limits_;
   const Space space_;
   std::vector<test::MemoryStore> stores_;
+  const std::shared_ptr<test::MemoryStore> late_ = std::make_shared<test::MemoryStore>();
   test::MemoryNetwork network_;
 };
 
@@ -166,9 +169,9 @@ TEST_P(HostCollectivesTest, RunsEveryCollectiveOverALinkThatTakesAnyMemory) {
   run_every_collective(hosts);
 }
 
-// As over NCCL, as through the CPU's memory, and over an engine that takes no memory of the user's.
+// As over NCCL, and as through the CPU's memory.
 TEST_P(HostCollectivesTest, RunsEveryCollectiveAsOnStreams) {
-  for (const Space space : {Space::kStream, Space::kStaged, Space::kOwnMemory}) {
+  for (const Space space : {Space::kStream, Space::kOwnMemory}) {
     for (const std::size_t leader_bytes : {std::size_t{0}, kSmallLimits.leader_bytes}) {
       HostLimits limits = kSmallLimits;
       limits.leader_bytes = limits.leader_broadcast_bytes = leader_bytes;
@@ -188,8 +191,6 @@ TEST(HostCollectives, SendsTheBytesOfTheFormulas) {
   constexpr std::size_t kBytes = kCount * sizeof(float);
   constexpr std::size_t kHosts = 3;
   constexpr std::size_t kRanks = 6;
-  // Every rank has one rail peer on each other host, and each of them sends the other a head.
-  constexpr std::size_t kHeads = kRanks * (kHosts - 1) * 8192;
   const auto bytes_in = [&](Space space, CollectiveKind kind) {
     Hosts hosts("aabbcc", kSmallLimits, space);
     hosts.run([&](int rank, HostCollectives& collectives) {
@@ -207,7 +208,7 @@ TEST(HostCollectives, SendsTheBytesOfTheFormulas) {
       collectives.run(args, kTimeout);
       static_cast<void>(rank);
     });
-    return hosts.network().bytes() - (space == Space::kCpu ? kHeads : 0);
+    return hosts.network().bytes();
   };
   // A rail's share is half of a tensor; there are 2 rails.
   for (const Space space : {Space::kCpu, Space::kStream}) {
@@ -235,7 +236,7 @@ TEST(HostCollectives, TakesAtMost64MiB) {
   }
 }
 
-// Whatever the two calls are, leaders of different hosts or ranks of one host meet.
+// Whatever the two calls are, ranks of one host compare them before they wait for another host.
 TEST(HostCollectives, DifferentCallsAreAnErrorOnEveryRank) {
   for (const int odd : {0, 1, 2, 3}) {
     for (const std::pair<int, int>& counts :
@@ -285,7 +286,7 @@ TEST(HostCollectives, DifferentKindsAndRootsAreAnErrorOnEveryRank) {
   }
 }
 
-// Leaders alone compare these, and messages are on their way before.
+// Ranks of one host compare these, and messages are on their way before.
 TEST(HostCollectives, DifferentGathersAndScattersAreAnErrorOnEveryRank) {
   struct Call {
     CollectiveKind kind;
@@ -344,6 +345,86 @@ TEST(HostCollectives, LeadersNameTheHostThatCallsOtherwise) {
   test::expect_error(errors[first ? 0 : 1], ErrorCode::kMismatch,
                      {"ranks made different calls", first ? "rank 1 on host b" : "rank 0 on host a",
                       "all_reduce", "5 elements", "4 elements"});
+}
+
+// NOTE [Late calls]: messages have no heads, and those of different calls do not match. Every rank
+// names the difference, in far less than the time-out.
+TEST(HostCollectives, LateRanksNameTheHostThatCallsOtherwise) {
+  for (const std::string layout : {"ab", "aabb", "abab", "aabbcc", "abc"}) {
+    SCOPED_TRACE(layout);
+    const auto odd_host = layout.size() > 3 ? 1 : 0;
+    for (const std::size_t other_count : {std::size_t{30'000}, std::size_t{10}}) {
+      Hosts hosts(layout, kSmallLimits, Space::kCpu, true);
+      const auto begin = std::chrono::steady_clock::now();
+      const auto errors = hosts.errors([&](int rank, HostCollectives& collectives) {
+        const int host = hosts.layout().host_of[static_cast<std::size_t>(rank)];
+        std::vector<float> data(host == odd_host ? other_count : 40'000);
+        collectives.run(test::sum_args(data), kTimeout);
+      });
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, kTimeout / 4);
+      bool found = false;
+      for (const auto& error : errors) {
+        ASSERT_TRUE(error);
+        EXPECT_NE(error->code(), ErrorCode::kTimeout) << error->what();
+        if (error->code() != ErrorCode::kMismatch) continue;
+        found = true;
+        test::expect_error(error, ErrorCode::kMismatch,
+                           {"ranks made different calls", "all_reduce", "40000 elements",
+                            text_of(other_count, " elements"), " on host "});
+      }
+      EXPECT_TRUE(found);
+    }
+  }
+}
+
+// Two ranks of different hosts that differ in a share between them, which nobody else knows.
+TEST(HostCollectives, LateRanksNameTheShareThatDiffers) {
+  // An engine that hands messages over, and one where the sender is in its next call by then.
+  for (const bool hands_over : {true, false}) {
+    Hosts hosts("aabb", kSmallLimits, Space::kAnyMemory, hands_over);
+    const auto errors = hosts.errors([&](int rank, HostCollectives& collectives) {
+      std::vector<float> in(4'000);
+      std::vector<float> out(4'000);
+      std::vector<Part> input;
+      std::vector<Part> output;
+      for (int peer = 0; peer < 4; ++peer) {
+        const auto at = static_cast<std::size_t>(peer) * 1'000;
+        input.push_back({&in[at], 900});
+        output.push_back({&out[at], rank == 3 && peer == 0 ? std::size_t{800} : 900});
+      }
+      CollectiveArgs args;
+      args.kind = CollectiveKind::kAllToAll;
+      args.dtype = Dtype::kFloat32;
+      args.input_parts = input;
+      args.output_parts = output;
+      collectives.run(args, kTimeout);
+      collectives.run(CollectiveArgs(), kTimeout);
+    });
+    std::vector<std::string> words{"ranks made different calls", "all_to_all", "rank 0 on host a"};
+    if (hands_over) {
+      words.insert(words.end(), {"sends this rank 3600 bytes", "this one expects 3200 bytes"});
+    } else {
+      words.insert(words.end(), {"has ended that call, without this rank", "barrier number 2"});
+    }
+    test::expect_error(errors[3], ErrorCode::kMismatch, words);
+    for (const auto& error : errors) {
+      ASSERT_TRUE(error);
+      EXPECT_NE(error->code(), ErrorCode::kTimeout) << error->what();
+    }
+  }
+}
+
+// A rank that is late, and not different, is waited for.
+TEST(HostCollectives, ARankThatIsLateIsWaitedFor) {
+  Hosts hosts("aabb", kSmallLimits);
+  hosts.run([&](int rank, HostCollectives& collectives) {
+    for (int round = 0; round < 2; ++round) {
+      if (rank == round) std::this_thread::sleep_for(4 * kLateCall);
+      std::vector<float> data(40'000, 1.0f);
+      collectives.run(test::sum_args(data), kTimeout);
+      EXPECT_EQ(data[39'999], 4.0f);
+    }
+  });
 }
 
 }  // namespace

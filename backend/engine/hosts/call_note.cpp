@@ -1,8 +1,7 @@
 #include "backend/engine/hosts/call_note.hpp"
 
 #include <cstring>
-#include <span>
-#include <string>
+#include <type_traits>
 
 #include "backend/engine/group/call_record.hpp"
 
@@ -15,7 +14,19 @@ struct WordHash {
   std::uint64_t value = 0xcbf29ce484222325U;
 };
 
-CallNote common_note(const CollectiveArgs& args, std::uint64_t sequence) {
+std::string text_of_note(const CallNote& note) {
+  const auto kind = static_cast<std::size_t>(note.kind);
+  const std::string_view name =
+      kind < kCollectiveKindNames.size() ? kCollectiveKindNames[kind] : "another call";
+  const auto dtype = static_cast<Dtype>(note.dtype);
+  return text_of(name, " number ", note.sequence, " of ", note.count, " elements (",
+                 note.dtype < kDtypeCount ? dtype_name(dtype) : "another dtype", ", operator ",
+                 note.op, ", root ", note.root, ")");
+}
+
+}  // namespace
+
+CallNote note_of(const CollectiveArgs& args, std::uint64_t sequence) {
   CallNote note;
   note.sequence = sequence;
   if (args.kind != CollectiveKind::kAllToAll) note.count = args.count;
@@ -32,36 +43,7 @@ CallNote common_note(const CollectiveArgs& args, std::uint64_t sequence) {
   return note;
 }
 
-CallNote note_with(const CollectiveArgs& args, std::uint64_t sequence, std::span<const Part> parts,
-                   int peer) {
-  CallNote note = common_note(args, sequence);
-  if (args.kind != CollectiveKind::kAllToAll) return note;
-  note.bytes_to_you = parts[static_cast<std::size_t>(peer)].count * dtype_bytes(args.dtype);
-  return note;
-}
-
-std::string text_of_note(const CallNote& note) {
-  const auto kind = static_cast<std::size_t>(note.kind);
-  const std::string_view name =
-      kind < kCollectiveKindNames.size() ? kCollectiveKindNames[kind] : "another call";
-  const auto dtype = static_cast<Dtype>(note.dtype);
-  return text_of(name, " number ", note.sequence, " of ", note.count, " elements (",
-                 note.dtype < kDtypeCount ? dtype_name(dtype) : "another dtype", ", operator ",
-                 note.op, ", root ", note.root, ", ", note.bytes_to_you, " bytes)");
-}
-
-}  // namespace
-
-CallNote note_to(const CollectiveArgs& args, std::uint64_t sequence, int peer) {
-  return note_with(args, sequence, args.input_parts, peer);
-}
-
-CallNote note_expected_from(const CollectiveArgs& args, std::uint64_t sequence, int peer) {
-  return note_with(args, sequence, args.output_parts, peer);
-}
-
-std::uint32_t call_hash(const CollectiveArgs& args, std::uint64_t sequence) {
-  const CallNote note = common_note(args, sequence);
+std::uint32_t hash_of(const CallNote& note) {
   WordHash hash;
   for (const std::uint64_t word : {note.sequence, note.count, note.counts_hash}) hash.add(word);
   for (const std::uint32_t word : {note.kind, note.dtype, note.op, note.root, note.layout}) {
@@ -76,9 +58,9 @@ bool same_note(const CallNote& a, const CallNote& b) {
   return std::memcmp(&a, &b, sizeof(CallNote)) == 0;
 }
 
-Error different_notes(const std::string& who, const CallNote& got, const CallNote& expected) {
+Error different_notes(const std::string& who, const CallNote& theirs, const CallNote& mine) {
   return Error(ErrorCode::kMismatch, "ranks made different calls: ", who, " made ",
-               text_of_note(got), ", this one ", text_of_note(expected));
+               text_of_note(theirs), ", this one ", text_of_note(mine));
 }
 
 }  // namespace symm

@@ -20,13 +20,9 @@
 // hosts; AVG divides at the end, PREMUL_SUM multiplies first. No step depends on the engine's own
 // order, so every rank has the same bits for every size and over any engine.
 //
-// All are collective over the group, block and throw Error. `heads` has been given the peers that
-// head_peers() names; of the calls over rails it has been started.
+// All are collective over the group, block and throw Error.
 #pragma once
 
-#include <vector>
-
-#include "backend/engine/hosts/call_heads.hpp"
 #include "backend/engine/hosts/host_legs.hpp"
 #include "kernels/core/collective.hpp"
 
@@ -41,19 +37,12 @@ inline bool moves_to_or_from_root(CollectiveKind kind) {
   return kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter;
 }
 
-// True where leaders alone compare the heads of a call that they do not carry out by themselves:
-// every rank has the same counts there, so a barrier of the host tells the others of it.
-bool leaders_compare(const HostLegs& legs, const CollectiveArgs& args);
-
-// With whom this rank exchanges heads in a call.
-std::vector<int> head_peers(const HostLegs& legs, const CollectiveArgs& args);
-
-void call_by_leaders(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args);
-void reduce_over_rails(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args);
-void reduce_scatter_over_rails(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args);
-void all_gather_over_rails(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args);
-void broadcast_over_rails(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args);
+void call_by_leaders(HostLegs& legs, const CollectiveArgs& args);
+void reduce_over_rails(HostLegs& legs, const CollectiveArgs& args);
+void reduce_scatter_over_rails(HostLegs& legs, const CollectiveArgs& args);
+void all_gather_over_rails(HostLegs& legs, const CollectiveArgs& args);
+void broadcast_over_rails(HostLegs& legs, const CollectiveArgs& args);
 // gather, scatter and all_to_all.
-void move_between_pairs(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args);
+void move_between_pairs(HostLegs& legs, const CollectiveArgs& args);
 
 }  // namespace symm

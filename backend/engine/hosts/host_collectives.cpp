@@ -12,11 +12,16 @@ namespace symm {
 
 HostCollectives::HostCollectives(std::string group, const HostLayout& layout, int rank,
                                  RankNames names, Communicator& local, LegSpace& space,
-                                 const HostLimits& limits)
+                                 const HostLimits& limits, std::shared_ptr<KeyValueStore> store)
     : group_(std::move(group)),
       communicator_(local),
       space_(space),
-      legs_(layout, rank, std::move(names), space, limits) {}
+      watch_(store == nullptr
+                 ? nullptr
+                 : std::make_unique<CallWatch>(
+                       CallWatch::Config{std::move(store), layout, rank, names},
+                       [this](const Error& difference) { give_up(difference.what()); })),
+      legs_(layout, rank, std::move(names), space, limits, watch_ ? watch_->awaited() : awaited_) {}
 
 void HostCollectives::validate(const CollectiveArgs& args) const {
   communicator_.local_group()->check_usable();
@@ -36,22 +41,29 @@ void HostCollectives::run(const CollectiveArgs& args, std::chrono::milliseconds 
   const std::lock_guard lock(mutex_);
   space_.check(args.kind);
   ++sequence_;
-  legs_.begin(timeout, call_hash(args, sequence_));
+  const CallNote note = note_of(args, sequence_);
+  legs_.begin(timeout, note);
+  if (watch_) watch_->begin(args, note);
   try {
     dispatch(args);
   } catch (const Error& error) {
+    // What the difference of two calls led to says less than the difference.
+    const std::optional<Error> difference = watch_ ? watch_->difference() : std::nullopt;
+    if (watch_) watch_->end();
+    const Error& cause = difference ? *difference : error;
     const HostLayout& layout = legs_.layout();
-    const std::string& host = layout.names[static_cast<std::size_t>(legs_.host())];
-    const Error named(error.code(), "group \"", group_, "\": ", collective_name(args.kind),
+    const Error named(cause.code(), "group \"", group_, "\": ", collective_name(args.kind),
                       " over hosts (", layout.text(), ") seq ", sequence_, ": ",
-                      legs_.names().name(legs_.rank()), " on host ", host, ": ", legs_.leg(), ": ",
-                      error.what(), who_is_gone());
+                      legs_.text_of_rank(legs_.rank()), ": ", legs_.leg(), ": ", cause.what(),
+                      who_is_gone());
     give_up(named.what());
     throw named;
   } catch (...) {
+    if (watch_) watch_->end();
     give_up("a collective over hosts was interrupted");
     throw;
   }
+  if (watch_) watch_->end();
 }
 
 // The other hosts may hear of a death before this one does, and close what they share with the
@@ -75,26 +87,21 @@ void HostCollectives::give_up(const std::string& reason) {
 }
 
 void HostCollectives::dispatch(const CollectiveArgs& args) {
-  CallHeads heads(legs_, args, sequence_, head_peers(legs_, args));
-  if (goes_by_leaders(legs_, args)) return call_by_leaders(legs_, heads, args);
+  if (goes_by_leaders(legs_, args)) return call_by_leaders(legs_, args);
   switch (args.kind) {
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kReduce:
-      heads.start();
-      return reduce_over_rails(legs_, heads, args);
+      return reduce_over_rails(legs_, args);
     case CollectiveKind::kReduceScatter:
-      heads.start();
-      return reduce_scatter_over_rails(legs_, heads, args);
+      return reduce_scatter_over_rails(legs_, args);
     case CollectiveKind::kAllGather:
-      heads.start();
-      return all_gather_over_rails(legs_, heads, args);
+      return all_gather_over_rails(legs_, args);
     case CollectiveKind::kBroadcast:
-      heads.start();
-      return broadcast_over_rails(legs_, heads, args);
+      return broadcast_over_rails(legs_, args);
     case CollectiveKind::kGather:
     case CollectiveKind::kScatter:
     case CollectiveKind::kAllToAll:
-      return move_between_pairs(legs_, heads, args);
+      return move_between_pairs(legs_, args);
     case CollectiveKind::kBarrier:
       return;  // always goes by leaders
   }

@@ -42,7 +42,7 @@ HostLimits cpu_limits(int hosts, bool few_cores, bool copies) {
 }
 
 HostLegs::HostLegs(const HostLayout& layout, int rank, RankNames names, LegSpace& space,
-                   const HostLimits& limits)
+                   const HostLimits& limits, std::atomic<int>& awaited)
     : layout_(layout),
       rank_(rank),
       host_(layout.host_of[static_cast<std::size_t>(rank)]),
@@ -50,15 +50,16 @@ HostLegs::HostLegs(const HostLayout& layout, int rank, RankNames names, LegSpace
       names_(std::move(names)),
       space_(space),
       limits_(limits),
-      memory_([&space](std::size_t bytes) { return space.allocate(bytes); }),
-      head_memory_([&space](std::size_t bytes) { return space.heads()->allocate(bytes); }) {
-  for (int peer = 0; peer < layout_.world_size(); ++peer) {
-    if (is_here(peer)) continue;
-    const bool for_us = stand_in(host_of(peer)) == peer;
-    const bool by_us = layout_.stand_in(host_, place_of(peer)) == rank_;
-    if (for_us || by_us) rail_peers_.push_back(peer);
-    if (leads() && place_of(peer) == 0) leaders_.push_back(peer);
+      awaited_(awaited),
+      memory_([&space](std::size_t bytes) { return space.allocate(bytes); }) {
+  for (int peer = 0; leads() && peer < layout_.world_size(); ++peer) {
+    if (!is_here(peer) && place_of(peer) == 0) leaders_.push_back(peer);
   }
+}
+
+std::string HostLegs::text_of_rank(int rank) const {
+  return text_of(names_.name(rank), " on host ",
+                 layout_.names[static_cast<std::size_t>(host_of(rank))]);
 }
 
 std::size_t HostLegs::of_each_host(std::size_t bytes) const {
@@ -78,11 +79,11 @@ std::vector<Part> HostLegs::rail_parts(const void* base, std::size_t begin, std:
   return parts;
 }
 
-void HostLegs::begin(milliseconds timeout, std::uint32_t call) {
+void HostLegs::begin(milliseconds timeout, const CallNote& note) {
   deadline_ = Deadline(timeout);
-  call_ = call;
+  note_ = note;
+  call_ = hash_of(note);
   memory_.take_all_back();
-  head_memory_.take_all_back();
 }
 
 milliseconds HostLegs::left() const {
@@ -108,23 +109,27 @@ std::byte* HostLegs::Blocks::take(std::size_t bytes) {
   return blocks_.back().data();
 }
 
-std::unique_ptr<HostTransfer> HostLegs::start(Messages to, Messages from) {
+std::unique_ptr<HostTransfer> HostLegs::start(Messages to, Messages from, std::uint32_t call) {
   leg_ = "the leg between hosts";
   const auto is_empty = [](const HostMessage& message) { return message.bytes.empty(); };
   std::erase_if(to, is_empty);
   std::erase_if(from, is_empty);
-  return to.empty() && from.empty() ? nullptr : space_.start(to, from);
+  return to.empty() && from.empty() ? nullptr : space_.start(to, from, call);
 }
 
-std::unique_ptr<HostTransfer> HostLegs::start_heads(const Messages& to, const Messages& from) {
-  leg_ = "the leg between hosts";
-  return to.empty() && from.empty() ? nullptr : space_.heads()->start(to, from);
+HostExchange HostLegs::exchange(Messages to, Messages from,
+                                const std::function<void()>& meanwhile) {
+  HostExchange exchange;
+  exchange.received = start(std::move(to), std::move(from));
+  meanwhile();
+  return exchange;
 }
 
 void HostLegs::finish(std::unique_ptr<HostTransfer>& transfer) {
   if (!transfer) return;
   leg_ = "the leg between hosts";
-  transfer->wait(left());
+  transfer->wait(left(), awaited_);
+  awaited_.store(-1, std::memory_order_relaxed);
   transfer.reset();
 }
 

@@ -7,6 +7,7 @@
 // ranks. Where a host has no rank at a place, another one stands in (HostLayout::stand_in).
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/engine/hosts/call_note.hpp"
 #include "backend/engine/hosts/host_layout.hpp"
 #include "backend/engine/legs/leg_space.hpp"
 #include "kernels/core/collective.hpp"
@@ -79,13 +81,16 @@ inline std::byte* at_byte(const void* base, std::size_t offset) {
 // A call at a time; not thread safe.
 class HostLegs {
  public:
-  // `rank` is a group rank. `layout` and `space` outlive this object.
+  // `rank` is a group rank. `layout`, `space` and `awaited`, the peer that is waited for, outlive
+  // this object.
   HostLegs(const HostLayout& layout, int rank, RankNames names, LegSpace& space,
-           const HostLimits& limits);
+           const HostLimits& limits, std::atomic<int>& awaited);
 
   const HostLayout& layout() const { return layout_; }
   const HostLimits& limits() const { return limits_; }
   const RankNames& names() const { return names_; }
+  // "rank 1 on host b"
+  std::string text_of_rank(int rank) const;
   int rank() const { return rank_; }
   int host() const { return host_; }
   int place() const { return place_; }
@@ -102,9 +107,6 @@ class HostLegs {
   }
   // Who stands on `host` for this rank's place.
   int stand_in(int host) const { return layout_.stand_in(host, place_); }
-  // The ranks of other hosts that stand for this rank's place, and those for whose place this rank
-  // stands. Each is such a peer of the other.
-  const std::vector<int>& rail_peers() const { return rail_peers_; }
   // Where this rank leads, the ranks that lead the other hosts.
   const std::vector<int>& leaders() const { return leaders_; }
 
@@ -121,9 +123,10 @@ class HostLegs {
   std::vector<Part> rail_parts(const void* base, std::size_t begin, std::size_t count,
                                std::size_t element_bytes) const;
 
-  // A new call: memory that was taken may be taken again. `call` is a hash of what is called; ranks
-  // of a host with different ones fail in their next local leg.
-  void begin(std::chrono::milliseconds timeout, std::uint32_t call);
+  // A new call: memory that was taken may be taken again. Ranks of a host with different notes fail
+  // in their next local leg.
+  void begin(std::chrono::milliseconds timeout, const CallNote& note);
+  const CallNote& note() const { return note_; }
 
   // A collective of the ranks of this host; ranks in `args` are places. Blocks; throws Error.
   void run_local(CollectiveArgs args);
@@ -133,19 +136,23 @@ class HostLegs {
 
   bool takes_any_memory() const { return space_.takes_any_memory(); }
   bool is_on_cpu() const { return space_.is_on_cpu(); }
-  // LegSpace::start, of what is not empty.
-  std::unique_ptr<HostTransfer> start(Messages to, Messages from);
+  // LegSpace::start, of what is not empty, and of this call alone.
+  std::unique_ptr<HostTransfer> start(Messages to, Messages from) {
+    return start(std::move(to), std::move(from), call_);
+  }
+  // The same of messages that match those of any call.
+  std::unique_ptr<HostTransfer> start_of_any_call(Messages to, Messages from) {
+    return start(std::move(to), std::move(from), 0);
+  }
+  // Both directions, on their way while `meanwhile`, a local leg, runs.
+  HostExchange exchange(
+      Messages to, Messages from, const std::function<void()>& meanwhile = [] {});
   // Waits for a transfer, or for none, and ends it.
   void finish(std::unique_ptr<HostTransfer>& transfer);
   void finish(HostExchange& exchange) {
     finish(exchange.received);
     finish(exchange.sent);
   }
-
-  // Heads of calls are exchanged, and each has room for so many bytes of data.
-  bool has_heads() const { return space_.heads() != nullptr; }
-  std::byte* take_for_heads(std::size_t bytes) { return head_memory_.take(bytes); }
-  std::unique_ptr<HostTransfer> start_heads(const Messages& to, const Messages& from);
 
   // LegSpace::copy; nothing where there are no bytes or both are one place.
   void copy(void* to, const void* from, std::size_t bytes) {
@@ -175,6 +182,7 @@ class HostLegs {
     std::size_t used_ = 0;   // and so many bytes of it
   };
 
+  std::unique_ptr<HostTransfer> start(Messages to, Messages from, std::uint32_t call);
   std::chrono::milliseconds left() const;
 
   const HostLayout& layout_;
@@ -184,13 +192,13 @@ class HostLegs {
   const RankNames names_;
   LegSpace& space_;
   const HostLimits limits_;
-  std::vector<int> rail_peers_;
+  std::atomic<int>& awaited_;
   std::vector<int> leaders_;
   Deadline deadline_{std::chrono::milliseconds(0)};  // of the call in progress
-  std::uint32_t call_ = 0;
+  CallNote note_;                                    // of that call
+  std::uint32_t call_ = 0;                           // its hash
   const char* leg_ = "";
   Blocks memory_;
-  Blocks head_memory_;
 };
 
 // AVG divides where the hosts' values are combined, and PREMUL_SUM has multiplied by then.

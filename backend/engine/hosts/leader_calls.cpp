@@ -59,17 +59,16 @@ std::size_t most_elements(const HostLegs& legs, const CollectiveArgs& args) {
   return 0;
 }
 
-// The data that leaders exchange; other ranks have no peers. In the heads where it fits, else
-// behind them: then the heads travel while the host combines.
+// The data that leaders exchange; other ranks have no peers. In heads where it fits, else in
+// messages of its size.
 class LeaderExchange {
  public:
-  LeaderExchange(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args)
-      : legs_(legs),
-        heads_(heads),
-        args_(args),
-        element_(dtype_bytes(args.dtype)),
-        in_heads_(legs.has_heads() && most_elements(legs, args) <= head_room(legs) / element_) {
-    if (in_heads_) return;
+  LeaderExchange(HostLegs& legs, const CollectiveArgs& args)
+      : legs_(legs), args_(args), element_(dtype_bytes(args.dtype)) {
+    if (legs.is_on_cpu() && most_elements(legs, args) <= head_room(legs) / element_) {
+      heads_.emplace(legs, legs.leaders());
+      return;
+    }
     // NOTE [Messages in the user's memory] in rail_movements.cpp.
     const bool in_place =
         args.kind == CollectiveKind::kBroadcast && legs.is_on_cpu() && legs.takes_any_memory();
@@ -77,32 +76,31 @@ class LeaderExchange {
       if (in_place && bytes > 0) return std::span(static_cast<std::byte*>(args.output), bytes);
       return room(bytes);
     };
-    for (const int peer : heads.peers()) {
+    for (const int peer : legs.leaders()) {
       to_.push_back({peer, memory(bytes_to(legs.host_of(peer)))});
       from_.push_back({peer, memory(bytes_from(legs.host_of(peer)))});
     }
-    heads.start();
   }
 
-  std::size_t peers() const { return heads_.peers().size(); }
-  int host_of(std::size_t index) const { return legs_.host_of(heads_.peers()[index]); }
+  std::size_t peers() const { return legs_.leaders().size(); }
+  int host_of(std::size_t index) const { return legs_.host_of(legs_.leaders()[index]); }
   // Null where nothing goes to that peer, or comes from it.
   std::byte* to(std::size_t index) {
     if (bytes_to(host_of(index)) == 0) return nullptr;
-    return in_heads_ ? heads_.room_to(index) : to_[index].bytes.data();
+    return heads_ ? heads_->room_to(index) : to_[index].bytes.data();
   }
   const std::byte* from(std::size_t index) const {
     if (bytes_from(host_of(index)) == 0) return nullptr;
-    return in_heads_ ? heads_.room_from(index) : from_[index].bytes.data();
+    return heads_ ? heads_->room_from(index) : from_[index].bytes.data();
   }
 
   // What to() names has been filled.
   void start() {
-    if (in_heads_) return heads_.start();
-    exchange_ = heads_.exchange(to_, from_);
+    if (heads_) return heads_->start();
+    exchange_ = legs_.exchange(to_, from_);
   }
   void finish() {
-    if (in_heads_) return heads_.finish();
+    if (heads_) return heads_->finish();
     legs_.finish(exchange_);
   }
 
@@ -128,17 +126,16 @@ class LeaderExchange {
       case CollectiveKind::kAllGather:
         return elements_of_host(legs_, args_, from) * element_;
       case CollectiveKind::kBarrier:
-        return in_heads_ ? 0 : 1;  // a message to wait for
+        return heads_ ? 0 : 1;  // a message to wait for
       default:
         return most_elements(legs_, args_) * element_;
     }
   }
 
   HostLegs& legs_;
-  CallHeads& heads_;
   const CollectiveArgs& args_;
   const std::size_t element_;
-  const bool in_heads_;
+  std::optional<CallHeads> heads_;
   Messages to_;
   Messages from_;
   HostExchange exchange_;
@@ -334,8 +331,8 @@ bool goes_by_leaders(const HostLegs& legs, const CollectiveArgs& args) {
   return most_elements(legs, args) <= most / dtype_bytes(args.dtype);
 }
 
-void call_by_leaders(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args) {
-  LeaderExchange exchange(legs, heads, args);
+void call_by_leaders(HostLegs& legs, const CollectiveArgs& args) {
+  LeaderExchange exchange(legs, args);
   switch (args.kind) {
     case CollectiveKind::kBarrier:
       return barrier(legs, exchange);

@@ -10,16 +10,12 @@ namespace {
 constexpr std::size_t kLeastChunk = std::size_t{16} << 10;
 
 // gather, scatter and all_to_all: bytes for each rank and from each rank. What is for a rank of
-// another host goes in the head where it fits, else behind it: from the sender's tensor to the
-// receiver's where the link takes any memory, else in chunks through the link's.
+// another host goes from the sender's tensor to the receiver's where the link takes any memory,
+// else in chunks through the link's.
 class PairMovement {
  public:
-  PairMovement(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args)
-      : legs_(legs),
-        heads_(heads),
-        element_(dtype_bytes(args.dtype)),
-        leaders_compare_(leaders_compare(legs, args)),
-        receives_here_(legs.is_here(args.root) == (args.kind == CollectiveKind::kGather)) {
+  PairMovement(HostLegs& legs, const CollectiveArgs& args)
+      : legs_(legs), element_(dtype_bytes(args.dtype)) {
     const auto world = static_cast<std::size_t>(legs.layout().world_size());
     to_.resize(world);
     from_.resize(world);
@@ -39,22 +35,12 @@ class PairMovement {
   }
 
   void run() {
-    for (std::size_t i = 0; i < heads_.peers().size(); ++i) {
-      const Part& part = of(to_, heads_.peers()[i]);
-      if (fits_head(part) && part.count > 0) {
-        legs_.copy(heads_.room_to(i), part.data, part.count);
-      }
-    }
-    heads_.start();
-    const auto move_here = [this] {
-      move_in_host();
-      finish_heads();
-    };
     if (legs_.takes_any_memory()) {
-      HostExchange exchange = heads_.exchange(in_place(to_), in_place(from_), move_here);
+      HostExchange exchange =
+          legs_.exchange(in_place(to_), in_place(from_), [this] { move_in_host(); });
       return legs_.finish(exchange);
     }
-    move_here();
+    move_in_host();
     move_chunks();
   }
 
@@ -72,21 +58,6 @@ class PairMovement {
   static const Part& of(const std::vector<Part>& parts, int rank) {
     return parts[static_cast<std::size_t>(rank)];
   }
-  bool fits_head(const Part& part) const {
-    return part.count == 0 || (!leaders_compare_ && part.count <= head_room(legs_));
-  }
-
-  void finish_heads() {
-    heads_.finish();
-    if (leaders_compare_ && receives_here_) legs_.run_local({});  // the leader has compared
-    for (std::size_t i = 0; i < heads_.peers().size(); ++i) {
-      const Part& part = of(from_, heads_.peers()[i]);
-      if (fits_head(part) && part.count > 0) {
-        legs_.copy(part.data, heads_.room_from(i), part.count);
-      }
-    }
-  }
-
   void move_in_host() {
     std::vector<Part> input;
     std::vector<Part> output;
@@ -101,13 +72,13 @@ class PairMovement {
     legs_.run_local(local);
   }
 
-  // What is behind the heads, where it lies.
+  // What ranks of other hosts exchange with this one, where it lies.
   Messages in_place(const std::vector<Part>& parts) const {
     const std::size_t most = legs_.limits().message_bytes;
     Messages made;
     for (int rank = 0; rank < legs_.layout().world_size(); ++rank) {
       const Part& whole = of(parts, rank);
-      if (legs_.is_here(rank) || fits_head(whole)) continue;
+      if (legs_.is_here(rank) || whole.count == 0) continue;
       for (std::size_t begin = 0; begin < whole.count; begin += most) {
         made.push_back({rank, {at_byte(whole.data, begin), std::min(most, whole.count - begin)}});
       }
@@ -119,7 +90,7 @@ class PairMovement {
     std::vector<Pair> pairs;
     for (int rank = 0; rank < legs_.layout().world_size(); ++rank) {
       const Part& whole = of(parts, rank);
-      if (legs_.is_here(rank) || fits_head(whole)) continue;
+      if (legs_.is_here(rank) || whole.count == 0) continue;
       const std::size_t bytes = std::min(chunk_, whole.count);
       pairs.push_back({rank, whole, {legs_.take(bytes), legs_.take(bytes)}});
     }
@@ -168,19 +139,16 @@ class PairMovement {
   }
 
   HostLegs& legs_;
-  CallHeads& heads_;
   const std::size_t element_;
-  const bool leaders_compare_;
-  const bool receives_here_;  // where leaders compare: a rank of this host, from another one
-  std::vector<Part> to_;      // by rank, in bytes
-  std::vector<Part> from_;    // by rank, in bytes
-  std::size_t chunk_ = 0;     // bytes of a whole chunk of a pair
+  std::vector<Part> to_;    // by rank, in bytes
+  std::vector<Part> from_;  // by rank, in bytes
+  std::size_t chunk_ = 0;   // bytes of a whole chunk of a pair
 };
 
 }  // namespace
 
-void move_between_pairs(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args) {
-  PairMovement(legs, heads, args).run();
+void move_between_pairs(HostLegs& legs, const CollectiveArgs& args) {
+  PairMovement(legs, args).run();
 }
 
 }  // namespace symm

@@ -35,11 +35,11 @@ class RailAllGather {
     }
   }
 
-  void run(CallHeads& heads) {
+  void run() {
     for (std::size_t step = 0; step <= chunks_; ++step) {
       if (step < chunks_) {
         in_flight(step).exchange =
-            heads.exchange(sent(step), received(step), [this, step] { gather_own_host(step); });
+            legs_.exchange(sent(step), received(step), [this, step] { gather_own_host(step); });
       }
       if (step >= 1) gather_others(step - 1);
     }
@@ -158,16 +158,15 @@ class RailBroadcast {
     for (Chunk& chunk : in_flight_) chunk.share = legs.take((chunk_ / rails + 1) * element_);
   }
 
-  void run(CallHeads& heads) {
+  void run() {
     if (from_here_) {
       for (std::size_t index = 0; index < chunks_; ++index) {
         broadcast_here(index);
-        send(heads, index);
+        send(index);
       }
       for (Chunk& chunk : in_flight_) legs_.finish(chunk.exchange);
       return;
     }
-    heads.finish();
     for (std::size_t index = 0; index < std::min(chunks_, in_flight_.size()); ++index) {
       receive(index);
     }
@@ -210,8 +209,8 @@ class RailBroadcast {
     legs_.run_local(local);
   }
 
-  void send(CallHeads& heads, std::size_t index) {
-    if (!legs_.on_rail()) return heads.finish();
+  void send(std::size_t index) {
+    if (!legs_.on_rail()) return;
     Chunk& chunk = in_flight(index);
     legs_.finish(chunk.exchange);
     const Share own = own_share(index);
@@ -222,7 +221,7 @@ class RailBroadcast {
       if (host == legs_.host()) continue;
       to.push_back({legs_.stand_in(host), {share, own.count * element_}});
     }
-    chunk.exchange = heads.exchange(std::move(to), {});
+    chunk.exchange = legs_.exchange(std::move(to), {});
   }
 
   void receive(std::size_t index) {
@@ -257,12 +256,12 @@ class RailBroadcast {
 
 }  // namespace
 
-void all_gather_over_rails(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args) {
-  RailAllGather(legs, args).run(heads);
+void all_gather_over_rails(HostLegs& legs, const CollectiveArgs& args) {
+  RailAllGather(legs, args).run();
 }
 
-void broadcast_over_rails(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args) {
-  RailBroadcast(legs, args).run(heads);
+void broadcast_over_rails(HostLegs& legs, const CollectiveArgs& args) {
+  RailBroadcast(legs, args).run();
 }
 
 }  // namespace symm

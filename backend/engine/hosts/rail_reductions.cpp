@@ -33,12 +33,12 @@ class RailReduction {
     }
   }
 
-  void run(CallHeads& heads) {
+  void run() {
     const std::size_t lag = whole_shares_ ? 1 : 2;
     for (std::size_t step = 0; step < chunks_ + lag; ++step) {
       if (step < chunks_) {
         scatter(step);
-        exchange_partials(heads, step);
+        exchange_partials(step);
       }
       if (step >= 1 && step - 1 < chunks_) fold(step - 1);
       if (step >= lag) gather(step - lag);
@@ -104,8 +104,8 @@ class RailReduction {
     return chunk.incoming + n * folded_by(legs_.host(), chunk).count * element_;
   }
 
-  void exchange_partials(CallHeads& heads, std::size_t index) {
-    if (!legs_.on_rail()) return heads.finish();
+  void exchange_partials(std::size_t index) {
+    if (!legs_.on_rail()) return;
     Chunk& chunk = in_flight(index);
     const Share mine = folded_by(legs_.host(), chunk);
     Messages to;
@@ -115,7 +115,7 @@ class RailReduction {
       to.push_back(message(host, chunk.partial, folded_by(host, chunk)));
       from.push_back(message(host, incoming(chunk, from.size()), {0, mine.count}));
     }
-    chunk.exchange = heads.exchange(std::move(to), std::move(from));
+    chunk.exchange = legs_.exchange(std::move(to), std::move(from));
   }
 
   void fold(std::size_t index) {
@@ -209,11 +209,11 @@ class RailReduceScatter {
     }
   }
 
-  void run(CallHeads& heads) {
+  void run() {
     for (std::size_t step = 0; step <= chunks_; ++step) {
       if (step < chunks_) {
         Messages to = scatter(step);
-        exchange(heads, step, std::move(to));
+        exchange(step, std::move(to));
       }
       if (step >= 1) fold(step - 1);
     }
@@ -273,7 +273,7 @@ class RailReduceScatter {
     return local.count;
   }
 
-  void exchange(CallHeads& heads, std::size_t index, Messages to) {
+  void exchange(std::size_t index, Messages to) {
     Chunk& chunk = in_flight(index);
     const std::size_t bytes = in_chunk(index, args_.count) * element_;
     Messages from;
@@ -281,7 +281,7 @@ class RailReduceScatter {
       if (host == legs_.host()) continue;
       from.push_back({legs_.stand_in(host), {chunk.incoming + from.size() * bytes, bytes}});
     }
-    chunk.exchange = heads.exchange(std::move(to), std::move(from));
+    chunk.exchange = legs_.exchange(std::move(to), std::move(from));
   }
 
   void fold(std::size_t index) {
@@ -308,12 +308,12 @@ class RailReduceScatter {
 
 }  // namespace
 
-void reduce_over_rails(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args) {
-  RailReduction(legs, args).run(heads);
+void reduce_over_rails(HostLegs& legs, const CollectiveArgs& args) {
+  RailReduction(legs, args).run();
 }
 
-void reduce_scatter_over_rails(HostLegs& legs, CallHeads& heads, const CollectiveArgs& args) {
-  RailReduceScatter(legs, args).run(heads);
+void reduce_scatter_over_rails(HostLegs& legs, const CollectiveArgs& args) {
+  RailReduceScatter(legs, args).run();
 }
 
 }  // namespace symm

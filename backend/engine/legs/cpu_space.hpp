@@ -15,10 +15,10 @@ class CpuSpace final : public LegSpace {
   std::span<std::byte> allocate(std::size_t bytes) override { return link_.allocate(bytes); }
   bool takes_any_memory() const override { return link_.takes_any_memory(); }
   std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                      std::span<const HostMessage> from) override {
-    return link_.start(to, from);
+                                      std::span<const HostMessage> from,
+                                      std::uint32_t call) override {
+    return link_.start(to, from, call);
   }
-  HostLink* heads() override { return &link_; }
   bool is_on_cpu() const override { return true; }
   void run_local(const CollectiveArgs& args, std::chrono::milliseconds timeout) override;
   void fold(const FoldCall& call) override;

@@ -1,8 +1,10 @@
 // What moves bytes between the hosts of a group.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,8 +24,9 @@ class HostTransfer {
   // Where the link takes any memory, what it does not own is left alone from then on, whatever has
   // become of the messages.
   virtual ~HostTransfer() = default;
-  // Returns when all of them have left or arrived. Throws Error: kTimeout, kPeerLost, kAborted.
-  virtual void wait(std::chrono::milliseconds timeout) = 0;
+  // Returns when all of them have left or arrived; `awaited` says for which peer it waits. Throws
+  // Error: kTimeout, kPeerLost, kAborted.
+  virtual void wait(std::chrono::milliseconds timeout, std::atomic<int>& awaited) = 0;
 };
 
 class HostLink {
@@ -41,10 +44,12 @@ class HostLink {
   // every rank.
   virtual bool takes_any_memory() const = 0;
 
-  // Begins to send `to` and to receive `from`; both sides of a pair name messages of the same sizes
-  // in the same order, none of them empty. Does not wait. Throws Error.
+  // Begins to send `to` and to receive `from`, none of them empty. Those of a pair match in their
+  // order where they have one `call`, a hash of what is called, and one size; others never do, but
+  // where hashes happen to be equal (1 of 2^29). Does not wait. Throws Error.
   virtual std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                              std::span<const HostMessage> from) = 0;
+                                              std::span<const HostMessage> from,
+                                              std::uint32_t call) = 0;
 
   // Makes waits in progress throw, here and, once the engine has told them, on the other hosts.
   // Local, any thread.

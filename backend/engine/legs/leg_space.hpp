@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -29,12 +30,9 @@ class LegSpace {
   // As HostLink's.
   virtual bool takes_any_memory() const = 0;
   virtual std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                              std::span<const HostMessage> from) = 0;
-
-  // What carries the heads of calls (NOTE [Heads] in call_heads.hpp), which lie in memory of the
-  // CPU; null where a rank could read one only by waiting for its stream: then there are none.
-  virtual HostLink* heads() = 0;
-  // Whether messages lie in memory of the CPU too, so that small ones fit into heads.
+                                              std::span<const HostMessage> from,
+                                              std::uint32_t call) = 0;
+  // Whether messages lie in memory of the CPU, where they can be read at once.
   virtual bool is_on_cpu() const = 0;
 
   // Throws Error(kUnsupported) where a call of that kind cannot be made now. Before anything else

@@ -33,10 +33,10 @@ class StreamSpace final : public LegSpace {
   // NOTE [Memory of captured messages]
   bool takes_any_memory() const override { return link_.takes_any_memory() && !to_.captured; }
   std::unique_ptr<HostTransfer> start(std::span<const HostMessage> to,
-                                      std::span<const HostMessage> from) override {
-    return link_.start(to, from);
+                                      std::span<const HostMessage> from,
+                                      std::uint32_t call) override {
+    return link_.start(to, from, call);
   }
-  HostLink* heads() override { return link_.heads(); }
   bool is_on_cpu() const override { return false; }
   // A call that is captured needs an engine that can be, and one of its kind before the capture,
   // which has connected the ranks.

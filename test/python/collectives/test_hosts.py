@@ -126,6 +126,66 @@ def test_different_calls_are_found():
     check_on("aabb", different_calls, timeout=5.0)
 
 
+def other_count(first_host):
+    dist.all_reduce(torch.ones(400_000 if first_host else 300_000))
+
+
+def other_kind(first_host):
+    if first_host:
+        dist.all_reduce(torch.ones(400_000))
+    else:
+        dist.barrier()
+
+
+def other_root(first_host):
+    dist.broadcast(torch.ones(5_000_000), 0 if first_host else 1)
+
+
+def other_share(first_host):
+    rank = dist.get_rank()
+    # What rank 3 expects of rank 0 alone.
+    expected = [50_000 - 1_000 * (rank == 3 and peer == 0) for peer in range(4)]
+    dist.all_to_all_single(torch.empty(sum(expected)), torch.ones(200_000), expected, [50_000] * 4)
+
+
+def late_differences(rank, hosts, call):
+    first_host = hosts[rank] == hosts[0]
+    begin = time.monotonic()
+    try:
+        call(first_host)
+        dist.barrier()  # where a rank's part of the call waits for nobody
+    except ERRORS as error:
+        return str(error), time.monotonic() - begin
+    return "", 0.0
+
+
+# Without heads: messages do not match, and ranks find out as they wait, long before the time-out.
+@pytest.mark.parametrize("call", [other_count, other_kind, other_root, other_share])
+def test_different_calls_without_heads_are_found(call):
+    reports = run_on("aabb", late_differences, call, timeout=30.0)
+    assert all(report.returned for report in reports), describe(reports)
+    texts = [report.value[0] for report in reports]
+    assert all("over hosts" in text for text in texts), texts
+    named = [text for text in texts if "ranks made different calls" in text]
+    assert any("host-a" in text and "host-b" in text for text in named), texts
+    assert max(report.value[1] for report in reports) < 12.0, reports
+
+
+def late_rank(rank, hosts):
+    problems = []
+    for late in (0, 3):
+        if rank == late:
+            time.sleep(1.0)
+        tensor = torch.full((400_000,), float(rank))
+        dist.all_reduce(tensor)
+        problems += model.mismatch(f"behind rank {late}", tensor, torch.full((400_000,), 6.0))
+    return problems
+
+
+def test_a_rank_that_is_late_is_no_difference():
+    check_on("aabb", late_rank, timeout=20.0)
+
+
 def refusals(rank, hosts):
     import torch.distributed._symmetric_memory as symm_mem
 
