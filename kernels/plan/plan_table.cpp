@@ -99,9 +99,9 @@ PlanTable table_of(std::initializer_list<WireLimits> limits) {
 
 }  // namespace
 
-// The limits of two ranks are measured (docs/experiments.md, "Wires and pipelines", of lines "Rounds
-// of tiles"), and those of lines among four (the same); the others are estimated from the bytes
-// that a rank sends and from the boxes, which are smaller.
+// The limits of two ranks are measured (docs/experiments.md, "Wires and pipelines", of lines
+// "Rounds of tiles"), and those of lines among four (the same); the others are estimated from the
+// bytes that a rank sends and from the boxes, which are smaller.
 const PlanTable& PlanTable::built_in_gpu(WireKind wire) {
   static const PlanTable ll = table_of({{.min_world = 2,
                                          .max_world = 2,

@@ -2,7 +2,7 @@
 //
 // NOTE [Late calls]
 // Messages between hosts match where both ends make the same call, and a comparison before them
-// would cost a call of some megabytes a third of its time (docs/many_hosts.md). So nothing is
+// would cost a call of some megabytes a fifth of its time (docs/many_hosts.md). So nothing is
 // compared as long as calls come to their end. A rank whose call has taken kLateCall writes a note
 // of it to the group's store, one as its host's and one as its own, and reads those of the hosts: a
 // note of the same number and other content is a different call. Of the rank that it waits for it
