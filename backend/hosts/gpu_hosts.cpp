@@ -34,6 +34,12 @@ std::string gpu_problem(const std::string& engine) {
 
 }  // namespace
 
+std::shared_ptr<C10dStore> store_of_late_calls(const c10::intrusive_ptr<c10d::Store>& store,
+                                               const std::string& device) {
+  return std::make_shared<C10dStore>(
+      c10::make_intrusive<c10d::PrefixStore>("symm/late/" + device, store));
+}
+
 GpuHosts::GpuHosts(const Config& config, DeviceGroup& local, std::shared_ptr<DeviceStreams> streams)
     : config_(config),
       local_(local),
@@ -125,15 +131,13 @@ void GpuHosts::connect() {
                                          "the CPU"
                                        : " carries CUDA tensors between hosts",
                        engine_->why.empty() ? "" : ", as " + engine_->why);
-  std::shared_ptr<KeyValueStore> store_of_late_calls;
-  if (engine_->staged) {
-    store_of_late_calls = std::make_shared<C10dStore>(
-        c10::make_intrusive<c10d::PrefixStore>("symm/late/gpu", config_.store));
-  }
+  // Else run() does not wait for messages.
+  std::shared_ptr<KeyValueStore> late;
+  if (engine_->staged) late = store_of_late_calls(config_.store, "gpu");
   space_ = std::make_unique<StreamSpace>(local_, *link);
   collectives_ = std::make_unique<HostCollectives>(
       config_.group_name, config_.layout, config_.rank, config_.names, config_.local, *space_,
-      gpu_limits(config_.layout.host_count()), std::move(store_of_late_calls));
+      gpu_limits(config_.layout.host_count()), std::move(late));
 }
 
 std::optional<std::string> GpuHosts::engine_text() const {

@@ -24,8 +24,14 @@
 #include "backend/hosts/gpu_link.hpp"
 #include "backend/hosts/staged_link.hpp"
 #include "backend/streams/device_streams.hpp"
+#include "symm_mem/c10d/c10d_store.hpp"
 
 namespace symm {
+
+// Where ranks of a group write of calls on the "cpu" or the "gpu" that are late (NOTE [Late calls]
+// in call_watch.hpp).
+std::shared_ptr<C10dStore> store_of_late_calls(const c10::intrusive_ptr<c10d::Store>& store,
+                                               const std::string& device);
 
 class GpuHosts {
  public:

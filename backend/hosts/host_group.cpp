@@ -248,6 +248,9 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
   CommunicatorConfig here = config_of_host(config, layout_);
   here.busy_threads = kThreadsOfRank * agreed.ranks_on_machine;
   engine_ = GroupEngine::create(local, here);
+  const std::shared_ptr<C10dStore> late = store_of_late_calls(store, "cpu");
+  CallWatch::clear(*late, layout_, rank_);
+  CallWatch::clear(*store_of_late_calls(store, "gpu"), layout_, rank_);
   const std::string what = engine + " could not connect the hosts (" + layout_.text() + ")";
   auto backend = through_engine(what, [&] {
     return engines_of_process.load()->make(
@@ -267,8 +270,7 @@ HostGroup::HostGroup(const c10::intrusive_ptr<c10d::Store>& store, const Communi
   space_ = std::make_unique<CpuSpace>(engine_->communicator(), *link_);
   collectives_ = std::make_unique<HostCollectives>(
       config.group_name, layout_, rank_, names_, engine_->communicator(), *space_,
-      cpu_limits(layout_.host_count(), agreed.few_cores, !link_->takes_any_memory()),
-      std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>("symm/late/cpu", store)));
+      cpu_limits(layout_.host_count(), agreed.few_cores, !link_->takes_any_memory()), late);
 }
 
 GpuHosts& HostGroup::gpu(DeviceGroup& local, const std::shared_ptr<DeviceStreams>& streams) {

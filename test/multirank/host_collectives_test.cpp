@@ -81,6 +81,7 @@ class Hosts {
   int world_size() const { return layout_.world_size(); }
   const HostLayout& layout() const { return layout_; }
   test::MemoryNetwork& network() { return network_; }
+  void clear_late(int rank) { CallWatch::clear(*late_, layout_, rank); }
 
   std::vector<std::optional<Error>> errors(const std::function<void(int, HostCollectives&)>& body) {
     return test::errors_of_ranks(world_size(), [&](int rank) {
@@ -412,6 +413,22 @@ TEST(HostCollectives, LateRanksNameTheShareThatDiffers) {
       EXPECT_NE(error->code(), ErrorCode::kTimeout) << error->what();
     }
   }
+}
+
+// A group of before has left notes under the same keys.
+TEST(HostCollectives, NotesOfAnEarlierGroupAreNoDifference) {
+  Hosts hosts("aabb", kSmallLimits);
+  const auto late_call = [&](std::size_t count) {
+    hosts.run([&](int rank, HostCollectives& collectives) {
+      hosts.clear_late(rank);
+      std::vector<float> data(count, 1.0f);
+      collectives.run(CollectiveArgs(), kTimeout);
+      if (rank == 0) std::this_thread::sleep_for(4 * kLateCall);
+      collectives.run(test::sum_args(data), kTimeout);
+    });
+  };
+  late_call(40'000);
+  late_call(30'000);
 }
 
 // A rank that is late, and not different, is waited for.

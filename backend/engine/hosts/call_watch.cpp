@@ -51,6 +51,10 @@ class CallWatch::Notes {
 
   explicit Notes(Config config) : config_(std::move(config)) {}
 
+  static void clear(KeyValueStore& store, int host, int rank) {
+    for (const std::string& key : {key_of_host(host), key_of_rank(rank)}) store.set(key, {0});
+  }
+
   // The look `number` of a call, from 0 on, that waits for `peer`, or for none.
   std::optional<Error> look(const Call& mine, int number, int peer) try {
     const int hosts = config_.layout.host_count();
@@ -202,6 +206,10 @@ struct CallWatch::State {
     }
   }
 };
+
+void CallWatch::clear(KeyValueStore& store, const HostLayout& layout, int rank) {
+  Notes::clear(store, layout.host_of[static_cast<std::size_t>(rank)], rank);
+}
 
 CallWatch::CallWatch(Config config, std::function<void(const Error& difference)> found)
     : state_(std::make_shared<State>(std::move(config), std::move(found))) {}

@@ -43,6 +43,10 @@ class CallWatch {
     int rank = 0;  // group rank
     RankNames names;
   };
+  // Before the ranks of a group have met: what one of an earlier group over that store, under the
+  // same name, has written is no note of a call. Local.
+  static void clear(KeyValueStore& store, const HostLayout& layout, int rank);
+
   // `found` is called by the thread, during a call, with the difference.
   CallWatch(Config config, std::function<void(const Error& difference)> found);
   ~CallWatch();
