@@ -325,7 +325,7 @@ NOT_MODELLED: dict[str, dict[str, str]] = {
     BULK: {
         "sequence = load_relaxed(": "a rank's own counter",
         "global_pointer(params_.page)->entered": "progress that hosts read for messages only",
-        "dead) == 0": "a dead group's counters are left as they are",
+        "dead) == 0": "a dead group's counters are left as they are; the vote on it orders nothing",
     },
     CHUNK: {},
     CALLS: {
