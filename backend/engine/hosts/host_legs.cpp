@@ -117,12 +117,11 @@ std::unique_ptr<HostTransfer> HostLegs::start(Messages to, Messages from, std::u
   return to.empty() && from.empty() ? nullptr : space_.start(to, from, call);
 }
 
-HostExchange HostLegs::exchange(Messages to, Messages from,
-                                const std::function<void()>& meanwhile) {
-  HostExchange exchange;
-  exchange.received = start(std::move(to), std::move(from));
+std::unique_ptr<HostTransfer> HostLegs::exchange(Messages to, Messages from,
+                                                 const std::function<void()>& meanwhile) {
+  std::unique_ptr<HostTransfer> transfer = start(std::move(to), std::move(from));
   meanwhile();
-  return exchange;
+  return transfer;
 }
 
 void HostLegs::finish(std::unique_ptr<HostTransfer>& transfer) {

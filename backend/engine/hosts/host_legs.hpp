@@ -28,12 +28,6 @@ namespace symm {
 
 using Messages = std::vector<HostMessage>;
 
-// Messages under way in both directions; all of them may be in one of the two.
-struct HostExchange {
-  std::unique_ptr<HostTransfer> sent;
-  std::unique_ptr<HostTransfer> received;
-};
-
 // Sizes in bytes by which calls are carried out. The same on every rank.
 struct HostLimits {
   // The most that one leader tells another. Below it fewer threads of the engine at work are worth
@@ -147,14 +141,10 @@ class HostLegs {
     return start(std::move(to), std::move(from), 0);
   }
   // Both directions, on their way while `meanwhile`, a local leg, runs.
-  HostExchange exchange(
+  std::unique_ptr<HostTransfer> exchange(
       Messages to, Messages from, const std::function<void()>& meanwhile = [] {});
   // Waits for a transfer, or for none, and ends it.
   void finish(std::unique_ptr<HostTransfer>& transfer);
-  void finish(HostExchange& exchange) {
-    finish(exchange.received);
-    finish(exchange.sent);
-  }
 
   // LegSpace::copy; nothing where there are no bytes or both are one place.
   void copy(void* to, const void* from, std::size_t bytes) {

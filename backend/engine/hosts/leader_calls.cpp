@@ -138,7 +138,7 @@ class LeaderExchange {
   std::optional<CallHeads> heads_;
   Messages to_;
   Messages from_;
-  HostExchange exchange_;
+  std::unique_ptr<HostTransfer> exchange_;
 };
 
 void reduction(HostLegs& legs, LeaderExchange& exchange, const CollectiveArgs& args) {

@@ -36,7 +36,7 @@ class PairMovement {
 
   void run() {
     if (legs_.takes_any_memory()) {
-      HostExchange exchange =
+      std::unique_ptr<HostTransfer> exchange =
           legs_.exchange(in_place(to_), in_place(from_), [this] { move_in_host(); });
       return legs_.finish(exchange);
     }

@@ -54,7 +54,7 @@ class RailAllGather {
   struct Chunk {
     std::byte* outgoing = nullptr;
     std::vector<std::byte*> incoming;  // by run
-    HostExchange exchange;
+    std::unique_ptr<HostTransfer> exchange;
   };
 
   // NOTE [Messages in the user's memory]
@@ -180,7 +180,7 @@ class RailBroadcast {
  private:
   struct Chunk {
     std::byte* share = nullptr;  // this rail's
-    HostExchange exchange;
+    std::unique_ptr<HostTransfer> exchange;
   };
 
   // NOTE [Messages in the user's memory]
@@ -228,7 +228,7 @@ class RailBroadcast {
     if (!legs_.on_rail()) return;
     Chunk& chunk = in_flight(index);
     const int from = legs_.stand_in(legs_.host_of(args_.root));
-    chunk.exchange.received =
+    chunk.exchange =
         legs_.start({}, {{from, {share_of(index), own_share(index).count * element_}}});
   }
 

@@ -52,7 +52,7 @@ class RailReduction {
     std::byte* partial = nullptr;   // this rail's share, combined in this host
     std::byte* incoming = nullptr;  // what this host folds of it, of each other host
     std::byte* result = nullptr;    // the share, folded
-    HostExchange exchange;
+    std::unique_ptr<HostTransfer> exchange;
   };
 
   // Where what is folded needs no other exchange, its place in the output will do.
@@ -145,7 +145,7 @@ class RailReduction {
         from.push_back(message(host, chunk.result, folded_by(host, chunk)));
       }
     }
-    chunk.exchange.received = legs_.start(std::move(to), std::move(from));
+    chunk.exchange = legs_.start(std::move(to), std::move(from));
   }
 
   void gather(std::size_t index) {
@@ -224,7 +224,7 @@ class RailReduceScatter {
     std::vector<std::byte*> partials;  // by run of ranks, each as many as this host has
     const std::byte* own = nullptr;    // this rank's, combined in this host
     std::byte* incoming = nullptr;     // of the other hosts, for this rank
-    HostExchange exchange;
+    std::unique_ptr<HostTransfer> exchange;
   };
 
   Chunk& in_flight(std::size_t index) { return in_flight_[index % in_flight_.size()]; }
