@@ -131,7 +131,7 @@ TEST(Communicator, NamesWhoDidNotArrive) {
       communicator->run(sum_args(data));
     }
     const auto error =
-        test::error_of([&] { communicator->run(sum_args(data), milliseconds(300)); });
+        test::error_of([&] { communicator->run(sum_args(data), milliseconds(1'000)); });
     others_gave_up.count_down();
     if (error) throw *error;
   });

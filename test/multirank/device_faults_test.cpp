@@ -221,6 +221,7 @@ TEST_F(DeviceFaultsTest, EveryReportOfAKernelBecomesAnError) {
       args.dtype = Dtype::kFloat32;
       args.input_parts = args.output_parts = parts;
       rank.launch(args);
+      rank.meet();  // a rank that comes after the report has its launch refused
       if (rank.number() == 0) {
         rank.kernels().give_up(one.fault, 1, 1, 40, 12);
         expect_error(error_of([&] { rank.engine().check(); }), one.code, one.words);
@@ -236,10 +237,12 @@ TEST_F(DeviceFaultsTest, TheNextCallAfterAKernelGaveUpIsNotLaunched) {
   gpus_[0].hold_kernels = true;
   run_group(2, [](DeviceRank& rank) {
     rank.launch(CollectiveArgs{});
+    rank.meet();
     if (rank.number() == 0) {
       const std::size_t before = rank.kernels().launches().size();
+      DeviceGroup& engine = rank.engine();  // refused once the watching thread has looked
       rank.kernels().give_up(DeviceFault::kTimeout, 1, 1);
-      EXPECT_TRUE(rank.engine().gave_up());
+      EXPECT_TRUE(engine.gave_up());
       expect_error(error_of([&] { rank.launch(CollectiveArgs{}); }), ErrorCode::kTimeout,
                    {"device seq 1", "Timed out", "rank 1"});
       EXPECT_EQ(rank.kernels().launches().size(), before);

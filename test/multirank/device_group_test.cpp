@@ -255,11 +255,11 @@ TEST_F(DeviceGroupTest, MessagesConnectTheTwoRanksAlone) {
     } else {
       const TransferOp ops[] = {{data.data(), 32, 1, 1 - rank.number(), true},
                                 {nullptr, 0, 2, 1 - rank.number(), false}};
-      rank.engine().transfer(ops, {FakeGpu::plain_stream(), milliseconds(77)});
+      rank.engine().transfer(ops, {FakeGpu::plain_stream(), milliseconds(7'777)});
       const auto& launches = rank.kernels().launches();
       ASSERT_EQ(launches.size(), 1u);
       EXPECT_FALSE(launches[0].collective);
-      EXPECT_EQ(launches[0].timeout, milliseconds(77));
+      EXPECT_EQ(launches[0].timeout, milliseconds(7'777));
       ASSERT_EQ(launches[0].ops.size(), 2u);
       EXPECT_EQ(launches[0].ops[0].bytes, 32u);
       EXPECT_NE(rank.kernels().peer(1 - rank.number()), nullptr);
