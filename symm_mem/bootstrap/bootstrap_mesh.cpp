@@ -140,16 +140,27 @@ void BootstrapMesh::post(FramePosition topic, std::span<const std::uint8_t> mess
                   " has been posted already");
     }
   }
-  const std::vector<std::uint8_t> frame =
-      encode_exchange(topic, descriptor >= 0, message, FrameKind::kPost);
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (peer == rank_) continue;
-    const int socket = sockets_[static_cast<std::size_t>(peer)].get();
-    // A peer that has gone is noticed by those who wait for it.
-    if (send_frame(socket, frame, descriptor) == SocketStatus::kWouldBlock) {
-      throw Error(ErrorCode::kSystem, prefix_, "posting ", frame.size(),
-                  " bytes failed: the socket to ", rank_name(peer), " is full");
+  bool sent = false;
+  try {
+    const std::vector<std::uint8_t> frame =
+        encode_exchange(topic, descriptor >= 0, message, FrameKind::kPost);
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (peer == rank_) continue;
+      const int socket = sockets_[static_cast<std::size_t>(peer)].get();
+      // A peer that has gone is noticed by those who wait for it.
+      if (send_frame(socket, frame, descriptor) == SocketStatus::kWouldBlock) {
+        throw Error(ErrorCode::kSystem, prefix_, "posting ", frame.size(),
+                    " bytes failed: the socket to ", rank_name(peer), " is full");
+      }
+      sent = true;
     }
+  } catch (...) {
+    // Peers that have the post would take another one of this topic for an offence.
+    if (!sent) {
+      const std::lock_guard<std::mutex> lock(posted_mutex_);
+      state(topic.stream).posted.erase(topic.number);
+    }
+    throw;
   }
 }
 

@@ -90,7 +90,8 @@ class BootstrapMesh {
                                  const std::function<bool()>& give_up);
 
   // Sends every peer `message` (as for exchange) under `topic`, to be taken when the peer wants it.
-  // Local: waits for nobody. One post a topic and rank. Throws kInvalidArgument, kSystem.
+  // Local: waits for nobody. One post a topic and rank; one that throws before any peer has it does
+  // not count. Throws kInvalidArgument, kSystem.
   void post(FramePosition topic, std::span<const std::uint8_t> message, int descriptor);
 
   // Waits for what `peer` posted under `topic`; each post can be taken once. Local to the two

@@ -230,7 +230,8 @@ void LocalGroup::run_rendezvous(const Deadline& deadline,
   try {
     if (step(round)) end();
   } catch (const Error& error) {
-    if (breaks_mesh(error.code())) give_up(number, {});
+    // Peers wait for a rank that fails before it has entered the exchange.
+    if (breaks_mesh(error.code()) || !has_reached(number_, number)) give_up(number, {});
     end();
     throw;
   } catch (...) {

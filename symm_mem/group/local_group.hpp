@@ -192,7 +192,8 @@ class LocalGroup {
   Metadata<std::uint64_t> exchange_words(Purpose purpose, std::span<const std::uint64_t> words,
                                          std::size_t least, const Deadline& deadline);
   // Runs `step`, which makes the exchange with the next number and what follows from it, over the
-  // connections: a step that throws because a rank did not come or is gone gives that exchange up.
+  // connections: a step that throws because a rank did not come or is gone, or that throws anything
+  // before it has made the exchange, gives that exchange up.
   // `step` returns whether any rank may have sent something over the connections.
   void run_rendezvous(const Deadline& deadline,
                       const std::function<bool(const MeshRound& round)>& step);

@@ -297,6 +297,40 @@ TEST(BootstrapMeshPosts, EachIsTakenOnceAndPostedOnce) {
                {"4096", "4097"});
 }
 
+// Posts of `mesh`, whose peers drop them where they restart above, until one does not fit. Returns
+// that one's topic.
+std::uint64_t post_until_full(BootstrapMesh& mesh) {
+  for (std::uint64_t topic = 1;; ++topic) {
+    const auto error = error_of([&] { mesh.post(topic, Bytes(4096), -1); });
+    if (!error) continue;
+    expect_error(error, ErrorCode::kSystem, {"posting", "rank 1 is full"});
+    return topic;
+  }
+}
+
+TEST(BootstrapMeshPosts, OneThatNoPeerHasCanBePostedAgain) {
+  const auto meshes = connect_all(2);
+  const std::uint64_t topic = post_until_full(*meshes[0]);
+  meshes[1]->restart(topic);
+  expect_error(error_of([&] { meshes[1]->take(0, topic, 0ms, nullptr); }), ErrorCode::kTimeout,
+               {"rank 0"});
+  meshes[0]->post(topic, post_of(0, topic), -1);
+  EXPECT_EQ(take(*meshes[1], 0, topic).message, post_of(0, topic));
+}
+
+// The sockets to both peers are full; rank 1 alone reads.
+TEST(BootstrapMeshPosts, OneThatSomePeersHaveCannot) {
+  const auto meshes = connect_all(3);
+  const std::uint64_t first = post_until_full(*meshes[0]);
+  meshes[1]->restart(first);
+  expect_error(error_of([&] { meshes[1]->take(0, first, 0ms, nullptr); }), ErrorCode::kTimeout,
+               {"rank 0"});
+  expect_error(error_of([&] { meshes[0]->post(first, Bytes(4096), -1); }), ErrorCode::kSystem,
+               {"rank 2 is full"});
+  expect_error(error_of([&] { meshes[0]->post(first, Bytes(4096), -1); }),
+               ErrorCode::kInvalidArgument, {"posted already"});
+}
+
 TEST(BootstrapMeshPosts, AWorldOfOnePostsToNobody) {
   test::MemoryStore store;
   const auto mesh = BootstrapMesh::connect(store, test::mesh_config(0, 1));

@@ -185,6 +185,47 @@ TEST(LocalGroup, ARankThatDoesNotComeIsNamedAndTheNextRendezvousWorks) {
   }
 }
 
+// Whatever a rank throws before it has entered the exchange, its peers learn of it at once.
+TEST(LocalGroup, ARankThatFailsBeforeTheExchangeEndsTheWaitOfTheOthers) {
+  const Groups groups = connect_groups(3);
+  for (int again = 0; again < 3; ++again) {
+    const auto start = Clock::now();
+    const auto errors = errors_of_ranks(3, [&](int rank) {
+      of(groups, rank).run_rendezvous(Deadline(kTimeout), [&](const MeshRound& round) -> bool {
+        round.post(Bytes{1}, -1);
+        if (rank == 1) throw Error(ErrorCode::kSystem, "no room");
+        exchange(of(groups, rank), 1);
+        return true;
+      });
+    });
+    EXPECT_LT(Clock::now() - start, 5s);
+    expect_error(errors[1], ErrorCode::kSystem, {"no room"});
+    for (const std::size_t rank : {0, 2}) {
+      expect_error(errors[rank], ErrorCode::kPeerLost, {"has given up"});
+    }
+    expect_sharing_works(groups);
+  }
+}
+
+// A socket that is full is such a failure.
+TEST(LocalGroup, ARankThatCannotPostIsNoHindranceLater) {
+  const Groups groups = connect_groups(2);
+  const std::uint64_t end = 10'000;
+  of(groups, 1).mesh().restart(end);
+  std::optional<Error> full;
+  for (std::uint64_t topic = 100; !full && topic < end; ++topic) {
+    full = test::error_of([&] { of(groups, 0).mesh().post(topic, Bytes(4096), -1); });
+  }
+  expect_error(full, ErrorCode::kSystem, {"rank 1 (global rank 11) is full"});
+  const auto start = Clock::now();
+  const auto errors = errors_of_ranks(2, [&](int rank) { share(of(groups, rank)); });
+  EXPECT_LT(Clock::now() - start, 5s);
+  expect_error(errors[0], ErrorCode::kSystem, {"rank 1 (global rank 11) is full"});
+  expect_error(errors[1], ErrorCode::kPeerLost, {"rank 0 (global rank 10) has given up"});
+  EXPECT_TRUE(test::error_of([&] { of(groups, 1).mesh().take(0, end, 0ms, nullptr); }));
+  expect_sharing_works(groups);
+}
+
 // One rank's time-out ends the wait of all, and each names the rank that did not come.
 TEST(LocalGroup, WhoHearsThatAPeerHasGivenUpLearnsWhomItMissed) {
   const Groups groups = connect_groups(4);
