@@ -94,7 +94,8 @@ void LocalGroup::give_up(std::uint64_t number, const RankMask& missed) noexcept 
   }
   store_release(&page(rank_).gave_up, number);
   fence_before_writes();
-  enter(number);
+  // A rendezvous may have made further exchanges since.
+  enter(has_reached(number_, number) ? number_ : number);
 }
 
 void LocalGroup::check_given_up(std::uint64_t number, const char* call) const {

@@ -207,7 +207,30 @@ TEST(LocalGroup, ARankThatFailsBeforeTheExchangeEndsTheWaitOfTheOthers) {
   }
 }
 
-// A socket that is full is such a failure.
+// The exchanges that a rendezvous has made count, wherever it fails: the ranks stay side by side.
+TEST(LocalGroup, GivingUpBehindAnotherExchangeTurnsNoNumberBack) {
+  for (const std::uint64_t first : {std::uint64_t{0}, (std::uint64_t{1} << 32) - 2}) {
+    const Groups groups = connect_groups(2, first);
+    const auto errors = errors_of_ranks(2, [&](int rank) {
+      of(groups, rank).run_rendezvous(Deadline(kTimeout), [&](const MeshRound&) {
+        exchange(of(groups, rank), 1);
+        exchange(of(groups, rank), 2);
+        if (rank == 0) throw Error(ErrorCode::kTimeout, "too late");
+        return true;
+      });
+    });
+    expect_error(errors[0], ErrorCode::kTimeout, {"too late"});
+    EXPECT_FALSE(errors[1].has_value());
+    run_ranks(2, [&](int rank) {
+      const auto got = exchange(of(groups, rank), 3, Purpose::kView, 1s);
+      EXPECT_EQ(got.number, first + 3);
+      EXPECT_EQ(got.messages[static_cast<std::size_t>(1 - rank)], message_of(1 - rank, 3));
+    });
+    expect_sharing_works(groups);
+  }
+}
+
+// A socket that is full ends a rendezvous before its exchange.
 TEST(LocalGroup, ARankThatCannotPostIsNoHindranceLater) {
   const Groups groups = connect_groups(2);
   const std::uint64_t end = 10'000;
