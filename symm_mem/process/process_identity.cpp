@@ -102,8 +102,15 @@ std::chrono::nanoseconds start_time(const ProcessIdentity& process) {
   const long per_second = ::sysconf(_SC_CLK_TCK);
   if (process.start == 0 || per_second <= 0) return std::chrono::nanoseconds(0);
   // The kernel counts whole ticks.
-  return std::chrono::nanoseconds(std::chrono::seconds(1)) *
-         static_cast<std::int64_t>(process.start + 1) / per_second;
+  return time_of_ticks(process.start + 1, static_cast<std::uint64_t>(per_second));
+}
+
+std::chrono::nanoseconds time_of_ticks(std::uint64_t ticks, std::uint64_t per_second) {
+  constexpr std::uint64_t kNanoseconds = 1'000'000'000;
+  // A count of ticks times nanoseconds would not fit after three years.
+  const std::uint64_t rest = ticks % per_second * kNanoseconds / per_second;
+  return std::chrono::seconds(static_cast<std::int64_t>(ticks / per_second)) +
+         std::chrono::nanoseconds(static_cast<std::int64_t>(rest));
 }
 
 }  // namespace symm

@@ -41,4 +41,8 @@ std::chrono::nanoseconds host_clock();
 // When `process`, of this host, had surely started, by host_clock(); 0 where that is unknown.
 std::chrono::nanoseconds start_time(const ProcessIdentity& process);
 
+// How long `ticks` take, of which a second has `per_second`, not 0; rounded down. For up to 292
+// years.
+std::chrono::nanoseconds time_of_ticks(std::uint64_t ticks, std::uint64_t per_second);
+
 }  // namespace symm

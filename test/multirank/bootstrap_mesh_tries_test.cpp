@@ -295,6 +295,21 @@ TEST(BootstrapMeshTries, AStoreThatFailsBecauseARankEndedNamesTheRank) {
   }
 }
 
+TEST(ProcessIdentity, TimesOfTicksFitHostsThatRunForYears) {
+  constexpr std::uint64_t kDay = 24 * 60 * 60;
+  EXPECT_EQ(time_of_ticks(0, 100), 0ns);
+  EXPECT_EQ(time_of_ticks(7, 100), 70ms);
+  EXPECT_EQ(time_of_ticks(1, 3), 333'333'333ns);
+  for (const std::uint64_t days : {1u, 1067u, 1068u, 3000u, 100'000u}) {
+    for (const std::uint64_t per_second : {100u, 250u, 300u, 1024u}) {
+      EXPECT_EQ(time_of_ticks(days * kDay * per_second, per_second),
+                std::chrono::seconds(days * kDay));
+      EXPECT_EQ(time_of_ticks(days * kDay * per_second + per_second / 2, per_second),
+                std::chrono::seconds(days * kDay) + 500ms);
+    }
+  }
+}
+
 TEST(ProcessIdentity, TellsRunningFromEnded) {
   EXPECT_TRUE(is_running(own_process()));
   EXPECT_FALSE(has_begun_to_end(own_process()));
