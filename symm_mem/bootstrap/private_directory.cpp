@@ -14,6 +14,7 @@
 #include <system_error>
 #include <vector>
 
+#include "symm_mem/bootstrap/host_identity.hpp"
 #include "symm_mem/bootstrap/peer_record.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 #include "symm_mem/process/system_error.hpp"
@@ -21,10 +22,16 @@
 namespace symm {
 namespace {
 
-constexpr char kPrefix[] = "symm-mesh-";
-constexpr char kPattern[] = "symm-mesh-XXXXXX";
+constexpr char kUnknownHost[] = "00000000";
+constexpr char kPattern[] = "symm-mesh-00000000-XXXXXX";
 constexpr char kSocket[] = "s";
 constexpr int kAttempts = 16;
+
+// Eight hexadecimal digits of this boot of the host.
+std::string own_host() {
+  const std::string host = host_boot_id().substr(0, sizeof(kUnknownHost) - 1);
+  return host.empty() ? kUnknownHost : host;
+}
 
 std::vector<std::string> candidate_bases() {
   std::vector<std::string> bases;
@@ -68,12 +75,12 @@ void remove_if_orphan(const std::string& path) {
   if (lock_directory(directory)) remove_socket_and_directory(path);
 }
 
-void remove_orphans(const std::string& base) {
+void remove_orphans(const std::string& base, const std::string& prefix) {
   std::error_code ignored;
   for (std::filesystem::directory_iterator entry(base, ignored), end; !ignored && entry != end;
        entry.increment(ignored)) {
     const std::string name = entry->path().filename().string();
-    if (name.size() == sizeof(kPattern) - 1 && name.starts_with(kPrefix)) {
+    if (name.size() == sizeof(kPattern) - 1 && name.starts_with(prefix)) {
       remove_if_orphan(entry->path().string());
     }
   }
@@ -89,14 +96,16 @@ bool is_first_in_process() {
 }  // namespace
 
 PrivateDirectory::PrivateDirectory() {
-  const bool first = is_first_in_process();
+  const std::string host = own_host();
+  const std::string prefix = "symm-mesh-" + host + "-";
+  const bool removes = is_first_in_process() && host != kUnknownHost;
   std::string tried;
   int error = 0;
   for (const std::string& base : candidate_bases()) {
-    if (first) remove_orphans(base);
+    if (removes) remove_orphans(base, prefix);
     // Another process may take a directory for an orphan before it is locked: then make another.
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
-      std::string path = base + "/" + kPattern;
+      std::string path = base + "/" + prefix + "XXXXXX";
       if (::mkdtemp(path.data()) == nullptr) {
         error = errno;
         break;

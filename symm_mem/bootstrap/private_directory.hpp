@@ -3,7 +3,10 @@
 // NOTE [Directories of killed processes]
 // The owner keeps a lock (flock) on its directory, which the kernel lets go of when the process
 // ends, however it ends. A process that makes its first directory removes those whose owner is
-// gone, so that a rank killed during set-up leaves nothing behind for long.
+// gone, so that a rank killed during set-up leaves nothing behind for long. Such locks hold within
+// one host, and $TMPDIR may be on a network file system: names are "symm-mesh-", eight digits of
+// the host's boot id, "-" and six random characters, and only those of this boot are looked at.
+// Where the boot id is unknown none is removed.
 #pragma once
 
 #include <string>

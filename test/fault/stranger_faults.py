@@ -156,14 +156,16 @@ def _squat(folder: Path) -> list[Path]:
     victim = folder / "victim"
     victim.mkdir()
     (victim / "s").write_text("not a socket of symm")
-    (folder / "symm-mesh-link00").symlink_to(victim)
-    (folder / "symm-mesh-file00").write_text("a file")
-    full = folder / "symm-mesh-full00"
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    prefix = f"symm-mesh-{boot_id[:8]}-"
+    (folder / f"{prefix}link00").symlink_to(victim)
+    (folder / f"{prefix}file00").write_text("a file")
+    full = folder / f"{prefix}full00"
     full.mkdir()
     (full / "other").write_text("not of symm")
-    untouched = [victim / "s", full / "other", folder / "symm-mesh-file00"]
+    untouched = [victim / "s", full / "other", folder / f"{prefix}file00"]
     if IS_ROOT:
-        theirs = folder / "symm-mesh-user00"
+        theirs = folder / f"{prefix}user00"
         theirs.mkdir()
         os.chown(theirs, NOBODY, NOBODY)
     return untouched
