@@ -203,6 +203,11 @@ void BootstrapMesh::restart(FramePosition first) {
   stream.posted.erase(stream.posted.begin(), stream.posted.lower_bound(first.number));
 }
 
+void BootstrapMesh::set_given_up(
+    std::function<bool(std::size_t peer, FramePosition position)> is_given_up) {
+  queues_->set_given_up(std::move(is_given_up));
+}
+
 std::size_t BootstrapMesh::checked(int rank) const {
   if (rank < 0 || rank >= world_size()) {
     throw Error(ErrorCode::kInvalidArgument, prefix_, "peer must be in [0, ", world_size(),

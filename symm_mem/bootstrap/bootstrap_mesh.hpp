@@ -108,6 +108,11 @@ class BootstrapMesh {
   // what peers have sent or will send under lower numbers. Local; not beside a call of this stream.
   void restart(FramePosition first);
 
+  // `is_given_up` says whether `peer` has given up what it sends under that position: then it is of
+  // no use, and a peer may send any number of such frames. It is called with a lock of the mesh
+  // held. Local, once, before any other thread uses the mesh.
+  void set_given_up(std::function<bool(std::size_t peer, FramePosition position)> is_given_up);
+
  private:
   struct Stream {
     std::string failure;             // of the first exchange that left frames behind

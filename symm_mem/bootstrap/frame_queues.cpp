@@ -20,7 +20,7 @@ FrameQueues::FrameQueues(std::string prefix, const RankNames& names,
 std::optional<PeerFrame> FrameQueues::next_exchange(std::size_t peer, FrameStream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::deque<PeerFrame>& waiting = queue(peer, stream).exchanges;
-  if (waiting.empty()) read(peer, waiting);
+  if (waiting.empty()) read(peer, &waiting);
   if (waiting.empty()) {
     throw_if_over(peer);
     return std::nullopt;
@@ -46,7 +46,7 @@ std::optional<PeerFrame> FrameQueues::next_post(std::size_t peer, FramePosition 
       return frame;
     }
     const std::size_t before = from.posts.size();
-    read(peer, from.posts);
+    read(peer, &from.posts);
     if (from.posts.size() == before) break;
   }
   throw_if_over(peer);
@@ -62,13 +62,20 @@ void FrameQueues::drop_before(FramePosition first) {
     std::erase_if(from.exchanges, is_over);
     std::erase_if(from.posts, is_over);
     from.taken.erase(from.taken.begin(), from.taken.lower_bound(first.number));
+    if (!sockets_[peer].valid()) continue;
+    try {
+      read(peer, nullptr);
+    } catch (const Error&) {
+      // Whoever reads next meets it again.
+    }
   }
 }
 
-void FrameQueues::read(std::size_t peer, const std::deque<PeerFrame>& waiting) {
+void FrameQueues::read(std::size_t peer, const std::deque<PeerFrame>* waiting) {
   Peer& from = peers_[peer];
-  const std::size_t before = waiting.size();
-  while (waiting.size() == before && !from.closed && from.offence.empty()) {
+  const std::size_t before = waiting == nullptr ? 0 : waiting->size();
+  while ((waiting == nullptr || waiting->size() == before) && !from.closed &&
+         from.offence.empty()) {
     ReceivedFrame received = receive_frame(sockets_[peer].get(), ExchangeFrame::kMaxBytes);
     if (received.status == SocketStatus::kWouldBlock) return;
     if (received.status == SocketStatus::kClosed) {
@@ -102,6 +109,11 @@ void FrameQueues::sort(std::size_t peer, ReceivedFrame received) {
   const bool is_repeated =
       is_post && (to.taken.contains(sorted.number) ||
                   std::ranges::find(waiting, sorted.number, &PeerFrame::number) != waiting.end());
+  if (waiting.size() == kMaxKept && is_given_up_) {
+    std::erase_if(waiting, [&](const PeerFrame& kept) {
+      return is_given_up_(peer, {position.stream, kept.number});
+    });
+  }
   std::string& offence = peers_[peer].offence;
   if (waiting.size() == kMaxKept) {
     offence = text_of("more than ", kMaxKept, " frames that nobody asked for");

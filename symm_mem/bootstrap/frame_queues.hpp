@@ -13,11 +13,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/core/error.hpp"
@@ -54,8 +56,14 @@ class FrameQueues {
   // before.
   std::optional<PeerFrame> next_post(std::size_t peer, FramePosition topic);
 
-  // Drops the frames of `first.stream` with lower numbers, also those that are still to come.
+  // Drops the frames of `first.stream` with lower numbers, also those that are still to come. Reads
+  // what is on the sockets, so that the descriptors of dropped frames are closed.
   void drop_before(FramePosition first);
+
+  // Says which frames their sender has given up: these are dropped where there is no more room, and
+  // are no offence. Called with a lock held. Set it before the queues are used by several threads.
+  using IsGivenUp = std::function<bool(std::size_t peer, FramePosition position)>;
+  void set_given_up(IsGivenUp is_given_up) { is_given_up_ = std::move(is_given_up); }
 
  private:
   struct Queue {
@@ -72,8 +80,8 @@ class FrameQueues {
   Queue& queue(std::size_t peer, FrameStream stream) {
     return peers_[peer].streams[static_cast<std::size_t>(stream)];
   }
-  // Reads until `waiting` has grown or the socket is empty.
-  void read(std::size_t peer, const std::deque<PeerFrame>& waiting);
+  // Reads until `waiting` has grown or the socket is empty; with null until it is empty.
+  void read(std::size_t peer, const std::deque<PeerFrame>* waiting);
   void sort(std::size_t peer, ReceivedFrame received);
   void throw_if_over(std::size_t peer) const;
   std::string names_of_the_gone(std::size_t seen) const;
@@ -85,6 +93,7 @@ class FrameQueues {
   std::mutex mutex_;
   std::vector<Peer> peers_;
   std::array<std::uint64_t, kFrameStreams> first_{};  // lower numbers are dropped
+  IsGivenUp is_given_up_;                             // may be null
 };
 
 }  // namespace symm

@@ -89,6 +89,10 @@ std::shared_ptr<LocalGroup> LocalGroup::connect(KeyValueStore& store,
     }
   }
   group->number_ = config.first_exchange;
+  group->mesh_->set_given_up([of = group.get()](std::size_t peer, FramePosition position) {
+    return position.stream == FrameStream::kSymmetricMemory &&
+           of->has_given_up(static_cast<int>(peer), position.number);
+  });
   store_release(&group->page(config.rank).lifecycle,
                 static_cast<std::uint32_t>(Lifecycle::kMember));
   if (config.world_size > 1) add_to_live_groups(group);

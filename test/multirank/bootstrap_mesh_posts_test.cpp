@@ -1,5 +1,6 @@
 // Posts: frames that a rank sends unasked and its peers take when they want them, beside
 // exchanges on the same sockets.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -435,6 +436,42 @@ TEST_F(FrameQueuesTest, WhatIsOverIsDroppedBeforeAndAfterItComes) {
   EXPECT_EQ(queues_->next_exchange(1, memory)->content.message, Bytes{5});
   EXPECT_FALSE(queues_->next_post(1, {memory, 4}).has_value());
   EXPECT_EQ(queues_->next_exchange(1)->content.message, Bytes{30});
+}
+
+TEST_F(FrameQueuesTest, DescriptorsOfWhatIsOverAreClosedAtOnce) {
+  const FrameStream memory = FrameStream::kSymmetricMemory;
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe2(pipe.data(), O_NONBLOCK | O_CLOEXEC), 0);
+  const FileDescriptor out(pipe[0]);
+  FileDescriptor in(pipe[1]);
+  const Bytes post = encode_exchange({memory, 3}, true, Bytes{3}, FrameKind::kPost);
+  ASSERT_EQ(send_frame(far_.get(), post, in.get()), SocketStatus::kDone);
+  send(encode_exchange({memory, 5}, false, Bytes{5}));
+  in.reset();
+  char byte = 0;
+  EXPECT_EQ(::read(out.get(), &byte, 1), -1);
+  queues_->drop_before({memory, 5});
+  EXPECT_EQ(::read(out.get(), &byte, 1), 0) << "nobody can write any more";
+  EXPECT_EQ(queues_->next_exchange(1, memory)->content.message, Bytes{5});
+}
+
+TEST_F(FrameQueuesTest, WhatItsSenderHasGivenUpIsNoOffence) {
+  std::uint64_t gave_up = 0;
+  queues_->set_given_up([&](std::size_t peer, FramePosition position) {
+    return peer == 1 && position.number <= gave_up;
+  });
+  constexpr std::uint64_t kTries = 3 * FrameQueues::kMaxKept;
+  for (std::uint64_t topic = 1; topic <= kTries; ++topic) {
+    send_post(topic);
+    EXPECT_FALSE(queues_->next_exchange(1).has_value());
+    if (topic < kTries) gave_up = topic;
+  }
+  EXPECT_EQ(queues_->next_post(1, kTries)->content.message, post_of(1, kTries));
+  for (std::uint64_t more = 1; more <= FrameQueues::kMaxKept; ++more) send_post(kTries + more);
+  EXPECT_FALSE(queues_->next_exchange(1).has_value());
+  send_post(2 * kTries);
+  expect_error(error_of([&] { queues_->next_exchange(1); }), ErrorCode::kSecurity,
+               {"rank 1", "16 frames"});
 }
 
 TEST_F(FrameQueuesTest, AClosedPeerIsLostOnceAllIsHandedOut) {

@@ -2,10 +2,12 @@
 // before.
 #include "symm_mem/group/local_group.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -19,6 +21,7 @@
 
 #include "kernels/core/error.hpp"
 #include "kernels/protocol/group_page.hpp"
+#include "symm_mem/process/file_descriptor.hpp"
 #include "test/support/environment.hpp"
 #include "test/support/expect_error.hpp"
 #include "test/support/file_store.hpp"
@@ -228,6 +231,41 @@ TEST(LocalGroup, GivingUpBehindAnotherExchangeTurnsNoNumberBack) {
     });
     expect_sharing_works(groups);
   }
+}
+
+// What it has sent each time is no offence to those who read the sockets meanwhile.
+TEST(LocalGroup, ARankMayTryARendezvousAloneAnyNumberOfTimes) {
+  const Groups groups = connect_groups(2);
+  for (int tries = 0; tries < 40; ++tries) {
+    expect_error(test::error_of([&] { share(of(groups, 0), 1ms); }), ErrorCode::kTimeout,
+                 {"rank 1"});
+  }
+  run_ranks(
+      2, [&](int rank) { of(groups, rank).mesh().exchange(1, Bytes{1}, -1, kTimeout, nullptr); });
+  expect_error(test::error_of([&] { share(of(groups, 1)); }), ErrorCode::kPeerLost,
+               {"rank 0 (global rank 10) has given up"});
+  expect_sharing_works(groups);
+}
+
+// Posts hold what their descriptors are of, which may be much memory.
+TEST(LocalGroup, DifferentCallsLeaveNoPostsOnTheSockets) {
+  const Groups groups = connect_groups(3);
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe2(pipe.data(), O_NONBLOCK | O_CLOEXEC), 0);
+  const FileDescriptor out(pipe[0]);
+  FileDescriptor in(pipe[1]);
+  const auto errors = errors_of_ranks(3, [&](int rank) {
+    of(groups, rank).run_rendezvous(Deadline(kTimeout), [&](const MeshRound& round) {
+      round.post(Bytes{1}, in.get());
+      exchange(of(groups, rank), 1, rank == 0 ? Purpose::kView : Purpose::kRendezvous);
+      return true;
+    });
+  });
+  for (const auto& error : errors) expect_error(error, ErrorCode::kMismatch, {"different calls"});
+  in.reset();
+  char byte = 0;
+  EXPECT_EQ(::read(out.get(), &byte, 1), 0) << "nobody can write any more";
+  expect_sharing_works(groups);
 }
 
 // A socket that is full ends a rendezvous before its exchange.
