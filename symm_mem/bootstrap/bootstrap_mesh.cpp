@@ -129,8 +129,8 @@ std::vector<BootstrapMesh::Received> BootstrapMesh::exchange(FramePosition seque
   }
 }
 
-void BootstrapMesh::post(FramePosition topic, std::span<const std::uint8_t> message,
-                         int descriptor) {
+void BootstrapMesh::post(FramePosition topic, std::span<const std::uint8_t> message, int descriptor,
+                         std::chrono::milliseconds timeout, const std::function<bool()>& give_up) {
   check_process();
   check_size(message.size());
   {
@@ -140,18 +140,14 @@ void BootstrapMesh::post(FramePosition topic, std::span<const std::uint8_t> mess
                   " has been posted already");
     }
   }
+  const Deadline deadline(timeout);
   bool sent = false;
   try {
     const std::vector<std::uint8_t> frame =
         encode_exchange(topic, descriptor >= 0, message, FrameKind::kPost);
     for (int peer = 0; peer < world_size(); ++peer) {
       if (peer == rank_) continue;
-      const int socket = sockets_[static_cast<std::size_t>(peer)].get();
-      // A peer that has gone is noticed by those who wait for it.
-      if (send_frame(socket, frame, descriptor) == SocketStatus::kWouldBlock) {
-        throw Error(ErrorCode::kSystem, prefix_, "posting ", frame.size(),
-                    " bytes failed: the socket to ", rank_name(peer), " is full");
-      }
+      send_post(peer, frame, descriptor, deadline, give_up);
       sent = true;
     }
   } catch (...) {
@@ -163,6 +159,30 @@ void BootstrapMesh::post(FramePosition topic, std::span<const std::uint8_t> mess
     throw;
   }
 }
+
+void BootstrapMesh::send_post(int peer, std::span<const std::uint8_t> frame, int descriptor,
+                              const Deadline& deadline, const std::function<bool()>& give_up) {
+  const int socket = sockets_[static_cast<std::size_t>(peer)].get();
+  for (;;) {
+    const SocketStatus status = send_frame(socket, frame, descriptor);
+    // A peer that has gone is noticed by those who wait for it.
+    if (status == SocketStatus::kDone || status == SocketStatus::kClosed) return;
+    const bool full = status == SocketStatus::kWouldBlock;
+    if (give_up && give_up()) {
+      throw Error(ErrorCode::kAborted, prefix_, "aborted while posting to ", rank_name(peer));
+    }
+    if (deadline.passed()) {
+      throw Error(ErrorCode::kSystem, prefix_, "posting ", frame.size(), " bytes failed: ",
+                  full ? "the socket to " + rank_name(peer) + " is full"
+                       : "as many descriptors as RLIMIT_NOFILE allows are on sockets, unread");
+    }
+    queues_->take_in();
+    pollfd entry{socket, POLLOUT, 0};
+    ::poll(&entry, full ? 1 : 0, deadline.poll_slice(kMeshPollPeriod));
+  }
+}
+
+void BootstrapMesh::take_in() { queues_->take_in(); }
 
 BootstrapMesh::Received BootstrapMesh::take(int peer, FramePosition topic,
                                             std::chrono::milliseconds timeout,
@@ -187,7 +207,7 @@ BootstrapMesh::Received BootstrapMesh::take(int peer, FramePosition topic,
                   topic.number, " in time");
     }
     pollfd entry{sockets_[from].get(), POLLIN, 0};
-    ::poll(&entry, 1, deadline.poll_slice(kMeshPollPeriod));
+    if (::poll(&entry, 1, deadline.poll_slice(kMeshPollPeriod)) == 0) queues_->take_in();
   }
 }
 

@@ -34,6 +34,7 @@
 #include "symm_mem/bootstrap/peer_record.hpp"
 #include "symm_mem/bootstrap/rank_names.hpp"
 #include "symm_mem/bootstrap/store.hpp"
+#include "symm_mem/process/deadline.hpp"
 #include "symm_mem/process/file_descriptor.hpp"
 #include "symm_mem/process/fork_guard.hpp"
 #include "symm_mem/process/guarded_descriptor.hpp"
@@ -90,9 +91,15 @@ class BootstrapMesh {
                                  const std::function<bool()>& give_up);
 
   // Sends every peer `message` (as for exchange) under `topic`, to be taken when the peer wants it.
-  // Local: waits for nobody. One post a topic and rank; one that throws before any peer has it does
-  // not count. Throws kInvalidArgument, kSystem.
-  void post(FramePosition topic, std::span<const std::uint8_t> message, int descriptor);
+  // Local: waits for nobody but, up to `timeout`, for room on the sockets; `give_up` as for
+  // exchange(). One post a topic and rank; one that throws before any peer has it does not count.
+  // Throws kInvalidArgument, kAborted, kSystem.
+  void post(FramePosition topic, std::span<const std::uint8_t> message, int descriptor,
+            std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
+            const std::function<bool()>& give_up = nullptr);
+
+  // Takes in what peers have sent (NOTE [Descriptors under way] in frame_queues.hpp). Any thread.
+  void take_in();
 
   // Waits for what `peer` posted under `topic`; each post can be taken once. Local to the two
   // ranks. `give_up` and errors as for exchange(); a peer that died after its post still counts.
@@ -122,6 +129,8 @@ class BootstrapMesh {
   BootstrapMesh(const BootstrapMeshConfig& config, std::vector<PeerRecord> peers,
                 std::vector<GuardedDescriptor> sockets);
   Stream& state(FrameStream stream) { return streams_[static_cast<std::size_t>(stream)]; }
+  void send_post(int peer, std::span<const std::uint8_t> frame, int descriptor,
+                 const Deadline& deadline, const std::function<bool()>& give_up);
   std::size_t checked(int rank) const;
   void check_process() const;
   void check_size(std::size_t message_bytes) const;

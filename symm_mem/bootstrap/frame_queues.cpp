@@ -62,6 +62,17 @@ void FrameQueues::drop_before(FramePosition first) {
     std::erase_if(from.exchanges, is_over);
     std::erase_if(from.posts, is_over);
     from.taken.erase(from.taken.begin(), from.taken.lower_bound(first.number));
+  }
+  read_all();
+}
+
+void FrameQueues::take_in() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  read_all();
+}
+
+void FrameQueues::read_all() {
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
     if (!sockets_[peer].valid()) continue;
     try {
       read(peer, nullptr);

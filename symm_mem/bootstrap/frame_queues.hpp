@@ -6,6 +6,14 @@
 // served from its own queue first. So none can use up what another waits for; a reader that sleeps
 // in poll() misses what another one sorted for it and must look again after a few milliseconds.
 //
+// NOTE [Descriptors under way]
+// Linux limits how many descriptors of a user are on sockets, unread, at a time: to RLIMIT_NOFILE
+// for those without CAP_SYS_RESOURCE. A group of W ranks that all post one to all peers has W (W -
+// 1) under way, so a sender may have to wait until others read. Therefore whoever waits in a
+// rendezvous reads all its sockets every few milliseconds, whatever it waits for: who cannot send,
+// who waits in an exchange or for a post, and who waits for others on the pages. Then a sender
+// waits no longer than for ranks that have not come, which it would miss anyway.
+//
 // Thread safe. Sockets and records are the mesh's and must outlive the queues. Never blocks.
 #pragma once
 
@@ -60,6 +68,9 @@ class FrameQueues {
   // what is on the sockets, so that the descriptors of dropped frames are closed.
   void drop_before(FramePosition first);
 
+  // Sorts all that has come from every peer. What is wrong with it is for those who ask for frames.
+  void take_in();
+
   // Says which frames their sender has given up: these are dropped where there is no more room, and
   // are no offence. Called with a lock held. Set it before the queues are used by several threads.
   using IsGivenUp = std::function<bool(std::size_t peer, FramePosition position)>;
@@ -82,6 +93,7 @@ class FrameQueues {
   }
   // Reads until `waiting` has grown or the socket is empty; with null until it is empty.
   void read(std::size_t peer, const std::deque<PeerFrame>* waiting);
+  void read_all();
   void sort(std::size_t peer, ReceivedFrame received);
   void throw_if_over(std::size_t peer) const;
   std::string names_of_the_gone(std::size_t seen) const;

@@ -29,7 +29,7 @@ struct MeshRound {
   }
   // As BootstrapMesh::post(), once a round.
   void post(std::span<const std::uint8_t> message, int descriptor) const {
-    mesh.post(position, message, descriptor);
+    mesh.post(position, message, descriptor, deadline.remaining(), give_up);
   }
   // What every other rank has posted in this round, by rank. Takes all of it, and then throws the
   // first error of BootstrapMesh::take().

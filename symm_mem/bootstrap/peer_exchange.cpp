@@ -31,6 +31,7 @@ class HeardGoodbye final : public Error {
 
 struct PeerProgress {
   bool sent = false;
+  bool full = false;  // the socket
   bool received = false;
 };
 
@@ -42,7 +43,8 @@ class Exchange {
         frame_(encode_exchange(round.sequence, round.descriptor >= 0, round.message)),
         progress_(round.sockets.size()),
         received_(round.sockets.size()) {
-    progress_[static_cast<std::size_t>(round.rank)] = {true, true};
+    PeerProgress& own = progress_[static_cast<std::size_t>(round.rank)];
+    own.sent = own.received = true;
   }
 
   std::vector<BootstrapMesh::Received> run(const Deadline& deadline,
@@ -73,8 +75,9 @@ class Exchange {
     PeerProgress& progress = progress_[peer];
     if (progress.sent) return;
     // To a closed socket counts as sent: what the peer said before it left is still to be read.
-    progress.sent = send_frame(round_.sockets[peer].get(), frame_, round_.descriptor) !=
-                    SocketStatus::kWouldBlock;
+    const SocketStatus status = send_frame(round_.sockets[peer].get(), frame_, round_.descriptor);
+    progress.full = status == SocketStatus::kWouldBlock;
+    progress.sent = !progress.full && status != SocketStatus::kTooManyUnderWay;
   }
 
   void hear(std::size_t peer) {
@@ -124,13 +127,13 @@ class Exchange {
     entries_.clear();
     for (std::size_t peer = 0; peer < progress_.size(); ++peer) {
       const PeerProgress& progress = progress_[peer];
-      const int events = (progress.sent ? 0 : POLLOUT) | (progress.received ? 0 : POLLIN);
+      const int events = (progress.full ? POLLOUT : 0) | (progress.received ? 0 : POLLIN);
       // A peer that is done may hang up without disturbing this round.
       if (events != 0) {
         entries_.push_back({round_.sockets[peer].get(), static_cast<short>(events), 0});
       }
     }
-    ::poll(entries_.data(), entries_.size(), milliseconds);
+    if (::poll(entries_.data(), entries_.size(), milliseconds) == 0) queues_.take_in();
   }
 
   const ExchangeRound& round_;

@@ -125,6 +125,7 @@ SocketStatus send_frame(int socket, std::span<const std::uint8_t> bytes, int des
     if (::sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return SocketStatus::kDone;
     if (errno == EINTR) continue;
     if (errno == EAGAIN || errno == ENOBUFS) return SocketStatus::kWouldBlock;
+    if (errno == ETOOMANYREFS) return SocketStatus::kTooManyUnderWay;
     if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return SocketStatus::kClosed;
     throw_system_error("sending " + std::to_string(bytes.size()) + " bytes to a peer", errno);
   }

@@ -39,9 +39,11 @@ std::optional<uid_t> peer_uid(int socket);
 // True when the other side has closed. Unread frames do not matter.
 bool is_hung_up(int socket);
 
-enum class SocketStatus { kDone, kWouldBlock, kClosed };
+// kTooManyUnderWay: Linux lets a user without CAP_SYS_RESOURCE have about RLIMIT_NOFILE descriptors
+// on sockets that nobody has read yet; the socket itself may have room.
+enum class SocketStatus { kDone, kWouldBlock, kTooManyUnderWay, kClosed };
 
-// `descriptor` may be -1. Throws Error(kSystem).
+// `descriptor` may be -1; without one it is never kTooManyUnderWay. Throws Error(kSystem).
 SocketStatus send_frame(int socket, std::span<const std::uint8_t> bytes, int descriptor = -1);
 
 // With kDone either `problem` is empty and the frame is whole, or it says what was wrong:

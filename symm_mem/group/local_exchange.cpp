@@ -35,6 +35,7 @@ class LocalGroup::ExchangeSupervisor final : public WaitSupervisor {
 
   bool keep_waiting(int peer) override {
     check_interrupts();
+    group_.mesh().take_in();
     timed_out_ = deadline_.passed();
     if (timed_out_ || group_.failed() || group_.is_gone(peer)) return false;
     for (int other = 0; other < group_.world_size(); ++other) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -330,6 +332,115 @@ TEST(BootstrapMeshPosts, OneThatSomePeersHaveCannot) {
                {"rank 2 is full"});
   expect_error(error_of([&] { meshes[0]->post(first, Bytes(4096), -1); }),
                ErrorCode::kInvalidArgument, {"posted already"});
+}
+
+// Runs `trial(fill)` as a user without capabilities, who may have 64 descriptors on sockets that
+// nobody has read. `fill(mesh, between)` posts descriptors until there are no more, which its peers
+// drop, and calls `between` after each.
+using Between = std::function<void()>;
+using Fill = std::function<void(BootstrapMesh& mesh, const Between& between)>;
+constexpr std::uint64_t kAboveFilling = 1000;
+
+void with_few_descriptors_under_way(
+    int world_size,
+    const std::function<void(const std::vector<std::unique_ptr<BootstrapMesh>>& meshes,
+                             const Fill& fill)>& trial) {
+  test::ForkedChild child([&] {
+    const auto meshes = connect_all(world_size);
+    for (const auto& mesh : meshes) mesh->restart(kAboveFilling);
+    constexpr rlimit kLimit{64, 64};
+    constexpr uid_t kNobody = 65534;
+    if (::geteuid() == 0 && ::setuid(kNobody) != 0) return 1;
+    if (::setrlimit(RLIMIT_NOFILE, &kLimit) != 0) return 2;
+    const FileDescriptor file = memory_file_of(1);
+    trial(meshes, [&](BootstrapMesh& mesh, const Between& between) {
+      std::optional<Error> error;
+      for (std::uint64_t topic = 1; !error && topic < kAboveFilling; ++topic) {
+        error = error_of([&] { mesh.post(topic, Bytes{1}, file.get()); });
+        if (between) between();
+      }
+      expect_error(error, ErrorCode::kSystem, {"as many descriptors as RLIMIT_NOFILE allows"});
+    });
+    return ::testing::Test::HasFailure() ? 3 : 0;
+  });
+  EXPECT_EQ(child.wait(), 0);
+}
+
+// What keeps a rank from posting is on its own sockets.
+TEST(BootstrapMeshPosts, WhoMayNotSendMoreDescriptorsReadsThoseThatItHas) {
+  with_few_descriptors_under_way(2, [](const auto& meshes, const Fill& fill) {
+    fill(*meshes[1], {});
+    const FileDescriptor file = memory_file_of(5);
+    meshes[0]->post(kAboveFilling, Bytes{1}, file.get(), kMeshTimeout, nullptr);
+    EXPECT_EQ(value_in(take(*meshes[1], 0, kAboveFilling).descriptor), 5);
+  });
+}
+
+// It is on those of a rank that waits for this one, and for nobody else.
+TEST(BootstrapMeshPosts, WhoWaitsForAPostReadsWhatOthersHaveSent) {
+  with_few_descriptors_under_way(3, [](const auto& meshes, const Fill& fill) {
+    fill(*meshes[2], [&] { meshes[0]->take_in(); });
+    const FileDescriptor file = memory_file_of(5);
+    run_ranks(2, [&](int rank) {
+      if (rank == 0) {
+        meshes[0]->post(kAboveFilling, Bytes{1}, file.get(), kMeshTimeout, nullptr);
+      } else {
+        EXPECT_EQ(value_in(take(*meshes[1], 0, kAboveFilling).descriptor), 5);
+      }
+    });
+  });
+}
+
+// Rank 2's frame of the exchange is in front of what fills rank 1's socket: rank 1 hears rank 2 and
+// then waits for rank 0 alone.
+TEST(BootstrapMeshPosts, ExchangesReadWhatIsSentBeside) {
+  with_few_descriptors_under_way(3, [](const auto& meshes, const Fill& fill) {
+    const FileDescriptor file = memory_file_of(5);
+    std::atomic<bool> sent{false};
+    std::atomic<bool> filled{false};
+    run_ranks(3, [&](int rank) {
+      if (rank == 0) {
+        while (!sent) std::this_thread::yield();
+        fill(*meshes[2], [&] { meshes[0]->take_in(); });
+        filled = true;
+      }
+      while (rank == 1 && !filled) std::this_thread::yield();
+      BootstrapMesh& mesh = *meshes[static_cast<std::size_t>(rank)];
+      const auto received = mesh.exchange(kAboveFilling, Bytes{1}, file.get(), kMeshTimeout, [&] {
+        if (rank == 2) sent = true;
+        return false;
+      });
+      for (int peer = 0; peer < 3; ++peer) {
+        if (peer == rank) continue;
+        EXPECT_EQ(value_in(received[static_cast<std::size_t>(peer)].descriptor), 5);
+      }
+    });
+  });
+}
+
+TEST(BootstrapMeshPosts, WaitsForRoomAsLongAsItIsTold) {
+  const auto meshes = connect_all(2);
+  const std::uint64_t topic = post_until_full(*meshes[0]);
+  const auto start = Clock::now();
+  expect_error(error_of([&] { meshes[0]->post(topic, Bytes(4096), -1, 50ms, nullptr); }),
+               ErrorCode::kSystem, {"rank 1 is full"});
+  EXPECT_GE(Clock::now() - start, 50ms);
+  expect_error(
+      error_of([&] { meshes[0]->post(topic, Bytes(4096), -1, kMeshTimeout, [] { return true; }); }),
+      ErrorCode::kAborted, {"posting to rank 1"});
+  std::atomic<int> asked{0};
+  run_ranks(2, [&](int rank) {
+    if (rank == 1) {
+      while (asked.load() < 3) std::this_thread::yield();
+      meshes[1]->restart(topic);
+      EXPECT_EQ(take(*meshes[1], 0, topic).message, post_of(0, topic));
+      return;
+    }
+    meshes[0]->post(topic, post_of(0, topic), -1, kMeshTimeout, [&] {
+      ++asked;
+      return false;
+    });
+  });
 }
 
 TEST(BootstrapMeshPosts, AWorldOfOnePostsToNobody) {
