@@ -379,39 +379,40 @@ TEST(BootstrapMeshPosts, WhoMayNotSendMoreDescriptorsReadsThoseThatItHas) {
 // It is on those of a rank that waits for this one, and for nobody else.
 TEST(BootstrapMeshPosts, WhoWaitsForAPostReadsWhatOthersHaveSent) {
   with_few_descriptors_under_way(3, [](const auto& meshes, const Fill& fill) {
-    fill(*meshes[2], [&] { meshes[0]->take_in(); });
+    fill(*meshes[2], [&] { meshes[1]->take_in(); });
     const FileDescriptor file = memory_file_of(5);
     run_ranks(2, [&](int rank) {
-      if (rank == 0) {
-        meshes[0]->post(kAboveFilling, Bytes{1}, file.get(), kMeshTimeout, nullptr);
+      if (rank == 1) {
+        meshes[1]->post(kAboveFilling, Bytes{1}, file.get(), kMeshTimeout, nullptr);
       } else {
-        EXPECT_EQ(value_in(take(*meshes[1], 0, kAboveFilling).descriptor), 5);
+        EXPECT_EQ(value_in(take(*meshes[0], 1, kAboveFilling).descriptor), 5);
       }
     });
   });
 }
 
-// Rank 2's frame of the exchange is in front of what fills rank 1's socket: rank 1 hears rank 2 and
-// then waits for rank 0 alone.
+// Rank 2's frame of the exchange is in front of what fills rank 0's socket: rank 0 hears rank 2 and
+// then waits for rank 1 alone. It has no descriptor, as that would make room once it is read.
 TEST(BootstrapMeshPosts, ExchangesReadWhatIsSentBeside) {
   with_few_descriptors_under_way(3, [](const auto& meshes, const Fill& fill) {
     const FileDescriptor file = memory_file_of(5);
     std::atomic<bool> sent{false};
     std::atomic<bool> filled{false};
     run_ranks(3, [&](int rank) {
-      if (rank == 0) {
+      if (rank == 1) {
         while (!sent) std::this_thread::yield();
-        fill(*meshes[2], [&] { meshes[0]->take_in(); });
+        fill(*meshes[2], [&] { meshes[1]->take_in(); });
         filled = true;
       }
-      while (rank == 1 && !filled) std::this_thread::yield();
+      while (rank == 0 && !filled) std::this_thread::yield();
       BootstrapMesh& mesh = *meshes[static_cast<std::size_t>(rank)];
-      const auto received = mesh.exchange(kAboveFilling, Bytes{1}, file.get(), kMeshTimeout, [&] {
-        if (rank == 2) sent = true;
-        return false;
-      });
+      const auto received =
+          mesh.exchange(kAboveFilling, Bytes{1}, rank == 2 ? -1 : file.get(), kMeshTimeout, [&] {
+            if (rank == 2) sent = true;
+            return false;
+          });
       for (int peer = 0; peer < 3; ++peer) {
-        if (peer == rank) continue;
+        if (peer == rank || peer == 2) continue;
         EXPECT_EQ(value_in(received[static_cast<std::size_t>(peer)].descriptor), 5);
       }
     });
