@@ -10,7 +10,7 @@ namespace symm {
 
 // The version of the interface between libsymm and a device library; a library of another version
 // is refused.
-inline constexpr int kDeviceLibraryVersion = 14;
+inline constexpr int kDeviceLibraryVersion = 15;
 
 struct DeviceLibrary {
   int interface_version;

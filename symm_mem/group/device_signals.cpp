@@ -46,7 +46,7 @@ DeviceSignals::~DeviceSignals() {
 }
 
 std::optional<Error> DeviceSignals::failure() const {
-  if (group_.ended_here()) return std::nullopt;
+  if (group_.ended_here() || !(aborted_ || kernels_->gave_up())) return std::nullopt;
   try {
     kernels_->check();
   } catch (const Error& error) {
@@ -58,6 +58,7 @@ std::optional<Error> DeviceSignals::failure() const {
 void DeviceSignals::look(bool at_connections) {
   if (group_.failed()) {
     kernels_->abort(group_.failure());
+    aborted_ = true;
     return;
   }
   if (!at_connections) return;
@@ -76,6 +77,7 @@ void DeviceSignals::look(bool at_connections) {
   // Who waits for a rank that waits for a dead one should not wait for the time-out.
   if (died) {
     kernels_->abort(reason);
+    aborted_ = true;
   } else {
     kernels_->lose(left, reason);
   }

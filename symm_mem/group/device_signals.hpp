@@ -4,6 +4,7 @@
 // only waits for that peer end. This rank leaves once its own signals are done. Thread safe.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 
@@ -29,12 +30,15 @@ class DeviceSignals final : public WatchdogTask {
 
   void look(bool at_connections) override;
 
- private:
+  // What SYMM_ON_FAILURE=abort ends the process for: nothing once this rank has left, and nothing
+  // because a peer has left in good order, until a kernel gives up for it.
   std::optional<Error> failure() const;
 
+ private:
   LocalGroup& group_;
   GpuRuntime& runtime_;
   std::unique_ptr<SignalKernels> kernels_;
+  std::atomic<bool> aborted_{false};  // the group has failed, or a peer has died
   std::unique_ptr<FailureExit> failure_exit_;
 };
 

@@ -75,6 +75,25 @@ TEST_F(DeviceSignalsTest, WhyWaitsEndIsToldApart) {
   while (gpus_[1].signals().lost() != ~std::uint64_t{0}) std::this_thread::yield();
 }
 
+// A process whose peer has gone first may have long to do yet.
+TEST_F(DeviceSignalsTest, APeerThatLeavesEndsNoProcessThatDoesNotWaitForIt) {
+  make(2);
+  leave(1);
+  expect_error(failure_of(0), ErrorCode::kPeerLost, {"has ended or left"});
+  EXPECT_FALSE(signals_[0]->failure());
+  gpus_[0].signals().time_out(1);
+  expect_error(signals_[0]->failure(), ErrorCode::kTimeout, {"waited for rank 1"});
+}
+
+TEST_F(DeviceSignalsTest, AGroupThatFailsEndsTheProcess) {
+  make(2);
+  EXPECT_FALSE(signals_[0]->failure());
+  of(groups_, 0).fail(Error(ErrorCode::kSystem, "the device is lost"));
+  const Deadline deadline(kTimeout);
+  while (!signals_[0]->failure() && !deadline.passed()) std::this_thread::yield();
+  expect_error(signals_[0]->failure(), ErrorCode::kSystem, {"the device is lost"});
+}
+
 // A trap leaves the device in error, and the group can be left and destroyed.
 TEST_F(DeviceSignalsTest, AGroupWhoseDeviceASignalHasEndedIsLeft) {
   const ScopedVariable variable(kVariable, "1");

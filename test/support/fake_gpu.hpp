@@ -230,9 +230,12 @@ class FakeSignals final : public SignalKernels {
     if (const std::optional<Error> found = failure()) throw *found;
   }
 
+  bool gave_up() const noexcept override { return gave_up_; }
+
   // A wait for `peer` has passed its time-out.
   void time_out(int peer) {
     const std::lock_guard lock(mutex_);
+    gave_up_ = true;
     failure_ = Error(ErrorCode::kTimeout, "waited for ", config_.rank_name(peer));
     if (config_.traps) device_in_error_ = true;
   }
@@ -253,6 +256,7 @@ class FakeSignals final : public SignalKernels {
   mutable std::mutex mutex_;
   std::optional<Error> failure_;
   std::uint64_t lost_ = 0;
+  std::atomic<bool> gave_up_{false};
 };
 
 class FakeGpu final : public GpuRuntime {

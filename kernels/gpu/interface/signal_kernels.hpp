@@ -131,6 +131,10 @@ class SignalKernels {
   // given up a barrier on the channel, or Error(kMismatch) that names the wrong split. Does not
   // wait for the device, so it covers kernels that have ended. Local.
   virtual void check() const = 0;
+
+  // Whether a kernel has ended without what it was to do; it may also have been told to. Unlike
+  // check() this says nothing of a rank that nobody waits for. Local, any thread.
+  virtual bool gave_up() const noexcept = 0;
 };
 
 }  // namespace symm

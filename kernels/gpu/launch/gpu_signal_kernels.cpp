@@ -83,6 +83,10 @@ class GpuSignalKernels final : public SignalKernels {
     store_release(&page.gone, load_relaxed(&page.gone) | ranks);
   }
   void check() const override;
+  bool gave_up() const noexcept override {
+    return load_acquire(&resources_->page.report.fault) !=
+           static_cast<std::uint32_t>(DeviceFault::kNone);
+  }
 
  private:
   // Memory that kernels use; leaked where the device cannot be waited for.
