@@ -21,7 +21,7 @@ import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SHARDS = 4  # of a program: they end at other times, so more than the processes at once
+SHARDS = 8  # of a program: they end at other times, so more than the processes at once
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -93,6 +93,7 @@ TEST_F(DeviceSegmentsTest, AsymmetricUseIsAnErrorOnEveryRank) {
     rank.launch(CollectiveArgs{});
     std::vector<std::byte> plain(rank.number() == 0 ? 2 * kShare : 0);
     std::byte* output = rank.number() == 0 ? plain.data() : segment->base(1);
+    rank.meet();  // neither waits for the other's memory while it looks for the error
     error_of([&] { gather_into(rank, output, kShare); });
     expect_error(rank.failure(), ErrorCode::kMismatch, {"device seq 2", "copy_engine", "bulk"});
     rank.meet();
