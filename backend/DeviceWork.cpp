@@ -11,6 +11,7 @@
 
 #include "backend/recv_search.hpp"
 #include "symm_mem/c10d/errors.hpp"
+#include "symm_mem/process/blocking_section.hpp"
 #include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
@@ -72,6 +73,16 @@ void DeviceWork::await(const Deadline* deadline, const Done& done, const TimedOu
   }
 }
 
+// NOTE [Looks for a sender]
+// A look takes locks whose holders run signal handlers while they wait, for which they need the
+// interpreter's lock; PyTorch asks a Work for its end or its Future with that lock held.
+void DeviceWork::look_for_sender() {
+  blocking_call([this] {
+    search_->look();
+    return true;
+  });
+}
+
 void DeviceWork::await_sender(const Deadline* deadline) {
   if (is_settled()) return;
   check_process();
@@ -79,9 +90,12 @@ void DeviceWork::await_sender(const Deadline* deadline) {
     with_torch_errors([this] { search_->look(); });
     return is_settled();
   };
-  await(deadline, has_come, [&] {
-    return Error(ErrorCode::kTimeout, "a recv from any rank has no sender after ",
-                 deadline->timeout().count(), " ms");
+  blocking_call([&] {  // NOTE [Looks for a sender]
+    await(deadline, has_come, [&] {
+      return Error(ErrorCode::kTimeout, "a recv from any rank has no sender after ",
+                   deadline->timeout().count(), " ms");
+    });
+    return true;
   });
 }
 
@@ -118,7 +132,7 @@ bool DeviceWork::passed() {
 bool DeviceWork::isCompleted() {
   if (finished()) return true;
   check_process();
-  if (!is_settled()) search_->look();
+  if (!is_settled()) look_for_sender();
   if (!is_settled()) return false;
   if (finished()) return true;
   if (!launch_) return false;
@@ -179,6 +193,7 @@ void DeviceWork::release(const c10::Stream& current) {
   }
   if (current == launch_->issuing) return;
   for (const at::Tensor& tensor : kept) streams_->protect(tensor, launch_->stream);
+  for (const at::Tensor& tensor : outputs()) streams_->protect(tensor, launch_->stream);
 }
 
 // What the user writes to the tensors next comes after the kernel, which has then told its peers
@@ -260,15 +275,27 @@ void DeviceWork::watch_end() {
     if (std::exchange(watched_, true)) return;
   }
   // Also where it has ended: those before it may be told of first.
-  const auto self = c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this);
-  streams_->post([self](const Error*) { self->watch(); });
+  post_look();
 }
 
-// A closed group is one that a single look finds complete.
-void DeviceWork::watch() noexcept {
+void DeviceWork::post_look() {
+  const auto self = c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this);
+  streams_->post([self](const Error* stopped) { self->watch(stopped != nullptr); });
+}
+
+// One look, and the next behind those after the others that are watched: an operation that does not
+// end yet keeps nobody from hearing of one that has. A closed group is one that a single look finds
+// complete.
+void DeviceWork::watch(bool is_last) noexcept {
   constexpr std::chrono::microseconds kPeriod{100};
   try {
-    while (!isCompleted()) std::this_thread::sleep_for(kPeriod);
+    if (isCompleted() || is_last) return;
+    std::this_thread::sleep_for(kPeriod);
+    try {
+      post_look();
+    } catch (const Error&) {  // closed meanwhile
+      static_cast<void>(isCompleted());
+    }
   } catch (const std::exception&) {
     // The device refuses to answer: its users learn of that from the device.
   }

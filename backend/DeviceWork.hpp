@@ -94,6 +94,7 @@ class DeviceWork final : public WorkSymm {
   // Blocks until done(); throws timed_out() where the deadline, if there is one, passes first.
   template <typename Done, typename TimedOut>
   static void await(const Deadline* deadline, const Done& done, const TimedOut& timed_out);
+  void look_for_sender();
   void await_sender(const Deadline* deadline);
   void await_end(const Deadline& deadline);
   void make_wait(const c10::Stream& current);
@@ -101,8 +102,9 @@ class DeviceWork final : public WorkSymm {
   const c10::Event* end_event();
   bool passed();
   void release(const c10::Stream& current);
-  // Waits for the end, so that the future gets the result.
-  void watch() noexcept;
+  // Looks for the end by a thread, so that the future gets the result.
+  void post_look();
+  void watch(bool is_last) noexcept;
   void abort_group() override;
 
   const std::shared_ptr<DeviceStreams> streams_;
