@@ -22,6 +22,9 @@ ProcessGroupSymm::ProcessGroupSymm(const c10::intrusive_ptr<c10d::Store>& store,
 
 ProcessGroupSymm::~ProcessGroupSymm() = default;
 
+// Where a weak reference (Impl::LastSplit) puts off the destructor.
+void ProcessGroupSymm::release_resources() { impl_.reset(); }
+
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupSymm::getBackendOptions() {
   return c10::make_intrusive<Options>(*impl_->options_);
 }

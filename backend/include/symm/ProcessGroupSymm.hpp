@@ -187,11 +187,14 @@ class ProcessGroupSymm final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  // Of c10::intrusive_ptr, once nobody holds the group any more.
+  void release_resources() override;
+
   // Known to this library alone.
   class Impl;
 
  private:
-  const std::unique_ptr<Impl> impl_;
+  std::unique_ptr<Impl> impl_;  // until nobody holds the group any more
 };
 
 }  // namespace symm

@@ -1,6 +1,7 @@
 """Groups of any ranks, made in every way torch.distributed has, destroyed and made again."""
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -92,6 +93,28 @@ def test_split_group(lists):
         return problems + check_sum(None, [0, 1, 2, 3])
 
     expect_no_mismatch(run_ranks(body, 4, fresh=True))
+
+
+@pytest.mark.skipif(not IS_SYMM, reason="gloo cannot split a group")
+def test_a_part_of_a_group_is_freed_when_it_is_dropped():
+    def body(rank):
+        def use_part(number):
+            part = dist.group.WORLD.split_group([0, 1], None, None, f"part {number}", "a part")
+            tensor = torch.ones(1 << 20, device=DEVICE)
+            part.allreduce([tensor], dist.AllreduceOptions()).wait()
+
+        use_part(0)
+        gc.collect()
+        dist.barrier()
+        before = resources()["descriptors"]
+        for number in range(1, 5):
+            use_part(number)
+        gc.collect()
+        dist.barrier()
+        more = resources()["descriptors"] - before
+        return [f"{more} more descriptors"] if more > 0 else []
+
+    expect_no_mismatch(run_ranks(body, 2, fresh=True))
 
 
 def test_device_mesh_of_one_dimension():
