@@ -71,7 +71,7 @@ Communicator::Communicator(KeyValueStore& store, CommunicatorConfig config)
     adopt_agreement();
     memory_ = std::make_unique<GroupMemory>(
         *group_, agreement_->workspace_bytes,
-        GroupMemory::Patience{config_.timeout, [this] { return !trace_->keep_waiting(rank()); }});
+        GroupMemory::Patience{kLongestTimeout, [this] { return !trace_->keep_waiting(rank()); }});
   }
   trace_ = std::make_unique<HostTrace>(*group_, memory_.get(), *peer_memory_);
   if (memory_) {

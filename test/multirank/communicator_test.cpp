@@ -141,6 +141,20 @@ TEST(Communicator, NamesWhoDidNotArrive) {
   expect_error(errors[2], ErrorCode::kTimeout, {"gave up", "rank 2"});
 }
 
+// The workspace is made by the first large call, whose ranks may come as late as its time-out says.
+TEST(Communicator, TheFirstLargeCallHasATimeOutOfItsOwn) {
+  test::MemoryStore store;
+  test::run_ranks(2, [&](int rank) {
+    CommunicatorConfig config = config_of(rank, 2);
+    config.timeout = milliseconds(400);
+    Communicator communicator(store, config);
+    std::vector<float> data(std::size_t{1} << 20, 1.0f);
+    if (rank == 1) std::this_thread::sleep_for(milliseconds(900));
+    communicator.run(sum_args(data), milliseconds(20'000));
+    EXPECT_EQ(data.back(), 2.0f);
+  });
+}
+
 TEST(Communicator, ARankThatLeavesIsNamed) {
   const auto errors = errors_in_group(3, [](Communicator& communicator) {
     communicator.run(CollectiveArgs{});
