@@ -367,7 +367,7 @@ int TransferWork::sourceRank() const {
               "sourceRank() may only be called on the work of a recv.");
   TORCH_CHECK(finished() && started(),
               "sourceRank() may only be called once the recv is done: wait() first.");
-  return transfer_->peer();
+  return named_peer_ < 0 ? transfer_->peer() : named_peer_;
 }
 
 void TransferWork::release_inputs() {

@@ -177,6 +177,8 @@ class TransferWork final : public WorkSymm {
   // on_done, on any thread and perhaps before start() is.
   void start(std::shared_ptr<Transfer> transfer);
   void transfer_done() noexcept;
+  // The peer's group rank, where that of the engine is another: before the Work is handed out.
+  void name_peer(int peer) { named_peer_ = peer; }
   // In place of both: it will not be started.
   void cancel(const Error& reason) noexcept;
 
@@ -195,6 +197,7 @@ class TransferWork final : public WorkSymm {
   // For whoever ends the transfer inside the engine: it may make progress for others.
   const std::shared_ptr<AsyncQueue> callbacks_;
   std::shared_ptr<Transfer> transfer_;  // set once by start(), before started_
+  int named_peer_ = -1;
   std::atomic<bool> started_{false};
   std::atomic<int> steps_{0};  // start() and transfer_done(), in either order
 };

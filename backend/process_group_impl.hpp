@@ -211,7 +211,7 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
   WorkPtr transfer_between_hosts(const Operation& operation, const at::Tensor& tensor,
                                  const TransferOp& op);
   WorkPtr transfer_on_host(const Operation& operation, const at::Tensor& tensor,
-                           const TransferOp& op);
+                           const TransferOp& op, int peer);
 
   bool coalescing() const {
     return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();

@@ -55,7 +55,7 @@ WorkPtr ProcessGroupSymm::Impl::put_message(const Operation& operation, const at
   }
   if (tensor.is_cuda()) return transfer_on_device(operation, tensor, op);
   check_block(at::kCPU);
-  return transfer_on_host(operation, tensor, op);
+  return transfer_on_host(operation, tensor, op, op.peer);
 }
 
 WorkPtr ProcessGroupSymm::Impl::transfer_between_hosts(const Operation& operation,
@@ -64,7 +64,7 @@ WorkPtr ProcessGroupSymm::Impl::transfer_between_hosts(const Operation& operatio
   if (hosts_->is_here(op.peer)) {
     TransferOp inside = op;
     inside.peer = hosts_->local_of(op.peer);
-    return transfer_on_host(operation, tensor, inside);
+    return transfer_on_host(operation, tensor, inside, op.peer);
   }
   WorkPtr work = hosts_->transfer(tensor, op.peer, op.tag, op.is_send);
   if (coalescing()) add_coalesced(work);
@@ -72,11 +72,15 @@ WorkPtr ProcessGroupSymm::Impl::transfer_between_hosts(const Operation& operatio
 }
 
 WorkPtr ProcessGroupSymm::Impl::transfer_on_host(const Operation& operation,
-                                                 const at::Tensor& tensor, const TransferOp& op) {
+                                                 const at::Tensor& tensor, const TransferOp& op,
+                                                 int peer) {
   auto work = c10::make_intrusive<TransferWork>(
       rank_, operation.type, operation.title, sequence_.load(std::memory_order_relaxed), tensor,
       engine_->shared_communicator(), engine_->transfer_callbacks());
-  work->record_as(flight_->message(tensor, op, sequence_.load(std::memory_order_relaxed),
+  if (peer != op.peer) work->name_peer(peer);
+  TransferOp named = op;
+  named.peer = peer;
+  work->record_as(flight_->message(tensor, named, sequence_.load(std::memory_order_relaxed),
                                    engine_->timeout(), coalescing(), !coalescing()));
   // The engine keeps the Work, and so the tensor, until the transfer is done.
   Message message{op, [work] { work->transfer_done(); }};

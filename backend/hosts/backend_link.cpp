@@ -40,7 +40,7 @@ class BackendTransfer final : public HostTransfer {
     if (link_.takes_any_memory()) link_.await_aborts();  // NOTE [Memory of messages]
   }
 
-  void add(WorkRef work, int peer, bool is_send) {
+  void add(SharedWork work, int peer, bool is_send) {
     messages_.push_back({std::move(work), peer, is_send});
   }
 
@@ -49,14 +49,14 @@ class BackendTransfer final : public HostTransfer {
     for (const Message& each : messages_) {
       awaited.store(each.peer, std::memory_order_relaxed);
       const auto left = std::chrono::duration_cast<milliseconds>(deadline.remaining());
-      wait_for(*each.work, message_text(engine_, each.peer, each.is_send),
+      wait_for(**each.work, message_text(engine_, each.peer, each.is_send),
                std::max(milliseconds(1), left));
     }
   }
 
  private:
   struct Message {
-    WorkRef work;
+    SharedWork work;
     int peer;
     bool is_send;
   };
@@ -82,6 +82,13 @@ void wait_for(c10d::Work& work, const std::string& what, milliseconds timeout) {
   // A wait that was aborted ends with false.
   if (through_engine(what + " failed", [&] { return work.wait(timeout); })) return;
   throw Error(ErrorCode::kAborted, what, " was ended by a failure of the group");
+}
+
+BackendLink::~BackendLink() {
+  if (fork_generation() == fork_generation_) return;
+  [[maybe_unused]] const auto* kept = new std::deque<SharedWork>(std::move(kept_));
+  [[maybe_unused]] const auto* backend = backend_.release();
+  [[maybe_unused]] const auto* memory = new std::vector<at::Tensor>(std::move(memory_));
 }
 
 std::span<std::byte> BackendLink::allocate(std::size_t bytes) {
@@ -120,7 +127,7 @@ c10::intrusive_ptr<c10d::Backend> BackendLink::engine() {
   throw Error(ErrorCode::kAborted, name_, " was ended by an earlier failure of the group");
 }
 
-void BackendLink::track(const WorkRef& work) {
+void BackendLink::track(const SharedWork& work) {
   const std::lock_guard lock(mutex_);
   if (under_way_.size() >= prune_at_) {
     std::erase_if(under_way_, [](const auto& old) { return old.expired(); });
@@ -129,14 +136,29 @@ void BackendLink::track(const WorkRef& work) {
   under_way_.emplace_back(work);
 }
 
-WorkRef BackendLink::message(const at::Tensor& bytes, int peer, int tag, bool is_send) {
+SharedWork BackendLink::message(const at::Tensor& bytes, int peer, int tag, bool is_send) {
   const c10::intrusive_ptr<c10d::Backend> backend = engine();
   std::vector<at::Tensor> one{bytes};
-  WorkRef work = through_engine(message_text(name_, peer, is_send), [&] {
-    return is_send ? backend->send(one, peer, tag) : backend->recv(one, peer, tag);
-  });
+  auto work = std::make_shared<const WorkRef>(
+      through_engine(message_text(name_, peer, is_send), [&]() -> WorkRef {
+        return is_send ? backend->send(one, peer, tag) : backend->recv(one, peer, tag);
+      }));
   track(work);
   return work;
+}
+
+void BackendLink::keep(SharedWork work) {
+  SharedWork oldest;  // let go without the lock
+  if (fork_generation() != fork_generation_) {
+    [[maybe_unused]] const auto* kept = new SharedWork(std::move(work));
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (!backend_) return;
+  kept_.push_back(std::move(work));
+  if (kept_.size() <= kKept) return;
+  oldest = std::move(kept_.front());
+  kept_.pop_front();
 }
 
 std::unique_ptr<HostTransfer> BackendLink::start(std::span<const HostMessage> to,
@@ -156,12 +178,15 @@ std::unique_ptr<HostTransfer> BackendLink::start(std::span<const HostMessage> to
 }
 
 void BackendLink::abort() noexcept {
+  if (fork_generation() != fork_generation_) return;
   c10::intrusive_ptr<c10d::Backend> backend;
-  std::vector<c10::weak_intrusive_ptr<c10d::Work>> works;
+  std::vector<std::weak_ptr<const WorkRef>> works;
+  std::deque<SharedWork> kept;
   {
     const std::lock_guard lock(mutex_);
     backend.swap(backend_);
     works.swap(under_way_);
+    kept.swap(kept_);
   }
   if (!backend) return;
   const auto try_to = [](const auto& body) {
@@ -174,7 +199,7 @@ void BackendLink::abort() noexcept {
   {
     const std::lock_guard lock(aborting_);
     for (const auto& each : works) {
-      if (const WorkRef work = each.lock()) try_to([&] { work->abort(); });
+      if (const SharedWork work = each.lock()) try_to([&] { (*work)->abort(); });
     }
   }
   try_to([&] { backend->abort(); });

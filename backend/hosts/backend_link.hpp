@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -14,11 +15,15 @@
 
 #include "backend/engine/legs/host_link.hpp"
 #include "kernels/core/error.hpp"
+#include "symm_mem/process/fork_guard.hpp"
 #include "symm_mem/process/interrupt.hpp"
 
 namespace symm {
 
 using WorkRef = c10::intrusive_ptr<c10d::Work>;
+// One of which others may know weakly: a weak_intrusive_ptr would put off the end of the Work, with
+// which engines let go of a tensor.
+using SharedWork = std::shared_ptr<const WorkRef>;
 
 // What an exception of an engine says.
 std::string words_of(const std::exception& error);
@@ -64,6 +69,8 @@ class BackendLink final : public HostLink {
   // `releases_memory`: of the engine (inter_host.hpp).
   BackendLink(std::string name, c10::intrusive_ptr<c10d::Backend> backend, bool releases_memory)
       : name_(std::move(name)), releases_memory_(releases_memory), backend_(std::move(backend)) {}
+  // A forked child leaves the engine, whose threads are the parent's, alone.
+  ~BackendLink() override;
 
   const std::string& name() const override { return name_; }
   std::span<std::byte> allocate(std::size_t bytes) override;
@@ -86,7 +93,11 @@ class BackendLink final : public HostLink {
 
   // One message of a tensor of bytes, which is kept until the engine has done with it. Throws
   // Error.
-  WorkRef message(const at::Tensor& bytes, int peer, int tag, bool is_send);
+  SharedWork message(const at::Tensor& bytes, int peer, int tag, bool is_send);
+  // Keeps the Work of a message that nobody waits for, as one of the last kKept: some engines take
+  // back what is under way when its Work is destroyed.
+  static constexpr std::size_t kKept = 64;
+  void keep(SharedWork work);
 
   // Returns when no abort() holds a Work that was made before.
   void await_aborts() const { const std::lock_guard lock(aborting_); }
@@ -98,7 +109,7 @@ class BackendLink final : public HostLink {
   std::span<std::byte> keep(const at::Tensor& block, std::size_t bytes);
   // The engine, while there is one; throws kAborted.
   c10::intrusive_ptr<c10d::Backend> engine();
-  void track(const WorkRef& work);
+  void track(const SharedWork& work);
   at::Tensor view_of(std::span<std::byte> bytes) const;
 
   const std::string name_;
@@ -106,9 +117,11 @@ class BackendLink final : public HostLink {
   mutable std::mutex aborting_;
   mutable std::mutex mutex_;  // guards what follows
   c10::intrusive_ptr<c10d::Backend> backend_;
-  std::vector<c10::weak_intrusive_ptr<c10d::Work>> under_way_;
+  std::vector<std::weak_ptr<const WorkRef>> under_way_;
   std::size_t prune_at_ = 64;
+  std::deque<SharedWork> kept_;
   std::vector<at::Tensor> memory_;
+  const std::uint32_t fork_generation_ = fork_generation();
 };
 
 }  // namespace symm

@@ -190,25 +190,35 @@ CommunicatorConfig config_of_host(const CommunicatorConfig& whole, const HostLay
 // current there.
 class MessageWork final : public c10d::Work {
  public:
-  MessageWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor tensor, at::Tensor target,
-              std::string what, int rank, c10d::OpType type)
+  MessageWork(std::shared_ptr<BackendLink> link, SharedWork work, at::Tensor tensor,
+              at::Tensor target, std::string what, int rank, c10d::OpType type,
+              milliseconds timeout)
       : Work(rank, type),
+        link_(std::move(link)),
         work_(std::move(work)),
         tensor_(std::move(tensor)),
         target_(std::move(target)),
-        what_(std::move(what)) {}
+        what_(std::move(what)),
+        timeout_(timeout) {}
+  ~MessageWork() override {
+    if (!came_) link_->keep(std::move(work_));
+  }
 
-  bool isCompleted() override { return work_->isCompleted(); }
-  bool isSuccess() const override { return work_->isSuccess(); }
-  std::exception_ptr exception() const override { return work_->exception(); }
-  int sourceRank() const override { return work_->sourceRank(); }
+  bool isCompleted() override { return came_ || (*work_)->isCompleted(); }
+  bool isSuccess() const override { return came_ || (*work_)->isSuccess(); }
+  std::exception_ptr exception() const override { return came_ ? nullptr : (*work_)->exception(); }
+  int sourceRank() const override { return (*work_)->sourceRank(); }
   std::vector<at::Tensor> result() override { return {target_.defined() ? target_ : tensor_}; }
   void synchronize() override {}
-  void abort() override { work_->abort(); }
+  void abort() override { (*work_)->abort(); }
+  // Once: an engine may wait again for what has come, until its time-out.
   bool wait(milliseconds timeout) override {
     return with_torch_errors([&] {
-      wait_for(*work_, what_, timeout);
-      if (target_.defined() && !copied_.exchange(true)) {
+      const std::lock_guard lock(waiting_);
+      if (came_) return true;
+      wait_for(**work_, what_, timeout.count() > 0 ? timeout : timeout_);
+      came_ = true;
+      if (target_.defined()) {
         const at::NoGradGuard no_grad;
         target_.copy_(tensor_, /*non_blocking=*/true);
       }
@@ -217,11 +227,14 @@ class MessageWork final : public c10d::Work {
   }
 
  private:
-  const c10::intrusive_ptr<c10d::Work> work_;
+  const std::shared_ptr<BackendLink> link_;
+  SharedWork work_;
   const at::Tensor tensor_;
   const at::Tensor target_;
   const std::string what_;
-  std::atomic<bool> copied_{false};
+  const milliseconds timeout_;
+  std::mutex waiting_;
+  std::atomic<bool> came_{false};
 };
 
 }  // namespace
@@ -331,8 +344,9 @@ c10::intrusive_ptr<c10d::Work> HostGroup::message(const at::Tensor& tensor, int 
       text_of("symm: ", engine_name(), is_send ? " send to rank " : " recv from rank ", peer,
               " on host ", layout_.names[index(layout_.host_of[index(peer)])]);
   auto work = link_->message(bytes_of(tensor), peer, tag, is_send);
-  return c10::make_intrusive<MessageWork>(std::move(work), tensor, received_to, what, rank_,
-                                          is_send ? c10d::OpType::SEND : c10d::OpType::RECV);
+  return c10::make_intrusive<MessageWork>(link_, std::move(work), tensor, received_to, what, rank_,
+                                          is_send ? c10d::OpType::SEND : c10d::OpType::RECV,
+                                          engine_->timeout());
 }
 
 }  // namespace symm

@@ -155,11 +155,12 @@ class CallWatch::Notes {
 };
 
 struct CallWatch::State {
-  State(Config config, std::function<void(const Error&)> found_)
-      : notes(std::move(config)), found(std::move(found_)) {}
+  State(Config config, Failed failed_, Found found_)
+      : notes(std::move(config)), failed(std::move(failed_)), found(std::move(found_)) {}
 
   Notes notes;  // the thread's
-  const std::function<void(const Error&)> found;
+  const Failed failed;
+  const Found found;
   std::atomic<int> awaited{-1};
 
   std::mutex mutex;  // guards what follows
@@ -169,7 +170,7 @@ struct CallWatch::State {
   std::uint64_t late = 0;           // the call after which the thread has looked last
   std::uint64_t wanted = 0;         // the call after which it is to look at once,
   std::uint64_t answered = 0;       // and the last for which it has done that
-  std::optional<Error> difference;  // of the call in progress
+  std::optional<Error> difference;  // of the call in progress, or the failure of this host's ranks
   bool is_running = false;
   bool ends = false;
 
@@ -182,6 +183,11 @@ struct CallWatch::State {
       changed.wait_for(lock, kLateCall / 2);
       const bool is_wanted = wanted == call.number && answered != wanted;
       if (ends || call.number == 0 || difference) continue;
+      difference = failed();
+      if (difference) {
+        found(*difference);  // with the mutex: the call does not end meanwhile
+        continue;
+      }
       if (late != call.number) {
         looks = 0;
         next = call.begin + kLateCall;
@@ -201,7 +207,7 @@ struct CallWatch::State {
         answered = wanted;
         changed.notify_all();
       } else if (difference) {
-        found(*difference);  // with the mutex: the call does not end meanwhile
+        found(*difference);
       }
     }
   }
@@ -211,8 +217,8 @@ void CallWatch::clear(KeyValueStore& store, const HostLayout& layout, int rank) 
   Notes::clear(store, layout.host_of[static_cast<std::size_t>(rank)], rank);
 }
 
-CallWatch::CallWatch(Config config, std::function<void(const Error& difference)> found)
-    : state_(std::make_shared<State>(std::move(config), std::move(found))) {}
+CallWatch::CallWatch(Config config, Failed failed, Found found)
+    : state_(std::make_shared<State>(std::move(config), std::move(failed), std::move(found))) {}
 
 CallWatch::~CallWatch() {
   const std::lock_guard lock(state_->mutex);

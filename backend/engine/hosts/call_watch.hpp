@@ -47,8 +47,12 @@ class CallWatch {
   // same name, has written is no note of a call. Local.
   static void clear(KeyValueStore& store, const HostLayout& layout, int rank);
 
-  // `found` is called by the thread, during a call, with the difference.
-  CallWatch(Config config, std::function<void(const Error& difference)> found);
+  // `failed` says what has become of the ranks of this host, of which a rank that waits for another
+  // host hears nothing else; `found` gets that or the difference. Both are called by the thread,
+  // during a call.
+  using Failed = std::function<std::optional<Error>()>;
+  using Found = std::function<void(const Error& what)>;
+  CallWatch(Config config, Failed failed, Found found);
   ~CallWatch();
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
@@ -60,7 +64,8 @@ class CallWatch {
   // To be set to the peer that is waited for; as long as this object.
   std::atomic<int>& awaited();
 
-  // Of the call in progress, where it was late: what is different, found before or now.
+  // Of the call in progress: the failure that was found; where it was late what is different, found
+  // before or now.
   std::optional<Error> difference();
 
  private:

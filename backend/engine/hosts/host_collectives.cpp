@@ -16,11 +16,11 @@ HostCollectives::HostCollectives(std::string group, const HostLayout& layout, in
     : group_(std::move(group)),
       communicator_(local),
       space_(space),
-      watch_(store == nullptr
-                 ? nullptr
-                 : std::make_unique<CallWatch>(
-                       CallWatch::Config{std::move(store), layout, rank, names},
-                       [this](const Error& difference) { give_up(difference.what()); })),
+      watch_(store == nullptr ? nullptr
+                              : std::make_unique<CallWatch>(
+                                    CallWatch::Config{std::move(store), layout, rank, names},
+                                    [this] { return failure_here(); },
+                                    [this](const Error& what) { give_up(what.what()); })),
       legs_(layout, rank, std::move(names), space, limits, watch_ ? watch_->awaited() : awaited_) {}
 
 void HostCollectives::validate(const CollectiveArgs& args) const {
@@ -78,6 +78,17 @@ std::string HostCollectives::who_is_gone() const {
     text += text_of("; ", legs_.names().name(rank), " of this host has ended or left");
   }
   return text;
+}
+
+std::optional<Error> HostCollectives::failure_here() const {
+  LocalGroup& group = *communicator_.local_group();
+  if (!group.poll(std::string("a collective over hosts"))) return group.failure();
+  for (int place = 0; place < group.world_size(); ++place) {
+    if (place == legs_.place() || !group.has_ended(place)) continue;
+    const int rank = legs_.here()[static_cast<std::size_t>(place)];
+    return Error(ErrorCode::kPeerLost, legs_.text_of_rank(rank), " died");
+  }
+  return std::nullopt;
 }
 
 // The ranks of this host first, so that they say what happened here and not what the link did.

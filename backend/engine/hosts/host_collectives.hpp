@@ -36,6 +36,8 @@ class HostCollectives {
  private:
   void dispatch(const CollectiveArgs& args);
   void give_up(const std::string& reason);
+  // The failure of this host's group, or of a rank of it that has ended without leaving.
+  std::optional<Error> failure_here() const;
   // "; rank 3 of this host has ended or left", or nothing. Local.
   std::string who_is_gone() const;
 

@@ -51,7 +51,8 @@ HostLegs::HostLegs(const HostLayout& layout, int rank, RankNames names, LegSpace
       space_(space),
       limits_(limits),
       awaited_(awaited),
-      memory_([&space](std::size_t bytes) { return space.allocate(bytes); }) {
+      memory_([&space](std::size_t bytes) { return space.allocate(bytes); },
+              limits.share_bytes + kLine) {
   for (int peer = 0; leads() && peer < layout_.world_size(); ++peer) {
     if (!is_here(peer) && place_of(peer) == 0) leaders_.push_back(peer);
   }
@@ -104,7 +105,8 @@ std::byte* HostLegs::Blocks::take(std::size_t bytes) {
     used_ += whole;
     return taken;
   }
-  blocks_.push_back(allocate_(std::max(kBlock, whole)));
+  const std::size_t shares = (whole + share_ - 1) / share_;
+  blocks_.push_back(allocate_(whole <= kBlock ? kBlock : shares * share_));
   used_ = whole;
   return blocks_.back().data();
 }

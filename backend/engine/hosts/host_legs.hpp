@@ -159,16 +159,19 @@ class HostLegs {
   const char* leg() const { return leg_; }
 
  private:
-  // Memory of messages, in blocks that are kept.
+  // Memory of messages, in blocks that are kept: of 1 MiB, or of whole shares of a chunk, so that
+  // those of one call serve the next one, whatever the sizes of the two.
   class Blocks {
    public:
     using Allocate = std::function<std::span<std::byte>(std::size_t bytes)>;
-    explicit Blocks(Allocate allocate) : allocate_(std::move(allocate)) {}
+    // `share`: the bytes of a share, with those by which it may be longer for its alignment.
+    Blocks(Allocate allocate, std::size_t share) : allocate_(std::move(allocate)), share_(share) {}
     std::byte* take(std::size_t bytes);
     void take_all_back() { block_ = used_ = 0; }
 
    private:
     const Allocate allocate_;
+    const std::size_t share_;
     std::vector<std::span<std::byte>> blocks_;
     std::size_t block_ = 0;  // what is taken of them: all before this one,
     std::size_t used_ = 0;   // and so many bytes of it

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 from harness import check
+from hosts import check_on
 from symmetric import use_symm
 
 pytestmark = [
@@ -216,3 +217,14 @@ def frees_its_memory(rank):
 
 def test_a_child_lets_go_of_its_parents_memory():
     check(frees_its_memory, 2, fresh=True)
+
+
+def leaves_a_group_over_hosts(rank, hosts):
+    dist.all_reduce(torch.ones(9))
+    problems = [in_child(dist.destroy_process_group)]
+    dist.barrier()
+    return [text for text in problems if text != "None"]
+
+
+def test_a_child_leaves_a_group_over_hosts():
+    check_on("ab", leaves_a_group_over_hosts)
