@@ -51,7 +51,7 @@ __global__ void SYMM_LAUNCH_BOUNDS(kTileThreads, 1)
 // What a launch can have on every GPU.
 static_assert(sizeof(WireParams<kMaxDeviceRanks>) + sizeof(CollectiveParams) <= 4096);
 
-// Copy engines may write to the outputs of the peers only where all locations are equal, so the
+// Copy engines write rightly to the outputs of the peers only where all locations are equal, so the
 // barriers around them compare these. `call`: what the copies carry out.
 template <class Tile, int N>
 __global__ void SYMM_LAUNCH_BOUNDS(kTileThreads, 1)
