@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _register_process_group, _unregister_process_group
 
 from torch_symm import _environment
 from torch_symm._registration import BACKEND, DEVICES, load
@@ -34,7 +36,8 @@ def create(
     **fields: Any,
 ) -> dist.ProcessGroup:
     """A group of all ranks, which serves the CPU and GPUs. Collective; on a GPU, which `device`
-    names then, its half there is connected too.
+    names then, its half there is connected too. It has a name by which c10d finds it, as long as
+    it is there, for symmetric memory and what takes groups by name.
 
     Args:
         fields: of `torch_symm.Options`.
@@ -59,6 +62,9 @@ def create(
     group._set_default_backend(custom)
     for kind in DEVICES:
         group._register_backend(torch.device(kind), custom, backend)
+    group._set_group_name(options.group_name)
+    _register_process_group(options.group_name, group)  # which keeps no reference
+    weakref.finalize(group, _unregister_process_group, options.group_name).atexit = False
     if device.type != "cpu":
         backend.eager_connect_single_device(with_index(device))
     return group

@@ -43,6 +43,15 @@ def resolve(group: Any, caller: str) -> Any:
     return group
 
 
+def global_ranks(group: Any) -> list[int]:
+    """By group rank. Those of a group of ``_dist2``, which has all ranks, are its own."""
+    import torch.distributed as dist
+
+    if group in dist.distributed_c10d._world.pg_group_ranks:
+        return dist.get_process_group_ranks(group)
+    return list(range(group.size()))
+
+
 def all_gather_facts(
     group: Any, caller: str, facts: dict[str, Any], same: dict[str, str]
 ) -> list[dict[str, Any]]:

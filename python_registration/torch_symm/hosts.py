@@ -5,36 +5,49 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-_made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# By the group whose part it is. c10d keeps a group until it is destroyed.
+_made: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
 def local_group(group: Any = None) -> Any:
     """The group of those ranks of `group` that are on this rank's host, in the same order: `group`
-    itself where that is all of them, else a group of symm that is made by the first call and kept
-    as long as `group`. Symmetric memory works in it. The first call is collective over the ranks
-    of each host.
+    itself where that is all of them, else a group of symm that is made by the first call. Symmetric
+    memory works in it. c10d keeps it until ``destroy_process_group`` is called with it or for all
+    groups; it does not end with `group`. The first call, and the first one after it was destroyed,
+    are collective over the ranks of each host.
 
     Args:
         group: a ProcessGroup of the backend symm, a group's name, or None for the default one.
+
+    Raises:
+        NotImplementedError: `group` is over several hosts and was made by ``_dist2.new_group``.
     """
     import torch.distributed as dist
 
     from torch_symm import _registration
 
     group, backend = _resolved(group, "local_group")
-    if group in _made:
-        return _made[group]
-    own = dist.get_rank(group)
+    known = dist.distributed_c10d._world.pg_map
+    made = _made[group]() if group in _made else None
+    if made is not None and made in known:
+        return made
+    own = group.rank()
     mine = next((ranks for ranks in backend._hosts() if own in ranks), None)
     if mine is None:
         return group
-    _made[group] = dist.new_group(
+    if group not in known:
+        raise NotImplementedError(
+            f"local_group: group: {group.group_name!r} is over several hosts and of _dist2; "
+            "torch.distributed.new_group(), which would make its part, knows no such groups"
+        )
+    local = dist.new_group(
         [dist.get_global_rank(group, rank) for rank in mine],
         backend=_registration.BACKEND,
         timeout=backend.options.timeout,
         use_local_synchronization=True,
     )
-    return _made[group]
+    _made[group] = weakref.ref(local)
+    return local
 
 
 def host_layout(group: Any = None) -> dict[str, Any]:

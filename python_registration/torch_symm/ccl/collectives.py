@@ -235,7 +235,7 @@ class _Call:
             )
         if group_rank is not None:
             return group_rank
-        ranks = dist.get_process_group_ranks(self.group)
+        ranks = _groups.global_ranks(self.group)
         if global_rank not in ranks:
             raise ValueError(
                 f"{self.name}: {argument}: expected a global rank of the group, one of {ranks}, "
@@ -288,7 +288,7 @@ class _Call:
         stages = {"input": None, "output": None}
         if self.workspace is not None and self.input is not None:
             if not load().is_symmetric(self.input, self.group.group_name):
-                stages["input"] = self.workspace._input
+                stages["input"] = self.workspace._stages.input
         needed = self._must_be_symmetric(device)
         if self.strict:
             for argument in needed:
@@ -297,11 +297,12 @@ class _Call:
         elif needed:
             # Whether a tensor is symmetric is a fact of one rank, and where peers reach is one of
             # all. So without the guarantee of strict, all ranks stage.
-            place = self.workspace
-            if place is None:
+            if self.workspace is not None:
+                place = self.workspace._stages
+            else:
                 largest = max(getattr(self, argument).nbytes for argument in needed)
                 place = workspace.own(self.group, device, largest, self.name)
-            stages.update({argument: getattr(place, f"_{argument}") for argument in needed})
+            stages.update({argument: getattr(place, argument) for argument in needed})
         return stages["input"], stages["output"]
 
     def _must_be_symmetric(self, device: torch.device) -> tuple[str, ...]:

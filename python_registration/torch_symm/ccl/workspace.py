@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 
 # So that tensors of every dtype may begin there, and copies are fast.
 _ALIGNMENT = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """Symmetric memory for an input and for an output, `nbytes` of each."""
+
+    nbytes: int
+    input: torch.Tensor
+    output: torch.Tensor
 
 
 class Workspace:
@@ -40,14 +50,11 @@ class Workspace:
         nbytes: bytes of each piece: what the largest tensor of a call may have.
     """
 
-    def __init__(
-        self, group: Any, device: torch.device, nbytes: int, memory: torch.Tensor, half: int
-    ) -> None:
+    def __init__(self, group: Any, device: torch.device, stages: Stages) -> None:
         self.group = group
         self.device = device
-        self.nbytes = nbytes
-        self._input = memory[:nbytes]
-        self._output = memory[half : half + nbytes]
+        self.nbytes = stages.nbytes
+        self._stages = stages
 
     def __repr__(self) -> str:
         return f"Workspace(nbytes={self.nbytes}, device={self.device})"
@@ -78,16 +85,16 @@ def make_workspace(
     process_group = _groups.resolve(group, caller)
     place = with_index(device if device is not None else "cpu")
     backend_of(process_group, place, caller, "device")
-    return _make(nbytes, process_group, place, caller)
+    return Workspace(process_group, place, _make(nbytes, process_group, place, caller))
 
 
-def _make(nbytes: int, group: Any, place: torch.device, caller: str) -> Workspace:
+def _make(nbytes: int, group: Any, place: torch.device, caller: str) -> Stages:
     same = {name: f"{name}: expected the same" for name in ("nbytes", "device")}
     _groups.all_gather_facts(group, caller, {"nbytes": nbytes, "device": place.type}, same)
     half = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
     memory = load().allocate_bytes(2 * half, place)
     load().share(memory, group.group_name, False)
-    return Workspace(group, place, nbytes, memory, half)
+    return Stages(nbytes, memory[:nbytes], memory[half : half + nbytes])
 
 
 def check(workspace: Any, group: Any, device: torch.device, nbytes: int, caller: str) -> None:
@@ -115,24 +122,33 @@ def check(workspace: Any, group: Any, device: torch.device, nbytes: int, caller:
         )
 
 
-_own: weakref.WeakKeyDictionary[Any, Workspace] = weakref.WeakKeyDictionary()
+# No value refers to its group, so that both are freed together.
+_own: weakref.WeakKeyDictionary[Any, Stages] = weakref.WeakKeyDictionary()
 
 
-def own(group: Any, device: torch.device, nbytes: int, caller: str) -> Workspace:
-    """The group's own workspace on its GPU, with at least `nbytes`. Collective where it must be
-    made, which depends on `nbytes` alone."""
-    import torch
-
-    workspace = _own.get(group)
-    if workspace is not None and workspace.nbytes >= nbytes:
-        return workspace
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+def own(group: Any, device: torch.device, nbytes: int, caller: str) -> Stages:
+    """The group's own workspace on its GPU, with at least `nbytes`, kept as long as the group.
+    Collective where it must be made, which depends on `nbytes` alone."""
+    stages = _own.get(group)
+    if stages is not None and stages.nbytes >= nbytes:
+        return stages
+    if _is_capturing(device):
         raise NotImplementedError(
             f"{caller}: output: staging needs {nbytes} bytes that the group has not allocated yet; "
             "call once before capture, or give a workspace"
         )
     _own[group] = _make(nbytes, group, device, caller)
     return _own[group]
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of `device`, which need not be the current one, is captured."""
+    import torch
+
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def backend_of(group: Any, device: torch.device, caller: str, argument: str) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -119,14 +119,29 @@ def has_no_data(tensor: Tensor) -> bool:
     return tensor.device.type == "meta" or is_fake(tensor)
 
 
-@functools.cache
-def _multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+# Of the device, whatever it is asked.
+_DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+
+
+def torch_does(call: Callable[[], object]) -> bool:
+    """Whether torch has what `call` asks of it. An error of the device is raised: it says nothing
+    of that, and may be gone the next time."""
     try:
-        one = torch.zeros(1, 1, dtype=torch.uint8, device=device).to(dtype)
-        torch.mm(one, one, out=torch.empty_like(one))
+        call()
+    except _DEVICE_ERRORS:
+        raise
     except RuntimeError:
         return False
     return True
+
+
+@functools.cache
+def _multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+    def multiply() -> None:
+        one = torch.zeros(1, 1, dtype=torch.uint8, device=device).to(dtype)
+        torch.mm(one, one, out=torch.empty_like(one))
+
+    return torch_does(multiply)
 
 
 def group_name(group: Any, caller: str) -> str:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from torch_symm._registration import load
+from torch_symm.ccl import workspace
 
 _ALIGNMENT = 256
 # Pieces of a rank that a call may have under way. Each has a channel of signals: of 64 ranks, the
@@ -104,7 +105,7 @@ class Places:
 
 
 class Exchange:
-    """One call's pieces, on the current stream of the rank."""
+    """One call's pieces, on the current stream of the tensors' device, which is the current one."""
 
     def __init__(self, group: Any, kept: _Kept) -> None:
         self.rank = group.rank()
@@ -141,30 +142,33 @@ class Exchange:
 def exchange(
     group: Any, device: torch.device, nbytes: int, caller: str, alike: int
 ) -> Iterator[Exchange]:
-    """An exchange in `nbytes` of the group's landing memory, for work on the current stream until
-    the end of the block; the ranks have met, and `alike` must be the same on all.
+    """An exchange in `nbytes` of the group's landing memory, for work on the current stream of
+    `device` until the end of the block, in which that device is the current one; the ranks have
+    met, and `alike` must be the same on all.
 
     Collective where there is not enough memory yet, and then it blocks.
 
     Raises:
         NotImplementedError: the memory would have to be made while a graph is captured.
     """
-    kept = _Kept.of(group, device)
-    stream, capturing = torch.cuda.current_stream(device), torch.cuda.is_current_stream_capturing()
-    if not kept.memories or kept.memories[-1].ranks[0].numel() < nbytes:
-        if capturing:
-            raise NotImplementedError(
-                f"{caller}: pieces: they need {nbytes} bytes of symmetric memory that the group "
-                "has not made yet; call once with these sizes before capture"
-            )
-        kept.memories.append(_Memory.make(group, device, 1 << (nbytes - 1).bit_length()))
-    if not capturing and kept.ended is not None and kept.stream != stream:
-        stream.wait_event(kept.ended)
-    load().device_barrier(group._get_backend(device), device, alike)
-    yielded = Exchange(group, kept)
-    for peer in yielded.peers:
-        yielded.fork(peer)
-    yield yielded
-    yielded.join()
-    if not capturing:
-        kept.stream, kept.ended = stream, stream.record_event()
+    backend = workspace.backend_of(group, device, caller, "group")
+    with torch.cuda.device(device):
+        kept, stream = _Kept.of(group, device), torch.cuda.current_stream()
+        capturing = torch.cuda.is_current_stream_capturing()
+        if not kept.memories or kept.memories[-1].ranks[0].numel() < nbytes:
+            if capturing:
+                raise NotImplementedError(
+                    f"{caller}: pieces: they need {nbytes} bytes of symmetric memory that the "
+                    "group has not made yet; call once with these sizes before capture"
+                )
+            kept.memories.append(_Memory.make(group, device, 1 << (nbytes - 1).bit_length()))
+        if not capturing and kept.ended is not None and kept.stream != stream:
+            stream.wait_event(kept.ended)
+        load().device_barrier(backend, device, alike)
+        yielded = Exchange(group, kept)
+        for peer in yielded.peers:
+            yielded.fork(peer)
+        yield yielded
+        yielded.join()
+        if not capturing:
+            kept.stream, kept.ended = stream, stream.record_event()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_symm.errors import InvalidTypeError
-from torch_symm.ops.arguments import Caller, has_no_data
+from torch_symm.ops.arguments import Caller, has_no_data, torch_does
 from torch_symm.ops.pieces import Multiply
 
 FLOAT8S = (
@@ -33,7 +33,7 @@ class Scales:
 
     @property
     def by_row(self) -> bool:
-        return self.a.numel() != 1
+        return any(scale.numel() != 1 for scale in (self.a, *self.bs))
 
     def multiply(self, matrices: Sequence[Tensor]) -> Multiply:
         def multiply(lefts: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -109,8 +109,4 @@ def _multiplies(
     shapes = ((size, 1), (1, size)) if by_row else ((), ())
     scales = (torch.ones(shape, device=device) for shape in shapes)
     output = torch.empty(size, size, dtype=out, device=device)
-    try:
-        _scaled_mm(left, right.t(), *scales, output)
-    except RuntimeError:
-        return False
-    return True
+    return torch_does(lambda: _scaled_mm(left, right.t(), *scales, output))

@@ -94,6 +94,26 @@ def options_checked() -> Iterator[None]:
         raise typer.Exit(_EXIT_OPTIONS) from None
 
 
+def check_output(option: str, path: Path | None) -> None:
+    """Raise ValueError unless the value of ``option``, if there is one, can be written as a file.
+
+    Makes its folder. Nothing in processes that write nothing.
+    """
+    if path is None or launched_rank() != 0:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
+        if there and not path.is_file() and not path.is_dir():
+            return  # a pipe, which opens once, or a device
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        problem = f"{error.strerror}: {error.filename}"
+        raise ValueError(f"{option}: {path} cannot be written: {problem}") from None
+
+
 def carry_out(
     config: Any,
     work: Work,

@@ -1,5 +1,7 @@
 """torch_symm.ccl: device_barrier, and calls inside CUDA graphs."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -110,3 +112,24 @@ def captured_calls(rank, name, algorithm):
 @pytest.mark.parametrize(("name", "algorithm"), PAIRS)
 def test_calls_are_captured(name, algorithm):
     check(captured_calls, WORLD_SIZE, name, algorithm)
+
+
+def test_capture_is_asked_of_the_device_of_the_tensors(monkeypatch):
+    """The group has no workspace yet, which a capture on its GPU refuses, whatever GPU is the
+    current one."""
+    from torch_symm.ccl import workspace
+
+    now = []
+
+    @contextlib.contextmanager
+    def on(device):
+        now.append(device)
+        yield
+        now.pop()
+
+    place = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now == [place])
+    with pytest.raises(NotImplementedError, match="call once before capture"):
+        workspace.own(on, place, 1024, "all_reduce")
+    assert not now

@@ -1,5 +1,8 @@
 """torch_symm.ccl: where tensors must stand, what is staged or refused, and workspaces."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -45,11 +48,11 @@ def written_remotely(rank, name, algorithm):
     workspace = ccl.make_workspace(8 * 1027 * len(ranks), device=device_of_rank())
     for salt, given in enumerate((None, workspace, None, workspace)):
         if given is not None:
-            given._output.fill_(0x5A)
+            given._stages.output.fill_(0x5A)
         c = Tensors(None, ranks, rank, salt=salt, async_op=salt > 1)
         carry_out(c, name, config, workspace=given)
         problems += c.finish()
-        if given is not None and (given._output[:1027] == 0x5A).all():
+        if given is not None and (given._stages.output[:1027] == 0x5A).all():
             problems.append(f"{name}: the output did not go through the workspace")
     # Refused where the tensors are not symmetric, and nothing is lost or sent.
     output = torch.full((1027 * len(ranks),), 7.0, device=DEVICE)
@@ -133,13 +136,13 @@ def through_the_workspace(rank, name, algorithm):
         "two_shot",  # reads in place only what it also writes
     )
     for salt, symmetric in enumerate((False, True)):
-        workspace._input.fill_(0x5A)
+        workspace._stages.input.fill_(0x5A)
         synchronize()
         dist.barrier()
         c = Tensors(None, ranks, rank, salt=salt)
         carry_out(c, name, ccl.Config(algorithm=algorithm), symmetric, workspace=workspace)
         problems += c.finish()
-        used = bool((workspace._input != 0x5A).any())
+        used = bool((workspace._stages.input != 0x5A).any())
         has_input = name != "broadcast" or rank == c.root
         if used != (readable and not symmetric and has_input):
             problems.append(f"symmetric={symmetric}: through the workspace: {used}")
@@ -211,3 +214,24 @@ def dropped_workspaces(rank):
 @pytest.mark.cpu("counts mappings of the host")
 def test_dropped_workspaces_are_given_back():
     check(dropped_workspaces, 2)
+
+
+def own_workspace(rank):
+    """A group that has made its own workspace is freed with it once it is destroyed."""
+    from torch_symm.ccl import workspace
+
+    group = dist.new_group()
+    made = workspace.own(group, torch.device("cpu"), 1 << 16, "a call")
+    problems = []
+    if workspace.own(group, torch.device("cpu"), 1 << 10, "a call") is not made:
+        problems.append("the group's own workspace is made twice")
+    kept = {"the group": weakref.ref(group), "its workspace": weakref.ref(made)}
+    dist.destroy_process_group(group)
+    del group, made
+    gc.collect()
+    return problems + [f"{name} is still there" for name, what in kept.items() if what()]
+
+
+@pytest.mark.cpu("makes it on the host")
+def test_a_destroyed_group_is_freed_with_its_own_workspace():
+    check(own_workspace, 2)

@@ -239,6 +239,27 @@ def test_the_group_of_a_host(hosts):
     check_on(hosts, in_the_host)
 
 
+def made_again(rank, hosts):
+    import torch_symm
+
+    mine = [one for one, host in enumerate(hosts) if host == hosts[rank]]
+    problems = []
+    for turn in range(3):
+        local = torch_symm.local_group()
+        if dist.get_process_group_ranks(local) != mine or torch_symm.local_group() is not local:
+            problems.append(f"turn {turn}: {dist.get_process_group_ranks(local)}")
+        tensor = torch.ones(1027)
+        dist.all_reduce(tensor, group=local)
+        problems += model.mismatch(f"turn {turn}", tensor, torch.full((1027,), float(len(mine))))
+        dist.destroy_process_group(local)
+    return problems
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aba"])
+def test_the_group_of_a_host_is_made_again_once_it_was_destroyed(hosts):
+    check_on(hosts, made_again)
+
+
 def layout_of(rank, hosts):
     import torch_symm
 

@@ -99,7 +99,7 @@ def scaled_cases(ops):
     yield scatter(a_scale=ones(1).double()), ["a_scale", "float32", "float64"]
     yield scatter(a_scale=ones(31, 1)), ["a_scale", "(32, 1)", "(31, 1)"]
     yield scatter(a_scale=ones(32, 1)), ["b_scale", "(1, 32)", "(1,)"]
-    yield scatter(b_scale=ones(1, 32)), ["b_scale", "one element", "(1, 32)"]
+    yield scatter(b_scale=ones(1, 32)), ["a_scale", "(32, 1)", "(1,)"]
     yield scatter(b_scale=ones(1, device="meta")), ["b_scale", "meta"]
     yield scatter(out_dtype=torch.int32), ["out_dtype", "bfloat16", "int32"]
     yield gather(scales=(one, one)), ["b_scales", "1", "2"]
@@ -175,3 +175,26 @@ def different(rank):
 @pytest.mark.cpu("a failed group on a GPU is the subject of test_cuda_failure.py")
 def test_shards_of_different_sizes():
     check(different, 2, fresh=True)
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_an_error_of_the_device_is_not_taken_for_a_wrong_dtype(monkeypatch, kind):
+    """It is raised, and the dtype is asked for again by the next call."""
+    from torch_symm.ops import arguments, scaling
+
+    def fails(*args, **kwargs):
+        raise kind("for now")
+
+    cpu = torch.device("cpu")
+    asked = {
+        "mm": lambda: arguments._multiplies(torch.float32, cpu),
+        "_scaled_mm": lambda: scaling._multiplies(FP8, FP8, torch.bfloat16, False, cpu),
+    }
+    for name, multiplies in asked.items():
+        for module in (arguments, scaling):
+            module._multiplies.cache_clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, name, fails)
+            with pytest.raises(kind, match="for now"):
+                multiplies()
+        assert multiplies()

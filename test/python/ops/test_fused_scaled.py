@@ -83,3 +83,29 @@ BY_ROW = pytest.param(
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_scaled(world_size, by_row):
     check(scaled, world_size, GROUPS[world_size], by_row)
+
+
+def one_row(rank):
+    """A row a rank, whose scale by row has the shape of a scale of the whole matrix."""
+    from torch_symm import ops
+
+    problems, size = [], 2
+    lefts = [operands((1, 32), r, 0, by_row=False)[0] for r in range(size)]
+    a_scales = [torch.full((1, 1), 2.0**r) for r in range(size)]
+    b, b_scale, given = right(32, 16, 3, by_row=True)
+    mine = [t[rank].to(DEVICE) for t in (lefts, a_scales)]
+    (got,) = ops.all_gather_scaled_matmul(
+        mine[0].to(FP8), [given], mine[1], [b_scale.to(DEVICE)], 0
+    )
+    rows = [left @ b * scale * b_scale for left, scale in zip(lefts, a_scales, strict=True)]
+    problems += same("gather", got, torch.cat(rows).bfloat16())
+    got = ops.scaled_matmul_reduce_scatter(
+        *(mine[0].to(FP8), given, mine[1], b_scale.to(DEVICE), "sum", 1)
+    )
+    total = sum(row.bfloat16().float() for row in rows).bfloat16()
+    return problems + same("scatter", got, total.chunk(size, 1)[rank])
+
+
+@pytest.mark.parametrize("by_row", [BY_ROW])
+def test_one_row_with_a_scale_for_each_column(by_row):
+    check(one_row, 2)

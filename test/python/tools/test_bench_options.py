@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -82,3 +84,38 @@ def test_a_configuration_survives_json() -> None:
         ("barrier", "eager"),
         ("barrier", "graph"),
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+        ("--json", ".", "cannot be written: Is a directory"),
+        ("--json", "file/bench.json", "cannot be written: File exists: "),
+        ("--plot", "folder.png", "cannot be written: Is a directory"),
+        ("--plot", "bench.txt", "expected a suffix of "),
+    ],
+)
+def test_outputs_are_tried_before_the_run(
+    monkeypatch, tmp_path: Path, option: str, name: str, message: str
+) -> None:
+    monkeypatch.setattr(cli, "carry_out", lambda *_: pytest.fail("it ran"))
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
+    done = CliRunner().invoke(cli.app, [option, str(tmp_path / name)])
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith(f"error: {option}: ")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_written_to_is_as_it_was_before_the_run(monkeypatch, tmp_path: Path) -> None:
+    """A folder is made, no file; a pipe and a device are not tried."""
+    monkeypatch.setattr(cli, "carry_out", lambda *_: None)
+    old, new, pipe = tmp_path / "old.json", tmp_path / "folder" / "new.json", tmp_path / "pipe"
+    old.write_text("{}")
+    os.mkfifo(pipe)
+    for path in (old, new, pipe, Path(os.devnull)):
+        done = CliRunner().invoke(cli.app, ["--json", str(path), "--plot", str(path.parent / "a")])
+        assert done.exit_code == 0, done.output
+    assert old.read_text() == "{}"
+    assert list(new.parent.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -17,10 +18,14 @@ from programs import run_module
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from rich.console import Console
+
 from torch_symm._registration import load
 from torch_symm.tools.tune.candidates import Candidate, candidates, shared_out
 from torch_symm.tools.tune.cli import chosen_wire
 from torch_symm.tools.tune.config import TUNED, TuneConfig
+from torch_symm.tools.tune.job import Measured
+from torch_symm.tools.tune.report import TuneReport
 from torch_symm.tools.tune.table import (
     Point,
     choose,
@@ -281,6 +286,57 @@ def test_the_written_table_is_used(tmp_path, monkeypatch):
 def test_wrong_options(tmp_path, arguments, parts):
     text = tune(tmp_path, *arguments, code=2)
     assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "parts"),
+    [
+        ("SYMM_ALGO", "ring", ["SYMM_ALGO", "every algorithm is measured", "'ring'"]),
+        ("SYMM_TUNING_FILE", "/nonexistent", ["SYMM_TUNING_FILE", "'/nonexistent'"]),
+    ],
+)
+def test_variables_that_it_cannot_tune_under(tmp_path, monkeypatch, variable, value, parts):
+    monkeypatch.setenv(variable, value)
+    text = tune(tmp_path, "-c", "all_reduce", code=2)
+    assert text.startswith("error: ")
+    assert "Traceback" not in text
+    assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize("option", ["--json", "--output"])
+def test_a_file_that_cannot_be_written_is_named_before_the_run(tmp_path, option):
+    text = tune(tmp_path, "-c", "all_reduce", option, str(tmp_path), code=2)
+    assert text.startswith(f"error: {option}: {tmp_path} cannot be written: Is a directory")
+    assert list(tmp_path.iterdir()) == []
+
+
+def report_of(tmp_path, *found):
+    """(what a run shows that has measured `found`, its points from 4 KiB on; whether it wrote)"""
+    shown, output = io.StringIO(), tmp_path / "table.json"
+    config = TuneConfig(collectives=("all_reduce",), min_bytes=4096, max_bytes=8192)
+    records = [Measured("all_reduce", point, 0, {}) for point in found]
+    console = Console(file=shown, width=200)
+    with TuneReport(config, {}, console, [], output, tmp_path / "points.json") as report:
+        for record in records:
+            report.add(record)
+    report.write(None)
+    return shown.getvalue(), output.exists()
+
+
+def test_a_point_without_a_result_of_the_table_leaves_the_collective_as_it_is(tmp_path):
+    """Whatever other candidates have given, and there may be none."""
+    fast = Point(8192, 8192, ONE, {ONE: 10.0, TWO: 1.0})
+    for times in ({}, {TWO: 1.0}):
+        text, written = report_of(tmp_path, Point(4096, 4096, ONE, times), fast)
+        lines = text.splitlines()
+        assert lines[0].split()[:2] == ["all_reduce", "4K"]
+        assert lines[0].split(": ", 1)[1].startswith("no result")
+        assert "10.0 us, best of 2 two_shot 64K: 1.0 us" in lines[1]
+        assert "# all_reduce: no result of the table, so it stays as it is" in lines
+        assert not written
+    text, written = report_of(tmp_path, Point(4096, 4096, ONE, {ONE: 2.0}), fast)
+    assert "stays as it is" not in text
+    assert written
 
 
 def test_a_file_that_is_no_record(tmp_path):

@@ -26,7 +26,7 @@ from torch_symm.tools.bench.pattern import DTYPES, OPS
 from torch_symm.tools.bench.programs import PROGRAMS
 from torch_symm.tools.bench.report import BenchReport
 from torch_symm.tools.bench.worker import bench_rank
-from torch_symm.tools.command import carry_out, options_checked
+from torch_symm.tools.command import carry_out, check_output, options_checked
 from torch_symm.tools.ranks.device import check_device, default_ranks
 from torch_symm.tools.ranks.launched import launched_rank, rank_count
 
@@ -149,9 +149,14 @@ def bench(
             budget_s=budget_seconds,
         )
         check_device(device)
+        check_output("--json", json_file)
+        if plot is not None and launched_rank() == 0:
+            require("python -m torch_symm.bench --plot", "matplotlib")
+            from torch_symm.tools.bench.plot import check_format  # matplotlib is slow to import
+
+            check_format(plot)
+            check_output("--plot", plot)
     if MPI in config.backends:
         start_by_mpirun(config.ranks)
-    if plot is not None and launched_rank() == 0:
-        require("python -m torch_symm.bench --plot", "matplotlib")
     make_report = functools.partial(BenchReport, plot=plot)
     carry_out(config, bench_rank, BenchJob, make_report, json_file)

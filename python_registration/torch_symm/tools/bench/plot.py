@@ -11,11 +11,19 @@ import matplotlib
 matplotlib.use("Agg")  # A picture file needs no display.
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 
 from torch_symm.tools.bench.results import VARIANTS, Row
 
 _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink")
 _STYLES = {"out_of_place": "-", "in_place": "--"}
+
+
+def check_format(path: Path) -> None:
+    """Raise ValueError unless the suffix of ``path`` names a format; without one it is png."""
+    known, suffix = FigureCanvasBase.get_supported_filetypes(), path.suffix.lower().lstrip(".")
+    if suffix and suffix not in known:
+        raise ValueError(f"--plot: expected a suffix of {', '.join(sorted(known))}, got {path}")
 
 
 def title(row: Row) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from torch_symm.tools.bench.config import ConfigError, parse_size
-from torch_symm.tools.command import carry_out, options_checked
+from torch_symm.tools.command import carry_out, check_output, options_checked
 from torch_symm.tools.probe.config import ProbeConfig
 from torch_symm.tools.probe.launch import ProbeJob
 from torch_symm.tools.probe.operations import OPERATIONS
@@ -72,4 +72,5 @@ def probe(
             case_s=case_seconds,
             isolate=isolate,
         )
+        check_output("--json", json_file)
     carry_out(config, probe_rank, ProbeJob, ProbeReport, json_file)

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from torch_symm._registration import load
-from torch_symm.tools.bench.config import DEVICES, parse_size
+from torch_symm.tools.bench.config import DEVICES, ConfigError, parse_size
 from torch_symm.tools.bench.pattern import DTYPES
-from torch_symm.tools.command import carry_out, options_checked
+from torch_symm.tools.command import carry_out, check_output, options_checked
 from torch_symm.tools.machine import cpu_model, visible_gpus
 from torch_symm.tools.ranks.device import check_device, default_ranks
 from torch_symm.tools.ranks.launched import rank_count
@@ -40,6 +40,15 @@ def chosen_wire(device: str) -> str:
     if device == "cuda" and wire == "auto":
         wire = os.environ["SYMM_WIRE"] = "line"
     return wire if device == "cuda" else "ll"
+
+
+def check_choice_is_free() -> None:
+    """Raise ConfigError where the environment forces an algorithm, so that no other is measured."""
+    forced = os.environ.get("SYMM_ALGO", "")
+    if forced not in ("", "auto"):
+        raise ConfigError(
+            f"SYMM_ALGO: expected none or auto, as every algorithm is measured, got {forced!r}"
+        )
 
 
 @app.command()
@@ -118,12 +127,16 @@ def tune(
             wire=chosen_wire(device),
         )
         check_device(device)
+        check_choice_is_free()
+        output = output or default_output(device, config.ranks)
+        check_output("--output", output)
+        check_output("--json", json_file)
         before = measured_before(json_file, config)
-    rows = json.loads(load().plan_tables())[config.rows_key]
+        rows = json.loads(load().plan_tables())[config.rows_key]
     make_report = functools.partial(
         TuneReport,
         before=before,
-        output=output or default_output(device, config.ranks),
+        output=output,
         json_file=json_file,
     )
     make_job = functools.partial(TuneJob, rows=rows, before=before)

@@ -91,7 +91,7 @@ def measured_before(file: Path | None, config: TuneConfig) -> list[Measured]:
         document = json.loads(file.read_text())
         theirs, records = document["config"], document["points"]
         found = [Measured.from_json(record) for record in records]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--json: {file} is no record of a tuner: {error}") from None
     mine = json.loads(json.dumps(asdict(config)))
     others = [name for name in mine if name not in _FREE and mine[name] != theirs.get(name)]

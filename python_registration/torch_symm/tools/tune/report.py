@@ -65,14 +65,7 @@ class TuneReport(Report):
     def add(self, record: Measured) -> None:
         """Show one more point, and keep it."""
         self.records.append(record)
-        point = record.point
-        best = point.best
-        wrong = f", {record.wrong} WRONG ELEMENTS" if record.wrong else ""
-        self._text(
-            f"{record.collective:14} {format_size(point.size):>5}  table {point.table}: "
-            f"{point.times[point.table]:.1f} us, best of {len(point.times)} {best}: "
-            f"{point.times[best]:.1f} us{wrong}"
-        )
+        self._text(_line(record))
         for name, error in record.errors.items():
             self._text(f"# {record.collective} by {name} gives no result: {error}")
         self._progress.update(self._task, advance=1, description=record.collective)
@@ -97,6 +90,9 @@ class TuneReport(Report):
             if any(one.wrong for one in records):
                 self._text(f"# {collective}: wrong elements, so it stays as it is")
                 continue
+            if any(point.table_us is None for point in points):
+                self._text(f"# {collective}: no result of the table, so it stays as it is")
+                continue
             chosen = choose(points, config.gain)
             if chosen == [point.table for point in points]:
                 continue
@@ -115,7 +111,7 @@ class TuneReport(Report):
             table.add_column(title, justify="right")
         for point, candidate in zip(points, chosen, strict=True):
             if candidate.at(point.staged) != point.table.at(point.staged):
-                before, after = point.times[point.table], point.time(candidate)
+                before, after = point.time(point.table), point.time(candidate)
                 names = (format_size(point.size), str(point.table), f"{before:.1f}")
                 table.add_row(*names, str(candidate), f"{after:.1f}", f"{before / after:.2f}")
         self._console.print(table)
@@ -125,6 +121,16 @@ class TuneReport(Report):
         with tuning_file(str(self._output)):
             load().plan_tables()  # raises where a group would
         self._text(f"# written; to use it: {VARIABLE}={self._output}")
+
+
+def _line(record: Measured) -> str:
+    point = record.point
+    text = f"{record.collective:14} {format_size(point.size):>5}  table {point.table}: "
+    text += "no result" if point.table_us is None else f"{point.table_us:.1f} us"
+    if point.times:
+        best = point.best
+        text += f", best of {len(point.times)} {best}: {point.times[best]:.1f} us"
+    return text + (f", {record.wrong} WRONG ELEMENTS" if record.wrong else "")
 
 
 def _file_in_force() -> dict[str, Any]:

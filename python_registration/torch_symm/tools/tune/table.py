@@ -27,7 +27,7 @@ class Point:
     """What was measured at one size of a collective.
 
     ``size`` is the bench's, ``staged`` what a row's max_bytes counts; ``table`` is the candidate
-    that the table names, whose time is among ``times``, in microseconds.
+    that the table names. ``times``, in microseconds, are of those that gave a result.
     """
 
     size: int
@@ -51,8 +51,13 @@ class Point:
         return replace(self, times=times)
 
     @property
+    def table_us(self) -> float | None:
+        """Return the time of the table's candidate, None where it gave no result."""
+        return self.times.get(self.table)
+
+    @property
     def best(self) -> Candidate:
-        """Return the fastest."""
+        """Return the fastest of those that gave a result, of which there must be one."""
         return min(self.times, key=self.times.__getitem__)
 
 
@@ -99,7 +104,7 @@ def present(rows: Iterable[Row], collective: str, world_size: int, staged: int) 
 
 
 def choose(points: Sequence[Point], gain: float) -> list[Candidate]:
-    """Return a candidate for each point.
+    """Return a candidate for each point, at each of which the table's gave a result.
 
     Those of the least sum of the logarithms of their times, where one that is not the table's pays
     ``gain`` at each point, and a boundary _BOUNDARY, so that noise moves nothing. By dynamic
