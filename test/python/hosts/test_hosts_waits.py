@@ -137,10 +137,10 @@ def test_the_sender_on_the_own_host_has_its_rank_of_the_group():
 
 def grows(rank, hosts):
     """Calls of ever larger sizes, each a little larger than any before."""
-    dist.all_reduce(torch.ones(2 << 20))
+    dist.all_reduce(torch.ones(1 << 19))
     before = resident_mib()
     for step in range(64):
-        dist.all_reduce(torch.ones((2 << 20) + step * 1024))
+        dist.all_reduce(torch.ones((1 << 19) + step * 1024))
     grown = resident_mib() - before
     return [] if grown < 128 else [f"{grown:.0f} MiB more are resident"]
 
