@@ -14,6 +14,7 @@
 #include <system_error>
 #include <vector>
 
+#include "kernels/core/error.hpp"
 #include "symm_mem/bootstrap/host_identity.hpp"
 #include "symm_mem/bootstrap/peer_record.hpp"
 #include "symm_mem/process/fork_guard.hpp"
@@ -105,7 +106,7 @@ PrivateDirectory::PrivateDirectory() {
     if (removes) remove_orphans(base, prefix);
     // Another process may take a directory for an orphan before it is locked: then make another.
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
-      std::string path = base + "/" + prefix + "XXXXXX";
+      std::string path = text_of(base, "/", prefix, "XXXXXX");
       if (::mkdtemp(path.data()) == nullptr) {
         error = errno;
         break;

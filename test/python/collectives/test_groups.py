@@ -98,20 +98,22 @@ def test_split_group(lists):
 @pytest.mark.skipif(not IS_SYMM, reason="gloo cannot split a group")
 def test_a_part_of_a_group_is_freed_when_it_is_dropped():
     def body(rank):
-        def use_part(number):
-            part = dist.group.WORLD.split_group([0, 1], None, None, f"part {number}", "a part")
+        def all_reduce(group):
             tensor = torch.ones(1 << 20, device=DEVICE)
-            part.allreduce([tensor], dist.AllreduceOptions()).wait()
+            group.allreduce([tensor], dist.AllreduceOptions()).wait()
 
-        use_part(0)
-        gc.collect()
-        dist.barrier()
-        before = resources()["descriptors"]
-        for number in range(1, 5):
-            use_part(number)
-        gc.collect()
-        dist.barrier()
-        more = resources()["descriptors"] - before
+        def held():
+            gc.collect()
+            dist.barrier()
+            return resources()["descriptors"]
+
+        other = dist.new_group([0, 1])
+        all_reduce(other)
+        dist.destroy_process_group(other)
+        del other
+        before = held()
+        all_reduce(dist.group.WORLD.split_group([0, 1], None, None, "a part", "a part"))
+        more = held() - before
         return [f"{more} more descriptors"] if more > 0 else []
 
     expect_no_mismatch(run_ranks(body, 2, fresh=True))
