@@ -105,10 +105,10 @@ TEST(ContiguousView, OutlivesTheSegmentAndShowsLiveMemory) {
   EXPECT_EQ(memfd_mappings(), 0);
 }
 
-// Areas of a segment's memory, and bytes of address space. ThreadSanitizer's runtime maps memory of
-// its own while a test runs, so that the bytes say nothing of ours there.
+// Areas of a segment's memory, and bytes of address space. The runtimes of sanitizers map memory of
+// their own while a test runs, so that the bytes say nothing of ours there.
 std::pair<int, std::size_t> addresses_in_use() {
-#if defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   return {memfd_mappings(), 0};
 #else
   return {memfd_mappings(), test::memory_use().address_space};
