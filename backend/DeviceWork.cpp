@@ -129,31 +129,32 @@ bool DeviceWork::passed() {
   return end != nullptr && end->query();
 }
 
-bool DeviceWork::isCompleted() {
-  if (finished()) return true;
+std::optional<std::exception_ptr> DeviceWork::outcome() {
   check_process();
   if (!is_settled()) look_for_sender();
-  if (!is_settled()) return false;
-  if (finished()) return true;
-  if (!launch_) return false;
-  if (const std::optional<Error> failure = streams_->failure()) {
-    finish(torch_error(*failure));
-    return true;
-  }
+  if (!is_settled()) return std::nullopt;
+  if (finished()) return WorkSymm::exception();
+  if (!launch_) return std::nullopt;
+  if (const std::optional<Error> failure = streams_->failure()) return torch_error(*failure);
   if (launch_->capture != 0) {
-    if (streams_->capture_of(launch_->stream) == launch_->capture) return false;
-    finish(nullptr);
-    return true;
+    if (streams_->capture_of(launch_->stream) == launch_->capture) return std::nullopt;
+    return nullptr;
   }
-  if (!passed()) return false;
+  if (!passed()) return std::nullopt;
   try {
     // A kernel that gave up has passed too.
     streams_->check();
-    finish(nullptr);
+    return nullptr;
   } catch (const Error& failure) {
-    finish(torch_error(failure));
+    return torch_error(failure);
   }
-  return true;
+}
+
+bool DeviceWork::isCompleted() {
+  if (finished()) return true;
+  std::optional<std::exception_ptr> result = outcome();
+  if (result) finish(*std::move(result));
+  return result.has_value();
 }
 
 std::exception_ptr DeviceWork::exception() const {
@@ -274,31 +275,20 @@ void DeviceWork::watch_end() {
     const std::lock_guard lock(mutex_);
     if (std::exchange(watched_, true)) return;
   }
-  // Also where it has ended: those before it may be told of first.
-  post_look();
-}
-
-void DeviceWork::post_look() {
+  // Now, or it would be behind what comes on the stream until somebody asks.
+  if (is_settled() && launch_ && launch_->capture == 0) end_event();
   const auto self = c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this);
-  streams_->post([self](const Error* stopped) { self->watch(stopped != nullptr); });
-}
-
-// One look, and the next behind those after the others that are watched: an operation that does not
-// end yet keeps nobody from hearing of one that has. A closed group is one that a single look finds
-// complete.
-void DeviceWork::watch(bool is_last) noexcept {
-  constexpr std::chrono::microseconds kPeriod{100};
-  try {
-    if (isCompleted() || is_last) return;
-    std::this_thread::sleep_for(kPeriod);
+  // A device that refuses to answer says why to those who use it.
+  const auto answer = [](const auto& ask) noexcept {
     try {
-      post_look();
-    } catch (const Error&) {  // closed meanwhile
-      static_cast<void>(isCompleted());
+      return ask();
+    } catch (const std::exception&) {
+      return true;
     }
-  } catch (const std::exception&) {
-    // The device refuses to answer: its users learn of that from the device.
-  }
+  };
+  // Also where it has ended: those before it may be told of first.
+  streams_->watch({[=] { return answer([&] { return self->outcome().has_value(); }); },
+                   [=] { answer([&] { return self->isCompleted(); }); }});
 }
 
 }  // namespace symm

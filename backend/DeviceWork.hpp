@@ -102,9 +102,8 @@ class DeviceWork final : public WorkSymm {
   const c10::Event* end_event();
   bool passed();
   void release(const c10::Stream& current);
-  // Looks for the end by a thread, so that the future gets the result.
-  void post_look();
-  void watch(bool is_last) noexcept;
+  // The result of the operation once it has ended: null where it ended well.
+  std::optional<std::exception_ptr> outcome();
   void abort_group() override;
 
   const std::shared_ptr<DeviceStreams> streams_;

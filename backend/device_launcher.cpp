@@ -78,6 +78,9 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, const CallBatch& call
       put_one(launch, call, to);
     }
   }
+  if (launch.stream != streams_->collectives()) {
+    streams_->mark_end(last_collective_, launch.capture);
+  }
 }
 
 void DeviceLauncher::put_one(const DeviceWork::Launch& launch, const CollectiveCall& call,
@@ -132,6 +135,13 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, std::span<const Trans
                      launch.issuing);
   }
   group_->transfer(ops, {launch.stream.native_handle(), timeout, launch.capture != 0});
+  if (launch.stream != streams_->batches()) return;
+  const std::shared_ptr<StreamPoint> point = streams_->point_behind(launch.stream);
+  for (const TransferOp& op : ops) {
+    LastOperation& last = last_messages_[p2p_stream_of(op)].last(launch.capture);
+    last.point = point;
+    last.has_point = true;
+  }
 }
 
 void DeviceLauncher::check_no_search(const TransferOp& op, const char* where) const {

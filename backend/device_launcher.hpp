@@ -2,7 +2,8 @@
 //
 // NOTE [Order on a device]
 // The collectives of a group share counters on the device, so each is ordered after the one before
-// it, whatever streams the two are on, by an event; on one stream none is needed. So are messages
+// it, whatever streams the two are on, by an event right behind that one (NOTE [Points behind
+// operations] in device_streams.hpp); on one stream none is waited for. So are messages
 // of one direction, peer and tag channel among each other. Collectives and messages do not wait for
 // each other, and neither waits for the group's operations on the host. Between a call inside a
 // graph capture and one outside of it there is no order but the caller's own (NOTE [Graph captures]

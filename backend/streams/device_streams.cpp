@@ -47,7 +47,7 @@ DeviceStreams::~DeviceStreams() {
     give_back_stream(collectives_, high_priority_);
     return;
   }
-  watcher_.abandon();
+  ends_.abandon();
   spare_events_.push_back(std::move(order_event_));
   [[maybe_unused]] const auto* leaked = new std::vector<c10::Event>(std::move(spare_events_));
 }
@@ -78,15 +78,35 @@ void DeviceStreams::order(const c10::Event& event, const c10::Stream& after,
 
 void DeviceStreams::extend(StreamChain& chain, const c10::Stream& next, std::uint64_t capture,
                            const c10::Stream& ordered) {
-  std::optional<c10::Stream>& last = capture == 0 ? chain.eager : chain.captured;
-  const bool related = last && (capture == 0 || chain.capture == capture);
-  if (related && *last != next && *last != ordered) {
-    // A stream that a capture has taken over since: whoever began the capture has put an end to
-    // what was on it before, and an event recorded there now would belong to the capture.
-    if (capture_of(*last) == capture) order(*last, next, capture);
+  LastOperation& last = chain.last(capture);
+  const bool related = last.stream && (capture == 0 || chain.capture == capture);
+  if (related && *last.stream != next && *last.stream != ordered) {
+    if (last.has_point) {
+      order(last.point->event(), next, capture);
+    } else if (capture_of(*last.stream) == capture) {
+      order(*last.stream, next, capture);
+    }
+    // Else a capture has taken the stream over since: whoever began it has put an end to what was
+    // on the stream before, and an event recorded there now would belong to the capture.
   }
-  last = next;
+  last.stream = next;
+  last.has_point = false;
   if (capture != 0) chain.capture = capture;
+}
+
+void DeviceStreams::mark_end(StreamChain& chain, std::uint64_t capture) {
+  LastOperation& last = chain.last(capture);
+  if (!last.point || last.point.use_count() > 1) {
+    last.point = std::make_shared<StreamPoint>(*this);
+  }
+  last.point->event().record(*last.stream);
+  last.has_point = true;
+}
+
+std::shared_ptr<StreamPoint> DeviceStreams::point_behind(const c10::Stream& stream) {
+  auto point = std::make_shared<StreamPoint>(*this);
+  point->event().record(stream);
+  return point;
 }
 
 void DeviceStreams::protect(const at::Tensor& tensor, const c10::Stream& stream) const {
@@ -114,7 +134,7 @@ void DeviceStreams::give_back(c10::Event&& event) noexcept {
 std::vector<c10::Event> DeviceStreams::mark(const StreamChain& chain, bool with_current) {
   c10::SmallVector<c10::Stream, 8> streams{collectives_, batches_};
   if (with_current) streams.push_back(current());
-  if (chain.eager) streams.push_back(*chain.eager);
+  if (chain.eager.stream) streams.push_back(*chain.eager.stream);
   {
     const std::lock_guard lock(mutex_);
     for (const std::optional<c10::Stream>& stream : p2p_streams_) {
@@ -128,6 +148,17 @@ std::vector<c10::Event> DeviceStreams::mark(const StreamChain& chain, bool with_
     events.back().record(stream);
   }
   return events;
+}
+
+StreamPoint::StreamPoint(DeviceStreams& streams)
+    : streams_(streams), event_(streams.take_event()) {}
+
+StreamPoint::~StreamPoint() {
+  if (streams_.in_forked_child()) {
+    [[maybe_unused]] const auto* leaked = new c10::Event(std::move(event_));
+    return;
+  }
+  streams_.give_back(std::move(event_));
 }
 
 std::optional<Error> DeviceStreams::failure() const {
@@ -172,7 +203,7 @@ void DeviceStreams::close(std::optional<Error> failure) {
     group_ = nullptr;
   }
   constexpr milliseconds kStopLimit{5'000};
-  watcher_.stop(Error(ErrorCode::kAborted, "the process group was destroyed"), kStopLimit);
+  ends_.stop(Error(ErrorCode::kAborted, "the process group was destroyed"), kStopLimit);
 }
 
 bool DeviceStreams::closed() const {

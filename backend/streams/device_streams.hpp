@@ -7,6 +7,13 @@
 // for each other; the messages of a coalescing block go together on one more. All of them are the
 // group's alone while it lives (NOTE [Streams of one's own] in stream_pool.hpp).
 //
+// NOTE [Points behind operations]
+// What follows an operation in an order waits for that one, and for nothing that came on its stream
+// later: that may itself wait, for a peer that first wants what follows. So where other work may
+// come on the stream, the program's or that of other orders, a point is recorded behind each
+// operation. Streams that carry one order alone need none: the group's for collectives, and those
+// of single messages.
+//
 // NOTE [Graph captures]
 // A stream is in at most one capture. Work that was captured has not run and may run often, so it
 // is never ordered against work outside of its capture, in either direction, and its events are
@@ -31,18 +38,44 @@
 #include <optional>
 #include <vector>
 
-#include "backend/engine/async_queue.hpp"
 #include "backend/engine/communicator.hpp"
+#include "backend/streams/end_watch.hpp"
 #include "kernels/core/error.hpp"
 #include "symm_mem/c10d/gpu_access.hpp"
 
 namespace symm {
 
-// Where the last operation of one order was put: outside of captures, and in the latest capture.
+class DeviceStreams;
+
+// An event of a group behind one operation at a time. It goes before the group's streams do.
+class StreamPoint {
+ public:
+  explicit StreamPoint(DeviceStreams& streams);
+  ~StreamPoint();
+  StreamPoint(const StreamPoint&) = delete;
+  StreamPoint& operator=(const StreamPoint&) = delete;
+
+  c10::Event& event() { return event_; }
+
+ private:
+  DeviceStreams& streams_;
+  c10::Event event_;
+};
+
+// The last operation of one order.
+struct LastOperation {
+  std::optional<c10::Stream> stream;
+  std::shared_ptr<StreamPoint> point;  // kept for the next one where `has_point` is false
+  bool has_point = false;              // NOTE [Points behind operations]
+};
+
+// One order: outside of captures, and in the latest capture.
 struct StreamChain {
-  std::optional<c10::Stream> eager;
-  std::optional<c10::Stream> captured;
+  LastOperation eager;
+  LastOperation captured;
   std::uint64_t capture = 0;
+
+  LastOperation& last(std::uint64_t of_capture) { return of_capture == 0 ? eager : captured; }
 };
 
 // Shared by the group and its Works, which may outlive it. Thread safe.
@@ -81,6 +114,10 @@ class DeviceStreams {
   // `ordered`: a stream that `next` already waits for.
   void extend(StreamChain& chain, const c10::Stream& next, std::uint64_t capture,
               const c10::Stream& ordered);
+  // Puts a point behind the last operation of `chain`, which has been put on its stream.
+  void mark_end(StreamChain& chain, std::uint64_t capture);
+  // A point that is behind the last operations of several orders, one launch on `stream`.
+  std::shared_ptr<StreamPoint> point_behind(const c10::Stream& stream);
 
   // Keeps the memory of `tensor` from being used again before `stream` has passed this point.
   void protect(const at::Tensor& tensor, const c10::Stream& stream) const;
@@ -99,8 +136,8 @@ class DeviceStreams {
   void check() const;
   void abort(const char* reason) const;
 
-  // Runs `task` on a thread for what has to poll. Throws Error(kAborted) after close().
-  void post(AsyncQueue::Task task) { watcher_.post(std::move(task)); }
+  // As EndWatch::add(). Throws Error(kAborted) after close().
+  void watch(WatchedOperation operation) { ends_.add(std::move(operation)); }
 
   // The group is gone: lets go of the communicator. `failure` is what became of operations whose
   // end nobody has seen. Idempotent: the first call counts.
@@ -128,7 +165,7 @@ class DeviceStreams {
   bool closed_ = false;
   std::optional<Error> closing_failure_;
 
-  AsyncQueue watcher_{AsyncQueue::Callbacks::kRunNext};
+  EndWatch ends_;
 };
 
 // Everything that a group had put on the device at one moment, for a barrier to wait for.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -67,20 +68,29 @@ class EagerPathTest : public ::testing::Test {
 
   // Of one call, without what the fake kernel itself does.
   std::optional<std::uint64_t> cost(const std::function<void()>& call) {
-    constexpr int kCalls = 8;
-    FakeKernels& kernels = gpus_[0].kernels();
+    constexpr int kCalls = 2;
     const auto repeat = [](const std::function<void()>& one) {
       for (int i = 0; i < kCalls; ++i) one();
     };
-    const auto launch = [&] { kernels.launch({}, {}, {}); };
+    const auto launch = [&] { gpus_[0].kernels().launch({}, {}, {}); };
     // As in a program that runs for some time: the flight record's ring has been full once.
     for (int i = 0; i < 3'000; ++i) call();
-    kernels.forget_launches();
-    const auto all = instructions_of([&] { repeat(call); });
-    kernels.forget_launches();
-    const auto own = instructions_of([&] { repeat(launch); });
+    const auto all = least_of([&] { repeat(call); });
+    const auto own = least_of([&] { repeat(launch); });
     if (!all || !own) return std::nullopt;
     return (*all - *own) / kCalls;
+  }
+  // Of some tries: now and then malloc puts its free memory in order.
+  std::optional<std::uint64_t> least_of(const std::function<void()>& body) {
+    constexpr int kTries = 5;
+    std::optional<std::uint64_t> least;
+    for (int i = 0; i < kTries; ++i) {
+      gpus_[0].kernels().forget_launches();
+      const auto counted = instructions_of(body);
+      if (!counted) return std::nullopt;
+      least = std::min(least.value_or(*counted), *counted);
+    }
+    return least;
   }
 
   void expect_at_most(std::uint64_t budget, const std::string& name,
@@ -166,6 +176,30 @@ TEST_F(EagerPathTest, ACompletionHookIsToldOfEveryOperation) {
   }
   group_->waitForPendingWorks();
   EXPECT_EQ(told, (std::vector<std::uint64_t>{before + 1, before + 2, before + 3, before + 4}));
+}
+
+// Also where the device goes on between the questions whether an operation has ended.
+TEST_F(EagerPathTest, AHookHearsOfTheEndsInOrder) {
+  std::vector<std::uint64_t> told;
+  group_->registerOnCompletionHook(
+      [&told](const std::shared_ptr<c10d::WorkInfo>& record) { told.push_back(record->seq); });
+  std::vector<at::Tensor> tensors{tensor_};
+  c10d::AllreduceOptions options = reduce_options();
+  for (int queries = 0; queries < 12; ++queries) {
+    const std::uint64_t before = group_->getSequenceNumberForGroup();
+    FakeGuard::events_have_passed = false;
+    for (const bool async_op : {true, false, true, true}) {
+      options.asyncOp = async_op;
+      group_->allreduce(tensors, options);
+    }
+    FakeGuard::queries_before_all_pass = queries;
+    FakeGuard::events_have_passed = true;
+    group_->waitForPendingWorks();
+    FakeGuard::queries_before_all_pass = 0;
+    EXPECT_EQ(told, (std::vector<std::uint64_t>{before + 1, before + 2, before + 3, before + 4}))
+        << queries << " questions were answered with no";
+    told.clear();
+  }
 }
 
 TEST_F(EagerPathTest, AllReduce) {

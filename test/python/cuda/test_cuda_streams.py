@@ -248,3 +248,90 @@ def barrier_drains(rank):
 
 def test_barrier_drains_the_stream():
     run(barrier_drains)
+
+
+def put_two_all_reduces(rank, streams, tensors, came):
+    """One on each stream; between the two, rank 0 makes the first stream wait for a message that
+    rank 1 sends once both are done."""
+    with torch.cuda.stream(streams[0]):
+        dist.all_reduce(tensors[0])
+        if rank == 0:
+            dist.irecv(came, 1).wait()
+    with torch.cuda.stream(streams[1]):
+        dist.all_reduce(tensors[1])
+
+
+def follows_the_call_alone(rank, captured):
+    problems, streams = [], [torch.cuda.Stream() for _ in range(2)]
+    tensors, came = (
+        [torch.empty(901, device="cuda") for _ in streams],
+        torch.zeros(5, device="cuda"),
+    )
+    message = torch.arange(5.0, device="cuda")
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        dist.all_reduce(tensors[0])
+        if rank == 0:
+            dist.recv(came, 1)
+        elif rank == 1:
+            dist.send(message, 0)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=streams[0]):
+            streams[1].wait_stream(streams[0])
+            put_two_all_reduces(rank, streams, tensors, came)
+            streams[0].wait_stream(streams[1])
+    for repeat in range(4):
+        every = [every_input(901, 2 * repeat + half) for half in range(2)]
+        for tensor, inputs in zip(tensors, every, strict=True):
+            tensor.copy_(inputs[rank])
+        came.zero_()
+        torch.cuda.synchronize()
+        if captured:
+            graph.replay()
+        else:
+            put_two_all_reduces(rank, streams, tensors, came)
+        if rank == 1:
+            torch.cuda.synchronize()
+            dist.send(message + repeat, 0)
+        torch.cuda.synchronize()
+        for half, (tensor, inputs) in enumerate(zip(tensors, every, strict=True)):
+            expected = model.reduced(inputs, "SUM")
+            problems += model.mismatch(f"repeat {repeat}, {half}", tensor, expected)
+        if rank == 0:
+            problems += model.mismatch(f"message {repeat}", came, torch.arange(5.0) + repeat)
+    return problems
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_a_call_follows_the_last_call_and_nothing_behind_it(captured):
+    run(follows_the_call_alone, captured)
+
+
+def message_behind_a_batch(rank):
+    """A send behind a batch of its order waits for that batch, not for a later batch of others."""
+    if rank > 1:
+        return []
+    problems, peer = [], 1 - rank
+    first, second, late = (torch.full((7,), float(value), device="cuda") for value in (1, 2, 3))
+    for repeat in range(4):
+        got = [torch.zeros(7, device="cuda") for _ in range(2)]
+        if rank == 0:
+            dist.batch_isend_irecv([dist.P2POp(dist.isend, first, peer, tag=0)])
+            (batch,) = dist.batch_isend_irecv([dist.P2POp(dist.irecv, got[0], peer, tag=1)])
+            dist.isend(second, peer, tag=0)
+            batch.wait()
+            expected = [late]
+        else:
+            for tensor in got:
+                dist.recv(tensor, peer, tag=0)
+            torch.cuda.synchronize()
+            dist.send(late, peer, tag=1)
+            expected = [first, second]
+        for index, value in enumerate(expected):
+            label = f"repeat {repeat}, {index}"
+            problems += model.mismatch(label, got[index], value.cpu())
+    return problems
+
+
+def test_a_message_follows_the_batch_of_its_order_alone():
+    run(message_behind_a_batch)

@@ -1,0 +1,147 @@
+// Which events a group's calls on several streams record and wait for.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <functional>
+#include <future>
+#include <string>
+#include <symm/ProcessGroupSymm.hpp>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+#include "test/support/fake_gpu.hpp"
+#include "test/support/torch_on_fake_gpus.hpp"
+
+namespace symm::test {
+namespace {
+
+// Rank 0 of a group of two, the other of which is a thread that only takes part in the first call.
+class StreamOrderTest : public ::testing::Test {
+ protected:
+  using Notes = std::vector<std::string>;
+
+  void SetUp() override {
+    if (!use_fake_gpus()) GTEST_SKIP() << "torch has GPUs of its own here";
+    auto store = c10::make_intrusive<c10d::HashStore>();
+    peer_ = std::thread([this, store] {
+      std::vector<float> elements(kElements);
+      auto group = make_group(store, 1);
+      std::vector<at::Tensor> tensors{gpu_tensor(elements, 1)};
+      group->allreduce(tensors, synchronous());
+      done_.get_future().wait();
+    });
+    group_ = make_group(store, 0);
+    tensors_ = {gpu_tensor(elements_, 0)};
+    group_->allreduce(tensors_, synchronous());
+  }
+  void TearDown() override {
+    FakeGuard::notes = nullptr;
+    FakeGuard::current_stream = 1;
+    if (!peer_.joinable()) return;
+    done_.set_value();
+    peer_.join();
+    group_.reset();
+  }
+
+  static c10d::AllreduceOptions synchronous() {
+    c10d::AllreduceOptions options;
+    options.asyncOp = false;
+    return options;
+  }
+  static c10::intrusive_ptr<ProcessGroupSymm> make_group(
+      const c10::intrusive_ptr<c10d::HashStore>& store, int rank) {
+    auto options = c10::make_intrusive<ProcessGroupSymm::Options>();
+    options->timeout = std::chrono::seconds(30);
+    return c10::make_intrusive<ProcessGroupSymm>(store, rank, 2, options);
+  }
+
+  // What `call` on stream `number` has streams record and wait for. The numbers of the events of a
+  // test start with 1.
+  Notes notes_of(int number, const std::function<void()>& call) {
+    Notes notes;
+    FakeGuard::current_stream = number;
+    FakeGuard::notes = &notes;
+    call();
+    FakeGuard::notes = nullptr;
+    return notes;
+  }
+  Notes all_reduce_on(int number) {
+    return notes_of(number, [this] { group_->allreduce(tensors_, synchronous()); });
+  }
+  Notes batch_on(int number, int tag) {
+    return notes_of(number, [this, tag] {
+      group_->startCoalescing();
+      group_->send(tensors_, 1, tag);
+      works_.push_back(group_->endCoalescing());
+    });
+  }
+  Notes send_on(int number, int tag) {
+    return notes_of(number, [this, tag] { works_.push_back(group_->send(tensors_, 1, tag)); });
+  }
+  // "record 12.3" or "4 behind 12.3" without the event's number.
+  static std::string without_number(const std::string& note) {
+    return note.substr(0, note.rfind('.'));
+  }
+  // Of the event of "record 12.3", "12.3".
+  static std::string event_of(const std::string& note) { return note.substr(note.rfind(' ') + 1); }
+
+  static constexpr std::size_t kElements = 64;
+  FakeGpus gpus_;
+  std::vector<float> elements_ = std::vector<float>(kElements);
+  std::vector<at::Tensor> tensors_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  c10::intrusive_ptr<ProcessGroupSymm> group_;
+  std::promise<void> done_;
+  std::thread peer_;
+};
+
+// What came on the first stream behind its call is not waited for: no event is recorded there
+// later.
+TEST_F(StreamOrderTest, ACallFollowsTheEventRightBehindTheLastOne) {
+  const Notes first = all_reduce_on(11);
+  ASSERT_GE(first.size(), 1u);
+  EXPECT_EQ(without_number(first.back()), "record 11");
+  const Notes second = all_reduce_on(12);
+  ASSERT_EQ(second.size(), 2u);
+  EXPECT_EQ(second[0], "12 behind " + event_of(first.back()));
+  EXPECT_EQ(without_number(second[1]), "record 12");
+  const Notes third = all_reduce_on(11);
+  ASSERT_EQ(third.size(), 2u);
+  EXPECT_EQ(third[0], "11 behind " + event_of(second[1]));
+}
+
+TEST_F(StreamOrderTest, OneStreamWaitsForNothing) {
+  all_reduce_on(11);
+  const Notes again = all_reduce_on(11);
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_EQ(without_number(again[0]), "record 11");
+}
+
+// A single message is on a stream of its own and follows the batch that had its order before, and
+// no later batch.
+TEST_F(StreamOrderTest, AMessageFollowsTheBatchOfItsOrder) {
+  constexpr int kTag = 0;
+  constexpr int kOther = 1;
+  const Notes batch = batch_on(1, kTag);
+  std::vector<std::string> recorded;  // on the stream of batches
+  for (const std::string& note : batch) {
+    if (note.starts_with("record ") && without_number(note) != "record 1") {
+      recorded.push_back(event_of(note));
+    }
+  }
+  ASSERT_FALSE(recorded.empty());
+  batch_on(1, kOther);
+  const Notes single = send_on(1, kTag);
+  bool follows = false;
+  for (const std::string& note : single) {
+    follows =
+        follows || (note.find(" behind ") != std::string::npos && event_of(note) == recorded[0]);
+    EXPECT_NE(without_number(note), without_number("record " + recorded[0])) << "a later point";
+  }
+  EXPECT_TRUE(follows);
+}
+
+}  // namespace
+}  // namespace symm::test
