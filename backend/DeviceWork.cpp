@@ -3,6 +3,8 @@
 #include <ATen/core/jit_type.h>
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -41,10 +43,10 @@ DeviceWork::~DeviceWork() {
   if (end_) streams_->give_back(*std::move(end_));
 }
 
-void DeviceWork::launched(const Launch& launch) {
+void DeviceWork::launched(const Launch& launch, std::shared_ptr<StreamPoint> end) {
+  shared_end_ = std::move(end);
   if (launch.stream != launch.issuing) {
-    end_ = streams_->take_event();
-    end_->record(launch.stream);
+    if (!shared_end_) put_event(launch.stream);
   } else {
     kept_.clear();  // the stream that they are used on is the one that frees them
   }
@@ -111,14 +113,19 @@ const DeviceWork::Launch& DeviceWork::launch() const {
   return *launch_;
 }
 
+void DeviceWork::put_event(const c10::Stream& stream) {
+  end_ = streams_->take_event();
+  end_->record(stream);
+}
+
 // The event behind the operation, recorded now where there was none yet; nullptr where the stream
 // has since been taken into a capture.
 const c10::Event* DeviceWork::end_event() {
   const std::lock_guard lock(mutex_);
+  if (shared_end_) return &shared_end_->event();
   if (!end_) {
     if (streams_->capture_of(launch_->stream) != launch_->capture) return nullptr;
-    end_ = streams_->take_event();
-    end_->record(launch_->stream);
+    put_event(launch_->stream);
   }
   return &*end_;
 }
@@ -182,7 +189,17 @@ void DeviceWork::make_wait(const c10::Stream& current) {
                             "wait() for an operation from before the graph capture, which is not "
                             "complete yet, cannot be part of the graph; wait before the capture"));
   }
-  if (const c10::Event* const end = end_event()) streams_->order(*end, current, mine.capture);
+  const c10::Event* const end = end_event();
+  if (end == nullptr) return;
+  if (is_message()) DeviceStreams::begin_wait_for_messages(current, mine.capture);
+  streams_->order(*end, current, mine.capture);
+}
+
+// A batch counts as one.
+bool DeviceWork::is_message() const {
+  constexpr std::array kMessages{c10d::OpType::SEND, c10d::OpType::RECV,
+                                 c10d::OpType::RECVANYSOURCE, c10d::OpType::COALESCED};
+  return std::ranges::find(kMessages, opType_) != kMessages.end();
 }
 
 void DeviceWork::release(const c10::Stream& current) {

@@ -56,7 +56,8 @@ class DeviceWork final : public WorkSymm {
   // For the operation itself, before the Work is handed out or, in a coalescing block, at its end.
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
   void came_from(int peer) { source_ = peer; }
-  void launched(const Launch& launch);
+  // `end`: a point behind the operation, where one has been put there.
+  void launched(const Launch& launch, std::shared_ptr<StreamPoint> end = nullptr);
   // launched() comes later, or never: `search` then calls end_search(), after which nothing of it
   // is used. Before the Work is handed out.
   void search_with(std::shared_ptr<RecvSearch> search) { search_ = std::move(search); }
@@ -97,9 +98,11 @@ class DeviceWork final : public WorkSymm {
   void look_for_sender();
   void await_sender(const Deadline* deadline);
   void await_end(const Deadline& deadline);
+  bool is_message() const;
   void make_wait(const c10::Stream& current);
   void follow_failed() noexcept;
   const c10::Event* end_event();
+  void put_event(const c10::Stream& stream);
   bool passed();
   void release(const c10::Stream& current);
   // The result of the operation once it has ended: null where it ended well.
@@ -114,7 +117,9 @@ class DeviceWork final : public WorkSymm {
   int source_ = -1;
   std::optional<Launch> launch_;  // set once
   TensorVector kept_;             // under mutex_, as what follows
+  // One of the two is behind the operation, once there is an event.
   std::optional<c10::Event> end_;
+  std::shared_ptr<StreamPoint> shared_end_;
   bool waited_ = false;
   bool watched_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> device_future_;

@@ -68,7 +68,7 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, const CallBatch& call
                          milliseconds timeout) {
   const std::lock_guard lock(collectives_mutex_);
   streams_->order(launch.issuing, launch.stream, launch.capture);
-  streams_->extend(last_collective_, launch.stream, launch.capture, launch.issuing);
+  streams_->begin_collective(launch.stream, launch.capture, launch.issuing);
   const DeviceLaunch to{launch.stream.native_handle(), timeout, launch.capture != 0};
   for (const CollectiveCall& call : calls) {
     if (call.copies_before.empty() && call.copies_after.empty() && !call.audit && !hosts_)
@@ -78,9 +78,7 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, const CallBatch& call
       put_one(launch, call, to);
     }
   }
-  if (launch.stream != streams_->collectives()) {
-    streams_->mark_end(last_collective_, launch.capture);
-  }
+  streams_->end_collective(launch.stream, launch.capture);
 }
 
 void DeviceLauncher::put_one(const DeviceWork::Launch& launch, const CollectiveCall& call,
@@ -126,8 +124,9 @@ std::size_t DeviceLauncher::p2p_stream_of(const TransferOp& op) {
   return (static_cast<std::size_t>(op.peer) * kTagChannels + channel) * 2 + (op.is_send ? 1 : 0);
 }
 
-void DeviceLauncher::put(const DeviceWork::Launch& launch, std::span<const TransferOp> ops,
-                         milliseconds timeout) {
+std::shared_ptr<StreamPoint> DeviceLauncher::put(const DeviceWork::Launch& launch,
+                                                 std::span<const TransferOp> ops,
+                                                 milliseconds timeout) {
   const std::lock_guard lock(messages_mutex_);
   streams_->order(launch.issuing, launch.stream, launch.capture);
   for (const TransferOp& op : ops) {
@@ -135,13 +134,14 @@ void DeviceLauncher::put(const DeviceWork::Launch& launch, std::span<const Trans
                      launch.issuing);
   }
   group_->transfer(ops, {launch.stream.native_handle(), timeout, launch.capture != 0});
-  if (launch.stream != streams_->batches()) return;
-  const std::shared_ptr<StreamPoint> point = streams_->point_behind(launch.stream);
+  if (launch.stream != streams_->batches()) return nullptr;
+  std::shared_ptr<StreamPoint> point = streams_->point_behind(launch.stream);
   for (const TransferOp& op : ops) {
     LastOperation& last = last_messages_[p2p_stream_of(op)].last(launch.capture);
     last.point = point;
-    last.has_point = true;
+    last.state = LastOperation::State::kHasPoint;
   }
+  return point;
 }
 
 void DeviceLauncher::check_no_search(const TransferOp& op, const char* where) const {
@@ -241,8 +241,9 @@ void DeviceLauncher::end(Block& block, milliseconds timeout) {
   const OnDevice guard(*streams_);
   DeviceWork::Launch launch = launch_on(streams_->batches());
   for (const TransferOp& op : block.messages) check_no_search(op, "in a batch");
+  std::shared_ptr<StreamPoint> point;
   if (!block.messages.empty()) {
-    put(launch, {block.messages.data(), block.messages.size()}, timeout);
+    point = put(launch, {block.messages.data(), block.messages.size()}, timeout);
   }
   if (!block.between_hosts.empty()) {
     std::vector<GpuLink::Side> sides;
@@ -258,13 +259,14 @@ void DeviceLauncher::end(Block& block, milliseconds timeout) {
     streams_->order(launch.stream, *block.stream, launch.capture);
   }
   if (block.stream) launch.stream = *block.stream;
-  block.work->launched(launch);
+  if (block.stream || !block.between_hosts.empty()) point = nullptr;  // more came behind it
+  block.work->launched(launch, std::move(point));
 }
 
 std::vector<c10::Event> DeviceLauncher::events(bool with_current) {
   const OnDevice guard(*streams_);
   const std::lock_guard lock(collectives_mutex_);
-  return streams_->mark(last_collective_, with_current);
+  return streams_->mark(with_current);
 }
 
 std::shared_ptr<DevicePoint> DeviceLauncher::mark() {

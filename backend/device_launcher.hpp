@@ -2,8 +2,8 @@
 //
 // NOTE [Order on a device]
 // The collectives of a group share counters on the device, so each is ordered after the one before
-// it, whatever streams the two are on, by an event right behind that one (NOTE [Points behind
-// operations] in device_streams.hpp); on one stream none is waited for. So are messages
+// it, whatever streams the two are on, by an event; on one stream none is needed (NOTE [Points
+// behind operations] in device_streams.hpp). So are messages
 // of one direction, peer and tag channel among each other. Collectives and messages do not wait for
 // each other, and neither waits for the group's operations on the host. Between a call inside a
 // graph capture and one outside of it there is no order but the caller's own (NOTE [Graph captures]
@@ -118,8 +118,10 @@ class DeviceLauncher {
   // Launch behind this thread's current stream.
   void put(const DeviceWork::Launch& launch, const CallBatch& calls,
            std::chrono::milliseconds timeout);
-  void put(const DeviceWork::Launch& launch, std::span<const TransferOp> ops,
-           std::chrono::milliseconds timeout);
+  // Returns the point behind a batch; null for a single message, which has none.
+  std::shared_ptr<StreamPoint> put(const DeviceWork::Launch& launch,
+                                   std::span<const TransferOp> ops,
+                                   std::chrono::milliseconds timeout);
   // A recv whose sender has been found, behind what was on its issuing stream at the call.
   void put_found(RecvSearch::Recv& recv, const TransferOp& op);
   // Throws kUnsupported where `op` would have to wait for a search.
@@ -141,7 +143,6 @@ class DeviceLauncher {
   std::shared_ptr<DeviceStreams> streams_;
 
   std::mutex collectives_mutex_;
-  StreamChain last_collective_;
   std::mutex messages_mutex_;
   std::vector<StreamChain> last_messages_;            // by p2p_stream_of()
   std::map<std::size_t, StreamChain> between_hosts_;  // by number of a p2p stream

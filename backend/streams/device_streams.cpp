@@ -17,6 +17,20 @@ namespace symm {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
+namespace {
+
+// Of the groups of this process.
+struct AllStreams {
+  std::mutex mutex;
+  std::vector<DeviceStreams*> groups;
+};
+AllStreams& all_streams() {
+  static auto* const all = new AllStreams;  // groups may outlive what ends with the process
+  return *all;
+}
+
+}  // namespace
+
 DeviceStreams::DeviceStreams(at::Device device, std::shared_ptr<Communicator> communicator,
                              DeviceGroup& group)
     : device_(device),
@@ -35,11 +49,17 @@ DeviceStreams::DeviceStreams(at::Device device, std::shared_ptr<Communicator> co
                   std::min(kMostReserved, 2 * kTagChannels * peers));
   // Now rather than beside a kernel, where a program or a Future takes its first one.
   static_cast<void>(guard_.getStreamFromGlobalPool(device, high_priority_));
+  const std::lock_guard lock(all_streams().mutex);
+  all_streams().groups.push_back(this);
 }
 
 // A forked child has no use of the parent's GPU, so it must not destroy events there.
 DeviceStreams::~DeviceStreams() {
   if (!in_forked_child()) {
+    {
+      const std::lock_guard lock(all_streams().mutex);
+      std::erase(all_streams().groups, this);
+    }
     for (const std::optional<c10::Stream>& stream : p2p_streams_) {
       if (stream) give_back_stream(*stream, high_priority_);
     }
@@ -81,7 +101,7 @@ void DeviceStreams::extend(StreamChain& chain, const c10::Stream& next, std::uin
   LastOperation& last = chain.last(capture);
   const bool related = last.stream && (capture == 0 || chain.capture == capture);
   if (related && *last.stream != next && *last.stream != ordered) {
-    if (last.has_point) {
+    if (last.state == LastOperation::State::kHasPoint) {
       order(last.point->event(), next, capture);
     } else if (capture_of(*last.stream) == capture) {
       order(*last.stream, next, capture);
@@ -90,22 +110,48 @@ void DeviceStreams::extend(StreamChain& chain, const c10::Stream& next, std::uin
     // on the stream before, and an event recorded there now would belong to the capture.
   }
   last.stream = next;
-  last.has_point = false;
+  last.state = LastOperation::State::kBegun;
   if (capture != 0) chain.capture = capture;
 }
 
-void DeviceStreams::mark_end(StreamChain& chain, std::uint64_t capture) {
-  LastOperation& last = chain.last(capture);
-  if (!last.point || last.point.use_count() > 1) {
-    last.point = std::make_shared<StreamPoint>(*this);
+void DeviceStreams::begin_collective(const c10::Stream& next, std::uint64_t capture,
+                                     const c10::Stream& ordered) {
+  const std::lock_guard lock(collectives_mutex_);
+  const std::optional<c10::Stream>& last = last_collective_.eager.stream;
+  if (capture == 0 && last && *last != next && *last != ordered && *last != collectives_) {
+    has_moved_ = true;
   }
-  last.point->event().record(*last.stream);
-  last.has_point = true;
+  extend(last_collective_, next, capture, ordered);
+}
+
+void DeviceStreams::end_collective(const c10::Stream& stream, std::uint64_t capture) {
+  if (stream == collectives_) return;
+  const std::lock_guard lock(collectives_mutex_);
+  LastOperation& last = last_collective_.last(capture);
+  last.state = LastOperation::State::kOnStream;
+  if (has_moved_ || capture != 0) put_point(last);
+}
+
+void DeviceStreams::put_point(LastOperation& last) {
+  if (!last.point) last.point = std::make_shared<StreamPoint>(*this);
+  last.point->record(*last.stream);
+  last.state = LastOperation::State::kHasPoint;
+}
+
+void DeviceStreams::begin_wait_for_messages(const c10::Stream& stream, std::uint64_t capture) {
+  if (capture != 0) return;  // where there is a point
+  const std::lock_guard all_lock(all_streams().mutex);
+  for (DeviceStreams* const group : all_streams().groups) {
+    const std::lock_guard lock(group->collectives_mutex_);
+    LastOperation& last = group->last_collective_.eager;
+    const bool is_here = last.state == LastOperation::State::kOnStream && *last.stream == stream;
+    if (is_here) group->put_point(last);
+  }
 }
 
 std::shared_ptr<StreamPoint> DeviceStreams::point_behind(const c10::Stream& stream) {
   auto point = std::make_shared<StreamPoint>(*this);
-  point->event().record(stream);
+  point->record(stream);
   return point;
 }
 
@@ -131,10 +177,13 @@ void DeviceStreams::give_back(c10::Event&& event) noexcept {
   }
 }
 
-std::vector<c10::Event> DeviceStreams::mark(const StreamChain& chain, bool with_current) {
+std::vector<c10::Event> DeviceStreams::mark(bool with_current) {
   c10::SmallVector<c10::Stream, 8> streams{collectives_, batches_};
   if (with_current) streams.push_back(current());
-  if (chain.eager.stream) streams.push_back(*chain.eager.stream);
+  {
+    const std::lock_guard lock(collectives_mutex_);
+    if (last_collective_.eager.stream) streams.push_back(*last_collective_.eager.stream);
+  }
   {
     const std::lock_guard lock(mutex_);
     for (const std::optional<c10::Stream>& stream : p2p_streams_) {

@@ -8,11 +8,17 @@
 // group's alone while it lives (NOTE [Streams of one's own] in stream_pool.hpp).
 //
 // NOTE [Points behind operations]
-// What follows an operation in an order waits for that one, and for nothing that came on its stream
-// later: that may itself wait, for a peer that first wants what follows. So where other work may
-// come on the stream, the program's or that of other orders, a point is recorded behind each
-// operation. Streams that carry one order alone need none: the group's for collectives, and those
-// of single messages.
+// What follows an operation in an order should wait for that one, and for nothing that came on its
+// stream later: that may itself wait, for a peer that first wants what follows. So a point, an
+// event, is recorded behind an operation where other work may come on its stream, the program's or
+// that of other orders. Streams that carry one order alone need none: the group's for collectives,
+// and those of single messages. Behind a batch the point is that of its Work.
+//
+// An event behind each eager collective on the program's stream would cost 0.6 to 1.9 us of 10 to
+// 20 (docs/experiments.md, "Events behind calls"). So it is recorded once the group's collectives
+// have gone from one stream of the program to another, in captures, and before a stream is made to
+// wait for messages of any group, whose peers need not call in the same order. Where none of these
+// came, what is on the stream by then is waited for.
 //
 // NOTE [Graph captures]
 // A stream is in at most one capture. Work that was captured has not run and may run often, so it
@@ -55,7 +61,8 @@ class StreamPoint {
   StreamPoint(const StreamPoint&) = delete;
   StreamPoint& operator=(const StreamPoint&) = delete;
 
-  c10::Event& event() { return event_; }
+  const c10::Event& event() const { return event_; }
+  void record(const c10::Stream& stream) { event_.record(stream); }
 
  private:
   DeviceStreams& streams_;
@@ -64,9 +71,11 @@ class StreamPoint {
 
 // The last operation of one order.
 struct LastOperation {
+  enum class State { kBegun, kOnStream, kHasPoint };
+
   std::optional<c10::Stream> stream;
-  std::shared_ptr<StreamPoint> point;  // kept for the next one where `has_point` is false
-  bool has_point = false;              // NOTE [Points behind operations]
+  State state = State::kBegun;
+  std::shared_ptr<StreamPoint> point;  // of an earlier operation, until it is in kHasPoint
 };
 
 // One order: outside of captures, and in the latest capture.
@@ -111,12 +120,16 @@ class DeviceStreams {
   void order(const c10::Event& event, const c10::Stream& after, std::uint64_t capture) const;
 
   // `next`, which is in `capture`, becomes the last of `chain`, ordered after the one before.
-  // `ordered`: a stream that `next` already waits for.
+  // `ordered`: a stream that `next` already waits for. One thread at a time for a chain.
   void extend(StreamChain& chain, const c10::Stream& next, std::uint64_t capture,
               const c10::Stream& ordered);
-  // Puts a point behind the last operation of `chain`, which has been put on its stream.
-  void mark_end(StreamChain& chain, std::uint64_t capture);
-  // A point that is behind the last operations of several orders, one launch on `stream`.
+  // The same for the group's collectives: before one is put on `next`, and behind it.
+  void begin_collective(const c10::Stream& next, std::uint64_t capture, const c10::Stream& ordered);
+  void end_collective(const c10::Stream& stream, std::uint64_t capture);
+  // NOTE [Points behind operations]: `stream` is about to wait for messages. Of all groups.
+  static void begin_wait_for_messages(const c10::Stream& stream, std::uint64_t capture);
+
+  // Behind what is on `stream`.
   std::shared_ptr<StreamPoint> point_behind(const c10::Stream& stream);
 
   // Keeps the memory of `tensor` from being used again before `stream` has passed this point.
@@ -126,9 +139,9 @@ class DeviceStreams {
   c10::Event take_event();
   void give_back(c10::Event&& event) noexcept;
 
-  // Events behind all that is on the group's streams, on the chain's last one, and, where
+  // Events behind all that is on the group's streams, on that of its last collective, and, where
   // `with_current`, on this thread's; streams in a capture are left out.
-  std::vector<c10::Event> mark(const StreamChain& chain, bool with_current);
+  std::vector<c10::Event> mark(bool with_current);
 
   // The group's failure as its operations see it: nullopt while it works, and after close(nullopt).
   std::optional<Error> failure() const;
@@ -146,6 +159,8 @@ class DeviceStreams {
   bool in_forked_child() const;
 
  private:
+  void put_point(LastOperation& last);
+
   const at::Device device_;
   const c10::impl::VirtualGuardImpl guard_;
   GpuRuntime& runtime_;
@@ -158,6 +173,10 @@ class DeviceStreams {
   std::vector<std::optional<c10::Stream>> p2p_streams_;
   std::vector<c10::Event> spare_events_;
   c10::Event order_event_;  // recorded and waited for under the lock, so one serves all
+
+  std::mutex collectives_mutex_;  // guards what follows; mutex_ may be locked inside it
+  StreamChain last_collective_;
+  bool has_moved_ = false;  // collectives from one stream of the program to another
 
   mutable std::mutex state_mutex_;  // guards what follows
   std::shared_ptr<Communicator> communicator_;

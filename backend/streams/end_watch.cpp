@@ -33,6 +33,7 @@ void EndWatch::look(bool stopped) {
     const std::lock_guard lock(mutex_);
     operations.swap(waiting_);
   }
+  // Whoever is told last may let go of what keeps this object alive.
   const WatchedOperation alive = operations.front();
   std::vector<bool> ended(operations.size(), stopped);
   for (std::size_t i = operations.size(); i-- > 0;) {

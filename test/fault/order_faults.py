@@ -128,10 +128,13 @@ def _wait_crosswise(rank, setup):
     dist.barrier()
     started = time.monotonic()
     try:
-        for group in reversed(groups) if rank == 0 else groups:
+        in_order = groups[::-1] if rank == 0 else groups
+        for group in in_order:
             dist.all_reduce(torch.ones(10, device=DEVICE), group=group)
             synchronize()
-        for group in groups:
+        # First in the group whose call gave up: one that gives up first may meet the other's call
+        # in the other group yet.
+        for group in in_order:
             dist.barrier(group=group)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"

@@ -97,26 +97,56 @@ class StreamOrderTest : public ::testing::Test {
   std::thread peer_;
 };
 
-// What came on the first stream behind its call is not waited for: no event is recorded there
-// later.
+TEST_F(StreamOrderTest, OneStreamNeedsNoEvent) {
+  EXPECT_EQ(all_reduce_on(1), Notes());
+  EXPECT_EQ(all_reduce_on(1), Notes());
+}
+
+// From the first change of streams on there is an event behind each call, and what came on the
+// first stream later is not waited for.
 TEST_F(StreamOrderTest, ACallFollowsTheEventRightBehindTheLastOne) {
-  const Notes first = all_reduce_on(11);
-  ASSERT_GE(first.size(), 1u);
-  EXPECT_EQ(without_number(first.back()), "record 11");
+  const Notes first = all_reduce_on(11);  // behind the test's first call, on stream 1
+  ASSERT_EQ(first.size(), 3u);
+  EXPECT_EQ(first[1], "11 behind " + event_of(first[0]));
+  EXPECT_EQ(without_number(first[2]), "record 11");
   const Notes second = all_reduce_on(12);
   ASSERT_EQ(second.size(), 2u);
-  EXPECT_EQ(second[0], "12 behind " + event_of(first.back()));
+  EXPECT_EQ(second[0], "12 behind " + event_of(first[2]));
   EXPECT_EQ(without_number(second[1]), "record 12");
   const Notes third = all_reduce_on(11);
   ASSERT_EQ(third.size(), 2u);
   EXPECT_EQ(third[0], "11 behind " + event_of(second[1]));
 }
 
-TEST_F(StreamOrderTest, OneStreamWaitsForNothing) {
-  all_reduce_on(11);
-  const Notes again = all_reduce_on(11);
-  ASSERT_EQ(again.size(), 1u);
-  EXPECT_EQ(without_number(again[0]), "record 11");
+// At the first change of streams already, where the last call's stream waits for a message since.
+TEST_F(StreamOrderTest, AWaitForAMessageIsNotWaitedFor) {
+  const auto receive = [this] { works_.push_back(group_->recv(tensors_, 1, 0)); };
+  notes_of(1, receive);
+  const Notes wait = notes_of(1, [this] { works_.back()->wait(); });
+  ASSERT_EQ(wait.size(), 2u);
+  EXPECT_EQ(without_number(wait[0]), "record 1");
+  EXPECT_TRUE(wait[1].starts_with("1 behind ")) << wait[1];
+  EXPECT_NE(event_of(wait[1]), event_of(wait[0]));
+  const Notes next = all_reduce_on(12);
+  ASSERT_GE(next.size(), 1u);
+  EXPECT_EQ(next[0], "12 behind " + event_of(wait[0]));
+  // One point is enough.
+  notes_of(12, receive);
+  EXPECT_EQ(notes_of(12, [this] { works_.back()->wait(); }).size(), 1u);
+}
+
+// An asynchronous call that is waited for has its own stream, on which nothing else comes.
+TEST_F(StreamOrderTest, AsynchronousCallsNeedNoEventsBesideThoseOfTheirWorks) {
+  for (int i = 0; i < 2; ++i) {
+    const Notes notes = notes_of(1, [this] {
+      c10d::AllreduceOptions options;
+      options.asyncOp = true;
+      group_->allreduce(tensors_, options)->wait();
+    });
+    EXPECT_EQ(notes.size(), 4u);  // behind the current stream, and that behind the operation
+  }
+  EXPECT_EQ(all_reduce_on(1).size(), 2u);  // behind the group's stream
+  EXPECT_EQ(all_reduce_on(1).size(), 0u);
 }
 
 // A single message is on a stream of its own and follows the batch that had its order before, and
