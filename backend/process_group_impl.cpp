@@ -226,11 +226,15 @@ std::shared_ptr<LocalGroup> ProcessGroupSymm::Impl::local_group() {
   return engine_->communicator().local_group();
 }
 
-void ProcessGroupSymm::Impl::prepare_segment(const LocalSegment& local) {
+TableRows ProcessGroupSymm::Impl::free_rows() {
+  return engine_->communicator().local_group()->segments().free_rows();
+}
+
+void ProcessGroupSymm::Impl::prepare_segment(const Segment& segment) {
   engine_->check_usable();
-  engine_->communicator().check_segment(local);
-  if (local.runtime().kind() != DeviceKind::kHost) {
-    const int index = static_cast<GpuRuntime&>(local.runtime()).identity().index;
+  engine_->communicator().prepare_segment(segment);
+  if (!segment.is_on_host()) {
+    const int index = static_cast<GpuRuntime&>(segment.local()->runtime()).identity().index;
     device_launcher(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
   }
 }

@@ -107,7 +107,8 @@ class ProcessGroupSymm::Impl final : public SegmentUser {
 
   // Memory of PyTorch's symmetric-memory API that has joined this group is read in place as well.
   std::shared_ptr<LocalGroup> local_group() override;
-  void prepare_segment(const LocalSegment& local) override;
+  TableRows free_rows() override;
+  void prepare_segment(const Segment& segment) override;
   void add_segment(const std::shared_ptr<Segment>& segment, bool symmetric) override;
   void set_symmetric(const std::shared_ptr<Segment>& segment) override;
   void remove_segment(const std::shared_ptr<Segment>& segment) override;

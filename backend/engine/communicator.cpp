@@ -176,7 +176,7 @@ void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
     location = group_->segments().find(input.data, input.bytes);
   }
   if (location) {
-    record.segment = static_cast<std::uint32_t>(location->number + 1);
+    record.segment = SegmentTable::in_record(location->segment->number());
     record.offset = location->offset;
   }
   executor_->begin(
@@ -184,7 +184,7 @@ void Communicator::run(const CollectiveArgs& args, milliseconds timeout,
        .kernels = kernels,
        .factor = args.factor,
        .in_place = location.has_value(),
-       .base = location ? group_->segments().at(location->number)->base(rank()) : nullptr,
+       .base = location ? location->segment->base(rank()) : nullptr,
        .reads_processes = peer_memory_->is_used(),
        .streams = output_bytes(args) >= kStreamingBytes && !reduces_in_place(args, rank())});
   run_call(record, args, timeout,
@@ -200,7 +200,7 @@ std::optional<SegmentTable::Location> Communicator::location_of_shares(
     const std::size_t bytes = args.input_parts[r].count * size;
     if (static_cast<int>(r) == rank() || bytes == 0) continue;
     const auto found = group_->segments().find(args.input_parts[r].data, bytes);
-    if (!found || (location && location->number != found->number)) return std::nullopt;
+    if (!found || (location && location->segment != found->segment)) return std::nullopt;
     location = found;
     total += bytes;
   }
@@ -226,13 +226,20 @@ void Communicator::check_segment(const LocalSegment& local) {
   use_device({runtime.kind(), runtime.identity().index});
 }
 
+void Communicator::prepare_segment(const Segment& segment) {
+  check_segment(*segment.local());
+  if (!segment.row()) return;
+  const std::lock_guard lock(device_mutex_);
+  if (device_group_) device_group_->clear_row_of(segment);
+}
+
 void Communicator::add_segment(const std::shared_ptr<Segment>& segment, bool symmetric) {
   const std::lock_guard lock(call_mutex_);
   check_segment(*segment->local());
   if (world_size() == 1) return;
-  const std::size_t number = group_->segments().add({segment, symmetric});
+  group_->segments().add({segment, symmetric});
   const std::lock_guard device_lock(device_mutex_);
-  if (device_group_) device_group_->set_segment(number, *segment);
+  if (device_group_) device_group_->set_segment(*segment);
 }
 
 void Communicator::set_symmetric(const std::shared_ptr<Segment>& segment) {
@@ -358,9 +365,8 @@ void Communicator::make_device_group(GpuRuntime& runtime) {
     if (world_size() > 1) try_step([&] { DevicePeers::post_failure(*group_, name, *failed); });
     throw Error(*device_problem_);
   }
-  const auto entries = group_->segments().entries();
-  for (std::size_t number = 0; number < entries.size(); ++number) {
-    if (entries[number].segment) device_group_->set_segment(number, *entries[number].segment);
+  for (const SegmentTable::Entry& one : group_->segments().entries()) {
+    device_group_->set_segment(*one.segment);
   }
   made_device_group_.store(device_group_.get(), std::memory_order_release);
 }

@@ -112,13 +112,16 @@ class Communicator {
 
   // Throws what add_segment() would throw for a segment of that memory. Local.
   void check_segment(const LocalSegment& local);
+  // The same for a segment that ranks may be about to add, before any has: and the device finds
+  // nothing in its row. Local; every rank calls it, also one that does not get to add the segment.
+  void prepare_segment(const Segment& segment);
   // Makes a segment of the same ranks, in host or device memory, known to the group, so that a
-  // tensor inside it is read in place by the peers. Local; every rank does the same in the same
-  // order, before a call that uses it, and no call of the group may be queued. `symmetric`:
-  // symmetric registration, the same on every rank. Whenever a rank passes a tensor inside this
-  // segment to a collective, every rank then passes one at the same offset, and an all_to_all on
-  // this memory has equal shares on every rank or on none. Copy engines need it; asymmetric use
-  // fails the group.
+  // tensor inside it is read in place by the peers. Local; every rank that has it does so, before a
+  // call that uses it and before the next segment is made, and no call of the group may be queued.
+  // On a rank that lacks it a call that reads it in place is an error. `symmetric`: symmetric
+  // registration, the same on every rank. Whenever a rank passes a tensor inside this segment to a
+  // collective, every rank then passes one at the same offset, and an all_to_all on this memory has
+  // equal shares on every rank or on none. Copy engines need it; asymmetric use fails the group.
   void add_segment(const std::shared_ptr<Segment>& segment, bool symmetric);
   // Registers a segment that the group knows for symmetric use.
   void set_symmetric(const std::shared_ptr<Segment>& segment);

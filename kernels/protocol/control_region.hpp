@@ -30,7 +30,7 @@ struct alignas(kCacheLine) CallRecord {
   std::uint32_t chunk_bytes;
   std::uint32_t channels;
 
-  std::uint32_t segment;  // 0: data is staged in slots; else 1 + number of the group's segment
+  std::uint32_t segment;  // 0: data is staged in slots; else SegmentTable::in_record()
   std::uint64_t offset;   // of the data inside that segment
   double factor;          // PREMUL_SUM
 };

@@ -142,8 +142,8 @@ struct alignas(16) ChunkHeader {
 };
 inline constexpr std::uint64_t kDirectChunk = std::uint64_t{1} << 63;
 
-// Location {segment, offset} of a rank's buffer: 0 for none, else 1 + segment number in the upper
-// 16 bits and the offset in bytes in the lower 48.
+// Location {segment, offset} of a rank's buffer: 0 for none, else 1 + the segment's row of `table`
+// in the upper 16 bits and the offset in bytes in the lower 48.
 using BufferLocation = std::uint64_t;
 inline constexpr int kLocationShift = 48;
 

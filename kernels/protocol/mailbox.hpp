@@ -21,9 +21,9 @@
 // before it posts its CTS, which frees the tray, and only what is beyond the tray is streamed. A
 // message that is whole in a tray is done by a CTS that says so, as one that was read below.
 // The envelope of a message in symmetric memory says where it is there, and neither a tray nor the
-// ring is used: the receiver copies from there, and its CTS says that it has. The serial number
-// names the segment, as the two ranks need not be at the same call; a receiver that does not know
-// it yet sends a plain CTS. Where the group's ranks can read each other's processes, the envelope
+// ring is used: the receiver copies from there, and its CTS says that it has. The segment's number
+// is the same on every rank that has it, and a receiver that does not know it, or not yet, sends a
+// plain CTS. Where the group's ranks can read each other's processes, the envelope
 // of a message of up to kMostRead bytes that does not fit a tray has the address of the sender's
 // buffer, and the receiver does likewise. One that could not read there sends a plain CTS.
 #pragma once
@@ -54,7 +54,7 @@ struct Envelope {
   union {
     std::byte data[kInlineBytes];
     struct {                  // of a message that is not here
-      std::uint64_t segment;  // serial number of the segment that it is in; 0: none
+      std::uint64_t segment;  // number of the segment that it is in; 0: none
       std::uint64_t address;  // from the start of the sender's part of that segment, or in its
                               // process, where 0: it may not be read there
       std::uint64_t tray;     // 1 + the tray that has its first bytes; 0: none has

@@ -317,19 +317,18 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
       link->signal_pads().unused(segment_->runtime(), layout_.pad_bytes, kMostPadWords);
   mine.insert(mine.end(), unused.begin(), unused.end());
 
+  SegmentUser* const user = link->user(device_.type());
+  const TableRows rows = user ? user->free_rows() : TableRows{};
+
   std::shared_ptr<SharedAllocation> shared;
   const auto step = [&](const MeshRound& round) {
     std::optional<SegmentRendezvous> rendezvous;
-    if (!before && !captured) rendezvous.emplace(round, segment_).post();
+    if (!before && !captured) rendezvous.emplace(round, segment_, rows).post();
     const auto [number, all] =
         peers.exchange_words(LocalGroup::Purpose::kRendezvous, mine, kWords, round.deadline);
     check_same(peers, all, kSymmetric, "value of symmetric");
     if (before && all_have(all, kId, before->id())) {
-      if (symmetric) {
-        if (SegmentUser* const user = link->user(device_.type())) {
-          user->set_symmetric(before->buffers());
-        }
-      }
+      if (symmetric && user) user->set_symmetric(before->buffers());
       shared = before;
       return false;
     }
@@ -338,15 +337,14 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
                   "rendezvous: memory cannot join a group while a graph is captured; call it once "
                   "before capture");
     }
-    SegmentUser* const user = link->user(device_.type());
     check_same(peers, all, kDevice, "kind of device");
     check_same(peers, all, kBytes, "number of bytes");
     check_same(peers, all, kPadBytes, "size of signal pads");
     NextPad next_pad(device_, layout_.pad_bytes, link->signal_pads());
     next_pad.take(all);
-    if (!rendezvous) rendezvous.emplace(round, segment_);
-    std::shared_ptr<Segment> buffers = rendezvous->run([&] {
-      if (user) user->prepare_segment(*segment_);
+    if (!rendezvous) rendezvous.emplace(round, segment_, rows);
+    std::shared_ptr<Segment> buffers = rendezvous->run([&](const Segment& made) {
+      if (user) user->prepare_segment(made);
       next_pad.prepare();
     });
     SignalPadPool::Pad pad = next_pad.get(peers, number, round.deadline);

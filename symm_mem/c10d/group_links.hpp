@@ -34,6 +34,7 @@
 #include "symm_mem/group/local_group.hpp"
 #include "symm_mem/group/signal_pad_pool.hpp"
 #include "symm_mem/segment/segment.hpp"
+#include "symm_mem/segment/table_rows.hpp"
 
 namespace symm {
 
@@ -50,9 +51,11 @@ class SegmentUser {
 
   // The local group of the collectives, which the group's symmetric memory uses too.
   virtual std::shared_ptr<LocalGroup> local_group() = 0;
-  // Makes ready for a segment of that memory. Throws Error where it cannot be used; then no rank
-  // adds it.
-  virtual void prepare_segment(const LocalSegment& local) = 0;
+  // Of the segments that were added: NOTE [Rows of segments] in table_rows.hpp.
+  virtual TableRows free_rows() = 0;
+  // Makes ready for that segment, which all ranks may add. Throws Error where it cannot be used;
+  // then no rank adds it.
+  virtual void prepare_segment(const Segment& segment) = 0;
   // `symmetric`: registered for symmetric use (Communicator::add_segment).
   virtual void add_segment(const std::shared_ptr<Segment>& segment, bool symmetric) = 0;
   // The same for a segment that was added before.

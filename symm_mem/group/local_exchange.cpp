@@ -247,7 +247,7 @@ std::shared_ptr<Segment> LocalGroup::share(std::shared_ptr<LocalSegment> local,
                                            const Deadline& deadline) {
   std::shared_ptr<Segment> segment;
   run_rendezvous(deadline, [&](const MeshRound& round) {
-    SegmentRendezvous rendezvous(round, std::move(local));
+    SegmentRendezvous rendezvous(round, std::move(local), segments_.free_rows());
     rendezvous.post();
     exchange_metadata(Purpose::kShare, {}, round.deadline);
     segment = rendezvous.run();

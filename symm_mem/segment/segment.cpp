@@ -98,10 +98,12 @@ bool LocalSegment::contains(const void* pointer, std::size_t bytes) const {
 }
 
 Segment::Segment(std::shared_ptr<LocalSegment> local, int rank, std::vector<ChunkedMemory> memories,
-                 RankNames names)
+                 RankNames names, std::uint64_t number, std::optional<int> row)
     : local_(std::move(local)),
       rank_(rank),
       names_(std::move(names)),
+      number_(number),
+      row_(row),
       memories_(std::move(memories)),
       bases_(memories_.size(), local_->base()) {
   DeviceRuntime& runtime = local_->runtime();

@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "symm_mem/bootstrap/bootstrap_mesh.hpp"
@@ -74,8 +75,8 @@ class Segment {
  public:
   // Collective over the mesh. Every rank must bring a segment of the same mapped size (with
   // user buffers: of the same bytes), else all ranks throw Error(kMismatch) that names both
-  // sizes; kUnsupported where no kind of handle serves all ranks. `sequence` as in
-  // BootstrapMesh::exchange. No segment is had by some ranks only.
+  // sizes; kUnsupported where no kind of handle serves all ranks. `position` as in
+  // BootstrapMesh::exchange. After kTimeout and kPeerLost some ranks may have the segment.
   static std::shared_ptr<Segment> rendezvous(BootstrapMesh& mesh,
                                              std::shared_ptr<LocalSegment> local,
                                              FramePosition position,
@@ -86,6 +87,12 @@ class Segment {
   int world_size() const { return static_cast<int>(bases_.size()); }
   std::size_t bytes() const { return local_->bytes(); }
   std::size_t mapped_bytes() const { return local_->mapped_bytes(); }
+  // Of the exchange that made it: the same on every rank that has the segment, and no other
+  // segment's of the group.
+  std::uint64_t number() const { return number_; }
+  // Where GPUs find it, in their tables (NOTE [Rows of segments] in table_rows.hpp): the same on
+  // every rank that has the segment. None for memory of the CPU, and where no row was free on all.
+  std::optional<int> row() const { return row_; }
   // Of all ranks: whether it is memory of the CPU.
   bool is_on_host() const { return local_->runtime().kind() == DeviceKind::kHost; }
 
@@ -120,12 +127,14 @@ class Segment {
   friend class SegmentRendezvous;
   // Maps the peers' memory. Local.
   Segment(std::shared_ptr<LocalSegment> local, int rank, std::vector<ChunkedMemory> memories,
-          RankNames names);
+          RankNames names, std::uint64_t number, std::optional<int> row);
   void set_multicast(Multicast multicast);
 
   std::shared_ptr<LocalSegment> local_;
   int rank_;
   const RankNames names_;
+  const std::uint64_t number_;
+  const std::optional<int> row_;
   std::vector<ChunkedMemory> memories_;             // by rank
   std::vector<std::shared_ptr<Mapping>> mappings_;  // of the peers' chunks
   std::vector<std::byte*> bases_;                   // by rank

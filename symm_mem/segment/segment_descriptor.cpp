@@ -52,6 +52,7 @@ void code_descriptor(Codec& codec, Descriptor& descriptor, Text& device_name, Co
   codec.field(descriptor.chunk_bytes);
   codec.field(descriptor.handles);
   codec.field(descriptor.multicast);
+  codec.field(descriptor.free_rows);
   codec.field(code);
   codec.field(text, kMaxErrorText);
 }

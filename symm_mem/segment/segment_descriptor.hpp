@@ -13,6 +13,7 @@
 #include "kernels/core/error.hpp"
 #include "symm_mem/segment/handle_choice.hpp"
 #include "symm_mem/segment/multicast_team.hpp"
+#include "symm_mem/segment/table_rows.hpp"
 
 namespace symm {
 
@@ -28,8 +29,8 @@ struct GpuList {
 
 // Little-endian: magic u32, protocol u32, device kind u32, device name, UUID, number of the GPUs
 // with lines u32 and their UUIDs, bytes u64, mapped bytes u64, user buffer u32, start u64, number
-// of chunks u32, bytes of the chunk u64, the handles, the multicast capability, error code u32 (all
-// ones for none), error text.
+// of chunks u32, bytes of the chunk u64, the handles, the multicast capability, the free rows,
+// error code u32 (all ones for none), error text.
 struct SegmentDescriptor {
   // Of user buffers: more chunks, and more bytes, than any device has.
   static constexpr std::uint32_t kMaxChunks = 1u << 16;
@@ -37,7 +38,7 @@ struct SegmentDescriptor {
 
   // Grows with every change of this message, of DeviceLayout, or of what a kernel expects of a
   // peer's memory.
-  static constexpr std::uint32_t kProtocol = 6;
+  static constexpr std::uint32_t kProtocol = 7;
 
   std::uint32_t protocol = kProtocol;
   std::uint32_t device = 0;  // DeviceKind
@@ -52,6 +53,7 @@ struct SegmentDescriptor {
   std::uint64_t chunk_bytes = 0;  // of the chunk whose handles follow
   HandleDescriptor handles;
   MulticastCapability multicast;
+  TableRows free_rows;  // of this rank: NOTE [Rows of segments] in table_rows.hpp
   std::optional<Error> error;
 
   std::vector<std::uint8_t> encode() const;

@@ -7,8 +7,12 @@
 
 namespace symm {
 
-SegmentRendezvous::SegmentRendezvous(const MeshRound& round, std::shared_ptr<LocalSegment> local)
-    : round_(round), local_(std::move(local)), runtime_(local_->runtime()) {}
+SegmentRendezvous::SegmentRendezvous(const MeshRound& round, std::shared_ptr<LocalSegment> local,
+                                     const TableRows& free_rows)
+    : round_(round),
+      local_(std::move(local)),
+      runtime_(local_->runtime()),
+      free_rows_(runtime_.kind() == DeviceKind::kHost ? TableRows{} : free_rows) {}
 
 SegmentDescriptor SegmentRendezvous::describe() const {
   SegmentDescriptor descriptor;
@@ -17,6 +21,7 @@ SegmentDescriptor SegmentRendezvous::describe() const {
   descriptor.mapped_bytes = local_->mapped_bytes();
   descriptor.user_buffer = local_->is_user_buffer();
   descriptor.start = local_->chunks().start;
+  descriptor.free_rows = free_rows_;
   descriptor.chunks = static_cast<std::uint32_t>(local_->chunks().chunks.size());
   descriptor.multicast =
       MulticastCapability::of(runtime_, local_->mapped_bytes(), round_.world_size());
@@ -105,6 +110,13 @@ void SegmentRendezvous::check_complete() const {
   }
 }
 
+// The same on every rank, since all have the same descriptors.
+std::optional<int> SegmentRendezvous::choose_row() const {
+  TableRows rows = TableRows::all();
+  for (const SegmentDescriptor& descriptor : descriptors_) rows.keep(descriptor.free_rows);
+  return rows.first();
+}
+
 // Throws the same on every rank where the segments do not fit together.
 void SegmentRendezvous::open() {
   if (!own_) post();
@@ -157,7 +169,8 @@ Multicast SegmentRendezvous::agree_on_multicast() const {
   return Multicast::agree(round_, capabilities, runtime_, local_->memory(), kind_);
 }
 
-std::shared_ptr<Segment> SegmentRendezvous::run(const std::function<void()>& prepare) {
+std::shared_ptr<Segment> SegmentRendezvous::run(
+    const std::function<void(const Segment& made)>& prepare) {
   std::shared_ptr<Segment> segment;
   std::optional<Error> own = try_step([&] { open(); });
   std::size_t chunks = 1;
@@ -170,8 +183,9 @@ std::shared_ptr<Segment> SegmentRendezvous::run(const std::function<void()>& pre
   if (!own) {
     own = try_step([&] {
       check_complete();
-      segment.reset(new Segment(local_, round_.rank(), std::move(memories_), names()));
-      if (prepare) prepare();
+      segment.reset(new Segment(local_, round_.rank(), std::move(memories_), names(),
+                                round_.position.number, choose_row()));
+      if (prepare) prepare(*segment);
     });
   }
   exchange_status(own);

@@ -55,16 +55,16 @@ TEST_F(DeviceSegmentsTest, CopyEnginesNeedSymmetricRegistrationAndSize) {
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 4u);
     EXPECT_TRUE(launches[0].copies);
-    EXPECT_EQ(launches[0].location, (BufferLocation{2} << kLocationShift) | kOffset);
+    EXPECT_EQ(launches[0].location, (BufferLocation{1} << kLocationShift) | kOffset);
     EXPECT_EQ(launches[0].peer_outputs,
               (std::vector<std::byte*>{early->base(0) + kOffset, early->base(1) + kOffset}));
     EXPECT_FALSE(launches[1].copies);
     EXPECT_FALSE(launches[2].copies);
     EXPECT_EQ(launches[2].plan.algorithm, Algorithm::kBulk);
     EXPECT_TRUE(launches[3].copies);
-    EXPECT_EQ(launches[3].location, BufferLocation{4} << kLocationShift);
+    EXPECT_EQ(launches[3].location, BufferLocation{3} << kLocationShift);
     EXPECT_EQ(rank.kernels().segments().size(), 3u);
-    EXPECT_EQ(rank.kernels().segments().at(2),
+    EXPECT_EQ(rank.kernels().segments().at(1),
               (std::vector<std::byte*>{plain->base(0), plain->base(1)}));
   });
 }
@@ -169,11 +169,11 @@ TEST_F(DeviceSegmentsTest, ACallOnTheHostReadsNoMemoryOfAGpu) {
     std::vector<float> data(100);
     const CollectiveArgs args = test::sum_args(data);
     if (rank.number() == 0) {
-      test::pretend_to_send(communicator, 0, kBytes, 1, 0);
+      test::pretend_to_send(communicator, 0, kBytes, segment->number(), 0);
       rank.meet();
       rank.meet();
       expect_error(error_of([&] { communicator.run(args); }), ErrorCode::kSecurity,
-                   {"rank 1 says that its input is in segment 0, which is memory of a GPU"});
+                   {"rank 1 says that its input is in segment 1, which is memory of a GPU"});
       EXPECT_EQ(data, std::vector<float>(100));
     } else {
       rank.meet();
@@ -187,7 +187,7 @@ TEST_F(DeviceSegmentsTest, ACallOnTheHostReadsNoMemoryOfAGpu) {
       rank.meet();
       CallRecord record = make_record(args, communicator.plan(args, {}, PlanTarget::kHost),
                                       communicator.next_sequence());
-      record.segment = 1;
+      record.segment = SegmentTable::in_record(segment->number());
       test::pretend(communicator, record);
       while (!recv->done()) error_of([&] { engine.wait(*recv, {}); });  // with the group's failure
     }

@@ -31,16 +31,18 @@ using test::sum_args;
 
 constexpr std::size_t kBytes = 4096;
 constexpr std::size_t kCount = 100;
+constexpr std::uint64_t kNumber = 1;  // of the segment that there is
 
 // What rank 0's all_reduce makes of a record in which rank 1 says that its input is at `offset` of
 // segment `number`.
-std::optional<Error> error_for(std::uint32_t number, std::uint64_t offset) {
+std::optional<Error> error_for(std::uint64_t number, std::uint64_t offset) {
   test::MemoryStore store;
   std::optional<Error> found;
   test::run_ranks(2, [&](int rank) {
     Communicator communicator(store, config_with_pretender(rank));
     const auto segment =
         test::join_segment(communicator, LocalSegment::allocate(host_runtime(), kBytes));
+    EXPECT_EQ(segment->number(), kNumber);
     std::memset(segment->base(rank), 0, kBytes);
     std::vector<float> data(kCount, 1.0f);
     const CollectiveArgs args = sum_args(data);
@@ -52,7 +54,7 @@ std::optional<Error> error_for(std::uint32_t number, std::uint64_t offset) {
     }
     CallRecord record = make_record(args, communicator.plan(args, {}, PlanTarget::kHost),
                                     communicator.next_sequence());
-    record.segment = number + 1;
+    record.segment = SegmentTable::in_record(number);
     record.offset = offset;
     pretend(communicator, record);
   });
@@ -60,17 +62,17 @@ std::optional<Error> error_for(std::uint32_t number, std::uint64_t offset) {
 }
 
 TEST(InputLocation, InsideTheSegmentIsRead) {
-  EXPECT_FALSE(error_for(0, 0));
-  EXPECT_FALSE(error_for(0, kBytes - kCount * sizeof(float)));
+  EXPECT_FALSE(error_for(kNumber, 0));
+  EXPECT_FALSE(error_for(kNumber, kBytes - kCount * sizeof(float)));
 }
 
 TEST(InputLocation, OutsideTheSegmentIsRefusedByTheNameOfThePeer) {
   for (const std::uint64_t offset :
        {std::uint64_t{kBytes - kCount * sizeof(float) + 1}, std::uint64_t{kBytes},
         std::uint64_t{1} << 40, std::numeric_limits<std::uint64_t>::max() - 3}) {
-    expect_error(error_for(0, offset), ErrorCode::kSecurity,
+    expect_error(error_for(kNumber, offset), ErrorCode::kSecurity,
                  {"all_reduce(float32", "rank 1 (global rank 11) says that its 400 bytes of input",
-                  "byte " + std::to_string(offset) + " of segment 0, which has 4096"});
+                  "byte " + std::to_string(offset) + " of segment 1, which has 4096"});
   }
 }
 
@@ -113,7 +115,7 @@ std::optional<Error> error_for_share(std::uint64_t begin, std::uint64_t share) {
     }
     CallRecord record = make_record(args, communicator.plan(args, {}, PlanTarget::kHost),
                                     communicator.next_sequence());
-    record.segment = 1;
+    record.segment = SegmentTable::in_record(kNumber);
     record.offset = begin;
     pretend(communicator, record, {kLarge, 0, share, 0});
   });
@@ -130,10 +132,10 @@ TEST(InputLocation, AShareOutsideTheSegmentIsRefusedByTheNameOfThePeer) {
                                     std::numeric_limits<std::uint64_t>::max() - 3}) {
     expect_error(error_for_share(0, share), ErrorCode::kSecurity,
                  {"all_to_all", "rank 1 (global rank 11) says that its 100000 bytes of input",
-                  "byte " + std::to_string(share) + " of segment 0, which has 200000"});
+                  "byte " + std::to_string(share) + " of segment 1, which has 200000"});
   }
   expect_error(error_for_share(8, 0), ErrorCode::kSecurity,
-               {"rank 1 (global rank 11) says that its input begins within segment 0"});
+               {"rank 1 (global rank 11) says that its input begins within segment 1"});
 }
 
 TEST(InputLocation, EveryKindOfCallKnowsHowMuchAPeerLetsOthersRead) {

@@ -129,7 +129,7 @@ TEST_P(SymmetricMessages, AreReadInPlace) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SymmetricMessages, testing::Values(2, 4));
 
-// A number of the segment table is used again; the receiver still has the segment before.
+// The receiver still has the segment before.
 TEST(SymmetricMessages, AReceiverThatDoesNotKnowTheSegmentYetGetsTheRightOne) {
   constexpr std::size_t kBytes = 3'000'000;
   test::MemoryStore store;
@@ -200,7 +200,7 @@ TEST(SymmetricMessages, BytesBeyondTheSegmentAreNotRead) {
       std::uint64_t posted = 0;
       for (const std::uint64_t offset :
            {kSegmentBytes - kBytes + 1, kSegmentBytes, ~std::uint64_t{0} - 100}) {
-        test::pretend_to_send(communicator, posted++, kBytes, 1, offset);
+        test::pretend_to_send(communicator, posted++, kBytes, segment->number(), offset);
       }
       meeting.arrive_and_wait();
       meeting.arrive_and_wait();

@@ -55,7 +55,7 @@ inline void pretend(
 }
 
 // Rank 0 sends rank 1, of two, a message of `bytes` with tag 0 that is at `address` of the segment
-// of that serial number. Of as many as there are envelopes, the one of number `posted`, from 0.
+// of that number. Of as many as there are envelopes, the one of number `posted`, from 0.
 inline void pretend_to_send(Communicator& communicator, std::uint64_t posted, std::size_t bytes,
                             std::uint64_t segment, std::uint64_t address) {
   const MailboxLayout layout(2);

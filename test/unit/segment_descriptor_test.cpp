@@ -49,6 +49,8 @@ TEST(SegmentDescriptor, SurvivesTheJourney) {
   sent.device = 1;
   sent.gpu = {7, 8, 9};
   sent.with_lines = {{{7, 8, 9}, {1}}};
+  sent.free_rows.insert(3);
+  sent.free_rows.insert(kMaxSegments - 1);
   const SegmentDescriptor got = SegmentDescriptor::decode(sent.encode(), 3);
   EXPECT_EQ(got.device, 1u);
   EXPECT_EQ(got.gpu, sent.gpu);
@@ -60,6 +62,7 @@ TEST(SegmentDescriptor, SurvivesTheJourney) {
   EXPECT_EQ(got.start, kGranule - 500);
   EXPECT_EQ(got.chunks, 2u);
   EXPECT_EQ(got.chunk_bytes, kGranule);
+  EXPECT_EQ(got.free_rows, sent.free_rows);
   EXPECT_FALSE(got.error);
 }
 

@@ -75,18 +75,15 @@ std::string symmetric_segment(bool call_is_symmetric) {
 }  // namespace
 
 BufferLocation DeviceGroup::location_of(const Found& found) {
-  return (static_cast<std::uint64_t>(found.number + 1) << kLocationShift) | found.offset;
+  const auto row = static_cast<BufferLocation>(found.segment->row().value());
+  return (row + 1) << kLocationShift | found.offset;
 }
 
-// Kernels find the first kMaxSegments segments alone.
+// Kernels find segments that have a row alone.
 std::optional<DeviceGroup::Found> DeviceGroup::find(const void* data, std::size_t bytes) const {
-  const auto found = context_.group.segments().find(data, bytes);
-  if (!found || found->number >= static_cast<std::size_t>(kMaxSegments)) return std::nullopt;
+  auto found = context_.group.segments().find(data, bytes);
+  if (found && !found->segment->row()) found.reset();
   return found;
-}
-
-std::shared_ptr<Segment> DeviceGroup::segment_of(const Found& found) const {
-  return context_.group.segments().at(found.number);
 }
 
 std::optional<DeviceGroup::Found> DeviceGroup::find_symmetric(const InputArray& array,
@@ -143,9 +140,7 @@ SymmetricRange DeviceGroup::output_range(const CollectiveArgs& args) const {
   std::optional<Found> found = find(data, 1);
   if (!found) return {};
   found->offset = 0;
-  const std::shared_ptr<Segment> segment = segment_of(*found);
-  if (segment == nullptr) return {};
-  return {segment->base(rank()), segment->bytes(), location_of(*found)};
+  return {found->segment->base(rank()), found->segment->bytes(), location_of(*found)};
 }
 
 // Throws the reason where multimem cannot carry out the call. What decides is the same on every
@@ -164,8 +159,7 @@ DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const P
                   needs + "an " + what + " that is one array with equal shares inside " +
                       symmetric_segment(call_is_symmetric) + ", or choose another algorithm");
     }
-    const std::shared_ptr<Segment> segment = segment_of(*found);
-    const Multicast& multicast = segment->multicast();
+    const Multicast& multicast = found->segment->multicast();
     if (!multicast.available()) {
       throw Error(ErrorCode::kUnsupported,
                   needs + "a segment with a multicast address, and that of the " + what +

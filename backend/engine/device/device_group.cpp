@@ -171,7 +171,7 @@ void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to,
   if (to.captured) trace_.note_capture();
   CallRecord record = make_record(args, choice.plan, trace_.next_sequence());
   if (const std::optional<Found>& found = choice.location()) {
-    record.segment = static_cast<std::uint32_t>(found->number + 1);
+    record.segment = SegmentTable::in_record(found->segment->number());
     record.offset = found->offset;
   }
   trace_.post(record, limit(to.timeout));
@@ -196,9 +196,8 @@ void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
     if (args.norm.columns > 0) kernels.norm_rows(args, options.stream);
   } else if (choice.symmetric_output) {
     const Found& output = *choice.symmetric_output;
-    const std::shared_ptr<Segment> segment = segment_of(output);
     for (int r = 0; r < world_size(); ++r) {
-      peer_outputs_[static_cast<std::size_t>(r)] = segment->base(r) + output.offset;
+      peer_outputs_[static_cast<std::size_t>(r)] = output.segment->base(r) + output.offset;
     }
     kernels.launch_copies(args, location_of(output), peer_outputs_, options);
   } else if (args.kind == CollectiveKind::kAllToAll || choice.plan.algorithm == Algorithm::kBulk) {
@@ -211,11 +210,10 @@ void DeviceGroup::put(const CollectiveArgs& args, const Choice& choice,
 // `ranks` keeps the addresses while the call is put on a stream.
 MulticastMemory DeviceGroup::multicast_memory(const Found& found,
                                               std::vector<std::byte*>& ranks) const {
-  const std::shared_ptr<Segment> segment = segment_of(found);
   for (int r = 0; r < world_size(); ++r) {
-    ranks[static_cast<std::size_t>(r)] = segment->base(r) + found.offset;
+    ranks[static_cast<std::size_t>(r)] = found.segment->base(r) + found.offset;
   }
-  return {segment->multicast().base() + found.offset, ranks, location_of(found)};
+  return {found.segment->multicast().base() + found.offset, ranks, location_of(found)};
 }
 
 void DeviceGroup::put_multimem(const CollectiveArgs& args, const Choice& choice,
@@ -401,12 +399,21 @@ void DeviceGroup::resume(const Deadline& deadline) {
   has_memory_.store(true, std::memory_order_relaxed);
 }
 
-void DeviceGroup::set_segment(std::size_t number, const Segment& segment) {
-  const bool on_host = segment.local()->runtime().kind() == DeviceKind::kHost;
-  if (on_host || number >= static_cast<std::size_t>(kMaxSegments)) return;
+void DeviceGroup::set_segment(const Segment& segment) {
+  if (!segment.row()) return;
   const std::lock_guard lock(mutex_);
-  resources_->kernels->set_segment(static_cast<int>(number),
+  clear_rows_.erase(*segment.row());
+  resources_->kernels->set_segment(*segment.row(),
                                    {segment.bases(), static_cast<std::size_t>(world_size())});
+}
+
+void DeviceGroup::clear_row_of(const Segment& segment) {
+  if (!segment.row()) return;
+  const std::lock_guard lock(mutex_);
+  if (clear_rows_.contains(*segment.row())) return;
+  const std::vector<std::byte*> nothing(static_cast<std::size_t>(world_size()));
+  resources_->kernels->set_segment(*segment.row(), nothing);
+  clear_rows_.insert(*segment.row());
 }
 
 }  // namespace symm

@@ -136,9 +136,11 @@ class DeviceGroup {
   // Does now what the first collective would do. Collective; blocks.
   void connect_all(std::chrono::milliseconds timeout);
 
-  // Sets the addresses of segment `number` of the group for kernels; nothing for host memory.
-  // Local; the device must have stopped using the one that had the number before.
-  void set_segment(std::size_t number, const Segment& segment);
+  // Sets the addresses of a segment of the group for kernels; nothing for one without a row.
+  // Local; the device must have stopped using the one that had the row before.
+  void set_segment(const Segment& segment);
+  // From now on kernels find nothing in the row of `segment`. The same.
+  void clear_row_of(const Segment& segment);
 
   // Waits until what was put on streams has ended, well or not; each operation is bounded by its
   // own time-out. Does not wait for a failed group. Any thread.
@@ -205,7 +207,6 @@ class DeviceGroup {
   [[noreturn]] void fail_group(ErrorCode code, const std::string& text) const;
 
   std::optional<Found> find(const void* data, std::size_t bytes) const;
-  std::shared_ptr<Segment> segment_of(const Found& found) const;
   static BufferLocation location_of(const Found& found);
   // The same for a call by an algorithm that needs symmetric tensors: in a segment with symmetric
   // registration, or in any segment where the call itself says that its tensors are symmetric.
@@ -237,6 +238,7 @@ class DeviceGroup {
   std::vector<TransferOp> messages_in_order_;
   std::vector<std::byte*> peer_inputs_;
   std::vector<std::byte*> peer_outputs_;
+  TableRows clear_rows_ = TableRows::all();  // of the kernels' table: null there
   std::unique_ptr<DeviceWatchdog> watchdog_;
   std::unique_ptr<FailureExit> failure_exit_;
 };

@@ -66,9 +66,10 @@ bool HostTrace::check_peer(int peer, const std::byte** base, double* factor) {
   return true;
 }
 
-std::shared_ptr<Segment> HostTrace::segment_with(int peer, std::size_t number, std::uint64_t offset,
-                                                 std::size_t bytes) {
-  std::shared_ptr<Segment> segment = group_.segments().at(number);
+std::shared_ptr<Segment> HostTrace::segment_with(int peer, std::uint32_t in_record,
+                                                 std::uint64_t offset, std::size_t bytes) {
+  std::shared_ptr<Segment> segment = group_.segments().with_record_number(in_record);
+  const std::uint32_t number = in_record - 1;
   if (segment == nullptr) {
     fail(ErrorCode::kMismatch, text_of(group_.rank_name(peer), " passed memory of segment ", number,
                                        ", which this rank does not know"));
@@ -92,19 +93,19 @@ std::shared_ptr<Segment> HostTrace::segment_with(int peer, std::size_t number, s
 const std::byte* HostTrace::locate_input(int peer, const CallRecord& theirs) {
   const std::uint64_t offset = theirs.offset;  // read once: the peer can write there
   const std::size_t bytes = input_bytes(*args_, peer, group_.world_size());
-  const auto segment = segment_with(peer, theirs.segment - 1, offset, bytes);
+  const auto segment = segment_with(peer, theirs.segment, offset, bytes);
   return segment == nullptr ? nullptr : segment->base(peer) + offset;
 }
 
 // An all_to_all in place says for each share where it is.
 bool HostTrace::check_share(int peer, const std::byte* input, std::uint64_t offset,
                             std::size_t bytes) {
-  const std::size_t number = record(peer, sequence()).segment - 1;
-  const auto segment = segment_with(peer, number, offset, bytes);
+  const std::uint32_t in_record = record(peer, sequence()).segment;
+  const auto segment = segment_with(peer, in_record, offset, bytes);
   if (segment == nullptr) return false;
   if (input == segment->base(peer)) return true;  // nothing else is such an input's base
-  fail(ErrorCode::kSecurity,
-       text_of(group_.rank_name(peer), " says that its input begins within segment ", number));
+  fail(ErrorCode::kSecurity, text_of(group_.rank_name(peer),
+                                     " says that its input begins within segment ", in_record - 1));
   return false;
 }
 

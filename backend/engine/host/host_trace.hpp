@@ -77,8 +77,8 @@ class HostTrace final : public CallObserver {
   // Where `peer` says that its input is; null, having failed the group, where that cannot be.
   const std::byte* locate_input(int peer, const CallRecord& theirs);
   // The segment of a peer's input, of which it says that `bytes` begin at `offset`; null, having
-  // failed the group, where that cannot be.
-  std::shared_ptr<Segment> segment_with(int peer, std::size_t number, std::uint64_t offset,
+  // failed the group, where that cannot be. `in_record`: CallRecord::segment.
+  std::shared_ptr<Segment> segment_with(int peer, std::uint32_t in_record, std::uint64_t offset,
                                         std::size_t bytes);
   bool is_there(int peer, const std::string& call);
   const ProgressLine& progress(int rank) const { return memory_->control(rank).progress; }

@@ -63,7 +63,7 @@ class MailboxEngine {
     std::uint64_t id;
     std::int64_t tag;
     MessageEnd sender;
-    std::uint64_t segment;        // serial number of the segment that it is in; 0: none
+    std::uint64_t segment;        // number of the segment that it is in; 0: none
     std::uint64_t address;        // where the sender lets it be read, as in the envelope
     std::uint64_t tray;           // 1 + the sender's tray with its first bytes; 0: none
     std::vector<std::byte> data;  // what travelled inside the envelope

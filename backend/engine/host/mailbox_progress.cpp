@@ -112,7 +112,7 @@ void MailboxEngine::post_outside(PeerTraffic& traffic, Transfer& send, Envelope&
   const MailboxLayout& layout = memory_->mailbox_layout();
   envelope.elsewhere = {.segment = 0, .address = 0, .tray = 0};
   if (const auto found = group_.segments().find(send.data, send.bytes)) {
-    envelope.elsewhere.segment = found->serial;
+    envelope.elsewhere.segment = found->segment->number();
     envelope.elsewhere.address = found->offset;
     return;
   }
@@ -227,7 +227,7 @@ void MailboxEngine::deliver(PeerTraffic& traffic, const Arrival& arrival, const 
 std::optional<MailboxEngine::Reading> MailboxEngine::in_segment(const PeerTraffic& traffic,
                                                                 const Arrival& arrival,
                                                                 const TransferPtr& recv) const {
-  std::shared_ptr<Segment> segment = group_.segments().with_serial(arrival.segment);
+  std::shared_ptr<Segment> segment = group_.segments().with_number(arrival.segment);
   if (segment == nullptr || !segment->is_on_host() || recv->bytes > segment->bytes() ||
       arrival.address > segment->bytes() - recv->bytes) {
     return std::nullopt;

@@ -116,8 +116,8 @@ class GroupKernels {
   // must be resident together. All, until it is called. Before the first collective. Local.
   virtual void set_ranks_of_gpu(int ranks) = 0;
 
-  // Sets symmetric segment `number` (from 0) of the group, by rank. Local, cold: synchronises a
-  // copy.
+  // Sets row `number` (from 0) of the table of the group's symmetric segments, by rank; nulls where
+  // there is none. Local, cold: synchronises a copy.
   virtual void set_segment(int number, std::span<std::byte* const> bases) = 0;
 
   // One collective, over a wire or by lanes; `args` has been validated and the plan is the same on
