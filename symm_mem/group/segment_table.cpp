@@ -1,7 +1,6 @@
 #include "symm_mem/group/segment_table.hpp"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "kernels/core/error.hpp"
@@ -77,7 +76,8 @@ std::optional<SegmentTable::Location> SegmentTable::find(const void* data,
     return std::nullopt;
   }
   const std::lock_guard lock(mutex_);
-  for (const Entry& one : std::views::reverse(entries_)) {
+  for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+    const Entry& one = *entry;
     const LocalSegment& local = *one.segment->local();
     if (!local.contains(data, bytes)) continue;
     const auto offset =

@@ -113,7 +113,7 @@ std::optional<DeviceGroup::Found> DeviceGroup::symmetric_output(const Collective
     }
   }
   if (target.bytes_a_peer > 0) {
-    if (const std::optional<Found> found = find_symmetric(target.output, requested)) return found;
+    if (std::optional<Found> found = find_symmetric(target.output, requested)) return found;
   }
   // A rank whose row of an all_to_all is empty may have peers whose rows are not.
   const bool row_may_be_uneven =
@@ -153,7 +153,7 @@ DeviceGroup::Choice DeviceGroup::by_multimem(const CollectiveArgs& args, const P
       std::string(collective_name(args.kind)) + " on " + context_.group.rank_name(rank()) + ": ";
   const auto symmetric = [&](const InputArray& array, const char* what) {
     const std::string needs = call + "the algorithm multimem needs ";
-    const std::optional<Found> found = find_symmetric(array, call_is_symmetric);
+    std::optional<Found> found = find_symmetric(array, call_is_symmetric);
     if (!found) {
       throw Error(ErrorCode::kUnsupported,
                   needs + "an " + what + " that is one array with equal shares inside " +
