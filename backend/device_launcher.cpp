@@ -256,6 +256,7 @@ void DeviceLauncher::end(Block& block, milliseconds timeout) {
   }
   const bool has_messages = !block.messages.empty() || !block.between_hosts.empty();
   if (block.stream && has_messages) {
+    DeviceStreams::begin_wait_for_messages(*block.stream, launch.capture);
     streams_->order(launch.stream, *block.stream, launch.capture);
   }
   if (block.stream) launch.stream = *block.stream;

@@ -9,61 +9,28 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
-#include <future>
 #include <optional>
 #include <string>
-#include <symm/ProcessGroupSymm.hpp>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
 #include "backend/process_group_impl.hpp"
 #include "test/libtorch/expect_raises.hpp"
 #include "test/support/call_cost.hpp"
-#include "test/support/fake_gpu.hpp"
-#include "test/support/torch_on_fake_gpus.hpp"
+#include "test/support/gpu_pair_test.hpp"
 
 namespace symm::test {
 namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// Rank 0 of a group of two whose other rank is a thread that only takes part in the first call.
-class EagerPathTest : public ::testing::Test {
+class EagerPathTest : public GpuPairTest {
  protected:
   void SetUp() override {
-    if (!use_fake_gpus()) GTEST_SKIP() << "torch has GPUs of its own here";
-    auto store = c10::make_intrusive<c10d::HashStore>();
-    peer_ = std::thread([this, store] {
-      std::vector<float> elements(kElements);
-      auto group = make_group(store, 1);
-      std::vector<at::Tensor> tensors{gpu_tensor(elements, 1)};
-      group->allreduce(tensors, reduce_options());
-      done_.get_future().wait();
-    });
-    group_ = make_group(store, 0);
-    tensor_ = gpu_tensor(elements_, 0);
+    GpuPairTest::SetUp();
+    if (IsSkipped()) return;
+    tensor_ = tensors_[0];
     all_ = gpu_tensor(all_elements_, 0);
-    std::vector<at::Tensor> tensors{tensor_};
-    group_->allreduce(tensors, reduce_options());
-  }
-  void TearDown() override {
-    if (!peer_.joinable()) return;
-    done_.set_value();
-    peer_.join();
-    group_.reset();
-  }
-
-  static c10d::AllreduceOptions reduce_options() {
-    c10d::AllreduceOptions options;
-    options.asyncOp = false;
-    return options;
-  }
-  static c10::intrusive_ptr<ProcessGroupSymm> make_group(
-      const c10::intrusive_ptr<c10d::HashStore>& store, int rank) {
-    auto options = c10::make_intrusive<ProcessGroupSymm::Options>();
-    options->timeout = std::chrono::seconds(30);
-    return c10::make_intrusive<ProcessGroupSymm>(store, rank, 2, options);
   }
 
   // Of one call, without what the fake kernel itself does.
@@ -104,15 +71,9 @@ class EagerPathTest : public ::testing::Test {
     EXPECT_GE(*instructions, 200u) << name << " cannot have been carried out";
   }
 
-  static constexpr std::size_t kElements = 64;
-  FakeGpus gpus_;
-  std::vector<float> elements_ = std::vector<float>(kElements);
   std::vector<float> all_elements_ = std::vector<float>(2 * kElements);
   at::Tensor tensor_;
   at::Tensor all_;
-  c10::intrusive_ptr<ProcessGroupSymm> group_;
-  std::promise<void> done_;
-  std::thread peer_;
 };
 
 TEST_F(EagerPathTest, ASynchronousCallReturnsNothing) {

@@ -2,63 +2,27 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <chrono>
+#include <algorithm>
 #include <functional>
-#include <future>
 #include <string>
-#include <symm/ProcessGroupSymm.hpp>
-#include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
-#include "test/support/fake_gpu.hpp"
-#include "test/support/torch_on_fake_gpus.hpp"
+#include "test/support/gpu_pair_test.hpp"
 
 namespace symm::test {
 namespace {
 
-// Rank 0 of a group of two, the other of which is a thread that only takes part in the first call.
-class StreamOrderTest : public ::testing::Test {
+class StreamOrderTest : public GpuPairTest {
  protected:
   using Notes = std::vector<std::string>;
 
-  void SetUp() override {
-    if (!use_fake_gpus()) GTEST_SKIP() << "torch has GPUs of its own here";
-    auto store = c10::make_intrusive<c10d::HashStore>();
-    peer_ = std::thread([this, store] {
-      std::vector<float> elements(kElements);
-      auto group = make_group(store, 1);
-      std::vector<at::Tensor> tensors{gpu_tensor(elements, 1)};
-      group->allreduce(tensors, synchronous());
-      done_.get_future().wait();
-    });
-    group_ = make_group(store, 0);
-    tensors_ = {gpu_tensor(elements_, 0)};
-    group_->allreduce(tensors_, synchronous());
-  }
   void TearDown() override {
     FakeGuard::notes = nullptr;
     FakeGuard::current_stream = 1;
-    if (!peer_.joinable()) return;
-    done_.set_value();
-    peer_.join();
-    group_.reset();
+    GpuPairTest::TearDown();
   }
 
-  static c10d::AllreduceOptions synchronous() {
-    c10d::AllreduceOptions options;
-    options.asyncOp = false;
-    return options;
-  }
-  static c10::intrusive_ptr<ProcessGroupSymm> make_group(
-      const c10::intrusive_ptr<c10d::HashStore>& store, int rank) {
-    auto options = c10::make_intrusive<ProcessGroupSymm::Options>();
-    options->timeout = std::chrono::seconds(30);
-    return c10::make_intrusive<ProcessGroupSymm>(store, rank, 2, options);
-  }
-
-  // What `call` on stream `number` has streams record and wait for. The numbers of the events of a
-  // test start with 1.
+  // What `call` on stream `number` has streams record and wait for.
   Notes notes_of(int number, const std::function<void()>& call) {
     Notes notes;
     FakeGuard::current_stream = number;
@@ -68,7 +32,7 @@ class StreamOrderTest : public ::testing::Test {
     return notes;
   }
   Notes all_reduce_on(int number) {
-    return notes_of(number, [this] { group_->allreduce(tensors_, synchronous()); });
+    return notes_of(number, [this] { group_->allreduce(tensors_, reduce_options()); });
   }
   Notes batch_on(int number, int tag) {
     return notes_of(number, [this, tag] {
@@ -87,14 +51,7 @@ class StreamOrderTest : public ::testing::Test {
   // Of the event of "record 12.3", "12.3".
   static std::string event_of(const std::string& note) { return note.substr(note.rfind(' ') + 1); }
 
-  static constexpr std::size_t kElements = 64;
-  FakeGpus gpus_;
-  std::vector<float> elements_ = std::vector<float>(kElements);
-  std::vector<at::Tensor> tensors_;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
-  c10::intrusive_ptr<ProcessGroupSymm> group_;
-  std::promise<void> done_;
-  std::thread peer_;
 };
 
 TEST_F(StreamOrderTest, OneStreamNeedsNoEvent) {
@@ -135,14 +92,29 @@ TEST_F(StreamOrderTest, AWaitForAMessageIsNotWaitedFor) {
   EXPECT_EQ(notes_of(12, [this] { works_.back()->wait(); }).size(), 1u);
 }
 
+// Nor by a block in which messages came behind a collective.
+TEST_F(StreamOrderTest, TheMessagesOfABlockAreNotWaitedFor) {
+  const Notes block = notes_of(1, [this] {
+    group_->startCoalescing();
+    group_->allreduce(tensors_, reduce_options());
+    group_->recv(tensors_, 1, 0);
+    works_.push_back(group_->endCoalescing());
+  });
+  ASSERT_GE(block.size(), 2u);
+  const Notes next = all_reduce_on(12);
+  ASSERT_GE(next.size(), 1u);
+  const auto point = std::ranges::find(block, "record " + event_of(next[0]));
+  ASSERT_NE(point, block.end()) << next[0];
+  EXPECT_NE(std::find_if(point, block.end(),
+                         [](const std::string& note) { return note.starts_with("1 behind "); }),
+            block.end());
+}
+
 // An asynchronous call that is waited for has its own stream, on which nothing else comes.
 TEST_F(StreamOrderTest, AsynchronousCallsNeedNoEventsBesideThoseOfTheirWorks) {
   for (int i = 0; i < 2; ++i) {
-    const Notes notes = notes_of(1, [this] {
-      c10d::AllreduceOptions options;
-      options.asyncOp = true;
-      group_->allreduce(tensors_, options)->wait();
-    });
+    const Notes notes =
+        notes_of(1, [this] { group_->allreduce(tensors_, reduce_options(true))->wait(); });
     EXPECT_EQ(notes.size(), 4u);  // behind the current stream, and that behind the operation
   }
   EXPECT_EQ(all_reduce_on(1).size(), 2u);  // behind the group's stream
