@@ -7,6 +7,7 @@
 // hearing of another that has.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <mutex>
 #include <vector>

@@ -20,24 +20,10 @@ namespace {
 using test::DeviceRank;
 using test::error_of;
 using test::expect_error;
+using test::gather_into;
 using test::register_segment;
 
 class DeviceSegmentsTest : public test::DeviceRanksTest {};
-
-// all_gather of `count` bytes a rank into `output`.
-void gather_into(DeviceRank& rank, std::byte* output, std::size_t count) {
-  const auto world = static_cast<std::size_t>(rank.communicator.world_size());
-  std::vector<std::byte> input(count);
-  std::vector<Part> parts;
-  for (std::size_t r = 0; r < world; ++r) parts.push_back({output + r * count, count});
-  CollectiveArgs args;
-  args.kind = CollectiveKind::kAllGather;
-  args.dtype = Dtype::kUInt8;
-  args.count = count;
-  args.input = input.data();
-  args.output_parts = parts;
-  rank.launch(args);
-}
 
 TEST_F(DeviceSegmentsTest, CopyEnginesNeedSymmetricRegistrationAndSize) {
   run_group(2, [](DeviceRank& rank) {

@@ -27,6 +27,7 @@ namespace {
 using test::DeviceRank;
 using test::errors_of_ranks;
 using test::expect_error;
+using test::gather_into;
 using test::join_segment;
 using test::register_segment;
 using test::RendezvousOfRank0;
@@ -70,40 +71,39 @@ float value_of(int rank) { return static_cast<float>(1 << rank); }
 float sum_of(int world) { return static_cast<float>((1 << world) - 1); }
 constexpr float kOther = 1000.0f;  // what no call is to read
 
-class UnevenSegments : public testing::TestWithParam<int> {};
+class UnevenSegments : public testing::TestWithParam<int> {
+ protected:
+  const int world_ = GetParam();
+  test::MemoryStore store_;
+  RendezvousOfRank0 uneven_{world_};
+};
 INSTANTIATE_TEST_SUITE_P(Ranks, UnevenSegments, testing::Values(2, 3));
 
 // Every set of ranks passes the symmetric tensor, by turns.
 TEST_P(UnevenSegments, LaterSegmentsAreReadRightly) {
-  const int world = GetParam();
-  test::MemoryStore store;
-  RendezvousOfRank0 uneven(world);
-  test::run_ranks(world, [&](int rank) {
-    Communicator communicator(store, config_of(rank, world));
-    const auto alone = uneven.join(communicator, memory_of(kOther));
+  test::run_ranks(world_, [&](int rank) {
+    Communicator communicator(store_, config_of(rank, world_));
+    const auto alone = uneven_.join(communicator, memory_of(kOther));
     EXPECT_EQ(alone != nullptr, rank == 0);
     const auto later = join_segment(communicator, memory_of(value_of(rank)));
     const std::vector<float> plain(kCount, value_of(rank));
-    for (unsigned in_place = 0; in_place < (1u << world); ++in_place) {
-      const bool here = (in_place >> (world - 1 - rank) & 1) != 0;
+    for (unsigned in_place = 0; in_place < (1u << world_); ++in_place) {
+      const bool here = (in_place >> (world_ - 1 - rank) & 1) != 0;
       std::vector<float> result(kCount);
       sum(communicator, here ? static_cast<void*>(later->base(rank)) : plain.data(), result);
-      EXPECT_EQ(wrong(result, sum_of(world)), 0u) << in_place;
+      EXPECT_EQ(wrong(result, sum_of(world_)), 0u) << in_place;
     }
   });
 }
 
 TEST_P(UnevenSegments, SharesOfLaterSegmentsAreReadRightly) {
-  const int world = GetParam();
-  test::MemoryStore store;
-  RendezvousOfRank0 uneven(world);
-  test::run_ranks(world, [&](int rank) {
-    CommunicatorConfig config = config_of(rank, world);
+  test::run_ranks(world_, [&](int rank) {
+    CommunicatorConfig config = config_of(rank, world_);
     config.algorithm = Algorithm::kAuto;
-    Communicator communicator(store, config);
-    const auto alone = uneven.join(communicator, memory_of(kOther));
+    Communicator communicator(store_, config);
+    const auto alone = uneven_.join(communicator, memory_of(kOther));
     const auto later = join_segment(communicator, memory_of(value_of(rank)));
-    const auto ranks = static_cast<std::size_t>(world);
+    const auto ranks = static_cast<std::size_t>(world_);
     const std::size_t share = kCount / ranks;
     std::vector<float> received(share * ranks);
     std::vector<Part> inputs;
@@ -125,16 +125,13 @@ TEST_P(UnevenSegments, SharesOfLaterSegmentsAreReadRightly) {
 }
 
 TEST_P(UnevenSegments, MessagesFromLaterSegmentsAreReadRightly) {
-  const int world = GetParam();
-  test::MemoryStore store;
-  RendezvousOfRank0 uneven(world);
-  test::run_ranks(world, [&](int rank) {
-    Communicator communicator(store, config_of(rank, world));
-    const auto alone = uneven.join(communicator, memory_of(kOther));
+  test::run_ranks(world_, [&](int rank) {
+    Communicator communicator(store_, config_of(rank, world_));
+    const auto alone = uneven_.join(communicator, memory_of(kOther));
     const auto later = join_segment(communicator, memory_of(value_of(rank)));
     MailboxEngine& engine = communicator.point_to_point();
-    const int next = (rank + 1) % world;
-    const int previous = (rank + world - 1) % world;
+    const int next = (rank + 1) % world_;
+    const int previous = (rank + world_ - 1) % world_;
     std::vector<float> received(kCount);
     const TransferOp out{later->base(rank), kBytes, 0, next, true, Dtype::kFloat32};
     const TransferOp in{received.data(), kBytes, 0, previous, false, Dtype::kFloat32};
@@ -149,28 +146,22 @@ TEST_P(UnevenSegments, MessagesFromLaterSegmentsAreReadRightly) {
 
 // The same memory joins again, as it does where a program tries again.
 TEST_P(UnevenSegments, MemoryThatJoinsAgainIsReadRightly) {
-  const int world = GetParam();
-  test::MemoryStore store;
-  RendezvousOfRank0 uneven(world);
-  test::run_ranks(world, [&](int rank) {
-    Communicator communicator(store, config_of(rank, world));
+  test::run_ranks(world_, [&](int rank) {
+    Communicator communicator(store_, config_of(rank, world_));
     const auto local = memory_of(value_of(rank));
-    const auto alone = uneven.join(communicator, local);
+    const auto alone = uneven_.join(communicator, local);
     const auto again = join_segment(communicator, local);
     std::vector<float> result(kCount);
     sum(communicator, local->base(), result);
-    EXPECT_EQ(wrong(result, sum_of(world)), 0u);
+    EXPECT_EQ(wrong(result, sum_of(world_)), 0u);
   });
 }
 
 TEST_P(UnevenSegments, WhatTheOthersDoNotHaveIsAnError) {
-  const int world = GetParam();
-  test::MemoryStore store;
-  RendezvousOfRank0 uneven(world);
-  const auto errors = errors_of_ranks(world, [&](int rank) {
-    Communicator communicator(store, config_of(rank, world));
+  const auto errors = errors_of_ranks(world_, [&](int rank) {
+    Communicator communicator(store_, config_of(rank, world_));
     const auto before = join_segment(communicator, memory_of(kOther));
-    const auto alone = uneven.join(communicator, memory_of(value_of(0)));
+    const auto alone = uneven_.join(communicator, memory_of(value_of(0)));
     const auto later = join_segment(communicator, memory_of(kOther));
     const std::vector<float> plain(kCount, value_of(rank));
     std::vector<float> result(kCount);
@@ -183,12 +174,9 @@ TEST_P(UnevenSegments, WhatTheOthersDoNotHaveIsAnError) {
 
 // A receiver that has no such segment gets the message by the ring.
 TEST_P(UnevenSegments, AMessageOfWhatTheReceiverDoesNotHaveComes) {
-  const int world = GetParam();
-  test::MemoryStore store;
-  RendezvousOfRank0 uneven(world);
-  test::run_ranks(world, [&](int rank) {
-    Communicator communicator(store, config_of(rank, world));
-    const auto alone = uneven.join(communicator, memory_of(value_of(0)));
+  test::run_ranks(world_, [&](int rank) {
+    Communicator communicator(store_, config_of(rank, world_));
+    const auto alone = uneven_.join(communicator, memory_of(value_of(0)));
     const auto later = join_segment(communicator, memory_of(kOther));
     MailboxEngine& engine = communicator.point_to_point();
     std::vector<float> received(kCount);
@@ -208,19 +196,6 @@ class UnevenDeviceSegments : public test::DeviceRanksTest {
  protected:
   static constexpr std::size_t kShare = std::size_t{64} << 20;  // copy_engine_bytes
 
-  static void gather_into(DeviceRank& rank, std::byte* output, std::size_t share = kShare) {
-    const auto world = static_cast<std::size_t>(rank.communicator.world_size());
-    std::vector<std::byte> input(share);
-    std::vector<Part> parts;
-    for (std::size_t r = 0; r < world; ++r) parts.push_back({output + r * share, share});
-    CollectiveArgs args;
-    args.kind = CollectiveKind::kAllGather;
-    args.dtype = Dtype::kUInt8;
-    args.count = share;
-    args.input = input.data();
-    args.output_parts = parts;
-    rank.launch(args);
-  }
   // The row that a location names.
   static std::uint64_t row_in(BufferLocation location) { return (location >> kLocationShift) - 1; }
   // What the rank's GPU finds in it; null where the row was never set.
@@ -242,7 +217,7 @@ TEST_F(UnevenDeviceSegments, LaterSegmentsHaveTheSameRowOnAllRanks) {
     const auto alone =
         uneven.join(rank.communicator, LocalSegment::allocate(rank.gpu, 3 * kShare), true);
     const auto later = register_segment(rank, 3 * kShare, true);
-    gather_into(rank, later->base(rank.number()));
+    gather_into(rank, later->base(rank.number()), kShare);
     gather_into(rank, later->base(rank.number()), 9u << 20);
     const auto& launches = rank.kernels().launches();
     ASSERT_EQ(launches.size(), 3u);
@@ -313,13 +288,13 @@ TEST_F(UnevenDeviceSegments, WithoutARowASegmentIsNotSymmetric) {
     const auto beyond = register_segment(rank, 2 * kShare, true);
     EXPECT_EQ(beyond->row(), std::nullopt);
     EXPECT_FALSE(rank.engine().knows(beyond->base(rank.number()), 1));
-    gather_into(rank, beyond->base(rank.number()));
+    gather_into(rank, beyond->base(rank.number()), kShare);
     EXPECT_FALSE(rank.kernels().launches().back().copies);
     rank.communicator.remove_segment(segments[7]);
     rank.meet();
     const auto within = register_segment(rank, 2 * kShare, true);
     EXPECT_EQ(within->row(), 7);
-    gather_into(rank, within->base(rank.number()));
+    gather_into(rank, within->base(rank.number()), kShare);
     EXPECT_TRUE(rank.kernels().launches().back().copies);
   });
 }

@@ -73,6 +73,21 @@ inline std::shared_ptr<Segment> register_segment(DeviceRank& rank, std::size_t b
   return join_segment(rank.communicator, LocalSegment::allocate(rank.gpu, bytes), symmetric);
 }
 
+// all_gather of `count` bytes a rank into `output`.
+inline void gather_into(DeviceRank& rank, std::byte* output, std::size_t count) {
+  const auto world = static_cast<std::size_t>(rank.communicator.world_size());
+  std::vector<std::byte> input(count);
+  std::vector<Part> parts;
+  for (std::size_t r = 0; r < world; ++r) parts.push_back({output + r * count, count});
+  CollectiveArgs args;
+  args.kind = CollectiveKind::kAllGather;
+  args.dtype = Dtype::kUInt8;
+  args.count = count;
+  args.input = input.data();
+  args.output_parts = parts;
+  rank.launch(args);
+}
+
 class DeviceRanksTest : public ::testing::Test {
  protected:
   // What a test changes of every rank's settings.
