@@ -289,11 +289,11 @@ Communicator::MemoryUse Communicator::memory_use() const {
 }
 
 void Communicator::suspend(milliseconds timeout) {
+  const auto hold = group_->hold();  // NOTE [Order of locks]
   const std::lock_guard lock(call_mutex_);
   check_usable();
   DeviceGroup* device = device_group_if_made();
   if (device) device->settle();
-  const auto hold = group_->hold();
   const Deadline deadline(timeout.count() > 0 ? within_longest(timeout) : config_.timeout);
   using enum LocalGroup::Purpose;
   const std::uint64_t ready = device && device->can_be_suspended() ? 1 : 0;
@@ -316,12 +316,12 @@ void Communicator::suspend(milliseconds timeout) {
 }
 
 void Communicator::resume(milliseconds timeout) {
+  const auto hold = group_->hold();
   const std::lock_guard lock(call_mutex_);
   group_->check_usable();
   if (!is_suspended()) {
     throw Error(ErrorCode::kAborted, group_->prefix(), "resume(): the group is not suspended");
   }
-  const auto hold = group_->hold();
   const Deadline deadline(timeout.count() > 0 ? within_longest(timeout) : config_.timeout);
   DeviceGroup* const device = device_group_if_made();
   if (device && !device->has_memory()) device->resume(deadline);

@@ -166,6 +166,9 @@ class Communicator {
   std::unique_ptr<HostExecutor> executor_;  // as memory_
   std::unique_ptr<MessageComparison> comparison_;
   std::unique_ptr<MailboxEngine> mailboxes_;
+  // NOTE [Order of locks]
+  // The group's exchanges (LocalGroup::hold()), call_mutex_, device_mutex_, the DeviceGroup's: who
+  // takes several takes them in this order, as a rendezvous does that adds its segment.
   std::mutex call_mutex_;
   std::atomic<bool> suspended_{false};
 

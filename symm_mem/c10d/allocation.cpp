@@ -85,14 +85,14 @@ void drop_user_buffers_that_are_gone() {
   });
 }
 
-// A rank's metadata of its allocation: words, followed by the ids of the segments that it has
+// A rank's metadata of its allocation: words, followed by the ids of segments that it posts as
 // freed, kFreed of them, and by the signal pads that it does not use.
 enum Word : std::size_t { kId, kBytes, kPadBytes, kDevice, kCaptured, kSymmetric, kFreed, kWords };
 using Words = std::vector<std::uint64_t>;
 using WordSpan = std::span<const std::uint64_t>;
 
 constexpr std::size_t kMostPadWords =
-    GroupPage::kMessageBytes / sizeof(std::uint64_t) - kWords - GroupLink::kMostFreed;
+    GroupPage::kMessageBytes / sizeof(std::uint64_t) - kWords - FreedSegments::kMostPosted;
 
 WordSpan freed_in(const Words& one) {
   const WordSpan lists = WordSpan(one).subspan(kWords);
@@ -118,17 +118,10 @@ bool all_have(const std::vector<Words>& all, Word word, std::uint64_t value) {
   return std::all_of(all.begin(), all.end(), [=](const Words& one) { return one[word] == value; });
 }
 
-// The ids that every rank has freed: a segment that a rank has not may be in use there.
-std::vector<std::uint64_t> freed_everywhere(const std::vector<Words>& all) {
-  const WordSpan first = freed_in(all[0]);
-  std::vector<std::uint64_t> ids(first.begin(), first.end());
-  for (const Words& one : all) {
-    const WordSpan theirs = freed_in(one);
-    std::erase_if(ids, [&](std::uint64_t id) {
-      return std::find(theirs.begin(), theirs.end(), id) == theirs.end();
-    });
-  }
-  return ids;
+std::vector<WordSpan> freed_by_rank(const std::vector<Words>& all) {
+  std::vector<WordSpan> lists;
+  for (const Words& one : all) lists.push_back(freed_in(one));
+  return lists;
 }
 
 // The pad of an allocation that joins a group: one that no rank uses, else the first of a new pad
@@ -310,7 +303,7 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
   mine[kDevice] = static_cast<std::uint64_t>(device_.type());
   mine[kCaptured] = captured;
   mine[kSymmetric] = symmetric;
-  const std::vector<std::uint64_t> freed = link->freed_here();
+  const FreedSegments::Ids freed = link->freed_here();
   mine[kFreed] = freed.size();
   mine.insert(mine.end(), freed.begin(), freed.end());
   const std::vector<std::uint64_t> unused =
@@ -348,7 +341,7 @@ std::shared_ptr<SharedAllocation> Allocation::share(const std::string& group_nam
       next_pad.prepare();
     });
     SignalPadPool::Pad pad = next_pad.get(peers, number, round.deadline);
-    link->let_go(freed_everywhere(all));
+    link->let_go(freed_by_rank(all));
     link->join(user, number, buffers, symmetric);
     shared = std::make_shared<SharedAllocation>(link, device_, number, layout_, std::move(buffers),
                                                 std::move(pad));

@@ -184,36 +184,32 @@ void GroupLink::join(SegmentUser* user, std::uint64_t id, std::shared_ptr<Segmen
   if (user == nullptr) return;
   user->add_segment(segment, symmetric);
   const std::lock_guard lock(mutex_);
+  freed_.join(id);
   joined_.push_back({id, std::move(segment), user});
 }
 
-std::vector<std::uint64_t> GroupLink::freed_here() const {
-  std::vector<std::uint64_t> ids;
+FreedSegments::Ids GroupLink::freed_here() const {
   const std::lock_guard lock(mutex_);
-  for (const Joined& one : joined_) {
-    if (one.freed && ids.size() < kMostFreed) ids.push_back(one.id);
-  }
-  return ids;
+  return freed_.posted();
 }
 
 void GroupLink::freed(std::uint64_t id) {
   const std::lock_guard lock(mutex_);
-  for (Joined& one : joined_) one.freed = one.freed || one.id == id;
+  freed_.free(id);
 }
 
-void GroupLink::let_go(const std::vector<std::uint64_t>& freed_everywhere) {
-  for (const std::uint64_t id : freed_everywhere) {
-    Joined gone;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto where = std::find_if(joined_.begin(), joined_.end(),
-                                      [&](const Joined& one) { return one.id == id; });
-      if (where == joined_.end()) continue;
-      gone = std::move(*where);
-      joined_.erase(where);
-    }
-    gone.user->remove_segment(gone.segment);
+void GroupLink::let_go(std::span<const std::span<const std::uint64_t>> lists) {
+  std::vector<Joined> gone;
+  {
+    const std::lock_guard lock(mutex_);
+    const FreedSegments::Ids everywhere = freed_.take(lists);
+    std::erase_if(joined_, [&](Joined& one) {
+      if (!std::ranges::binary_search(everywhere, one.id)) return false;
+      gone.push_back(std::move(one));
+      return true;
+    });
   }
+  for (const Joined& one : gone) one.user->remove_segment(one.segment);
 }
 
 GroupPtr group_by_name(const std::string& name) {
@@ -269,7 +265,11 @@ void forget_segment_user(const SegmentUser* user) noexcept {
   const std::lock_guard lock(links.mutex);
   for (const std::shared_ptr<GroupLink>& link : links.links) {
     const std::lock_guard joined(link->mutex_);
-    std::erase_if(link->joined_, [&](const GroupLink::Joined& one) { return one.user == user; });
+    std::erase_if(link->joined_, [&](const GroupLink::Joined& one) {
+      if (one.user != user) return false;
+      link->freed_.forget(one.id);
+      return true;
+    });
   }
 }
 

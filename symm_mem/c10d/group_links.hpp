@@ -27,10 +27,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "symm_mem/group/device_signals.hpp"
+#include "symm_mem/group/freed_segments.hpp"
 #include "symm_mem/group/local_group.hpp"
 #include "symm_mem/group/signal_pad_pool.hpp"
 #include "symm_mem/segment/segment.hpp"
@@ -89,11 +91,10 @@ class GroupLink {
 
   // The group's backend for `device` where it reads symmetric memory in place, else null. Local.
   SegmentUser* user(c10::DeviceType device) const;
-  // Segments that have joined and this rank has freed since, by id; at most kMostFreed.
-  static constexpr std::size_t kMostFreed = 128;
-  std::vector<std::uint64_t> freed_here() const;
-  // Every rank has freed those: takes them from the backend. Local, the same on every rank.
-  void let_go(const std::vector<std::uint64_t>& freed_everywhere);
+  // What this rank posts of segments that have joined; NOTE [Freed segments].
+  FreedSegments::Ids freed_here() const;
+  // `lists`: what the ranks have posted. Takes what all have freed from the backend. Local.
+  void let_go(std::span<const std::span<const std::uint64_t>> lists);
   // Makes `segment` known to `user`, null for nobody. Local, the same on every rank; `id` too.
   void join(SegmentUser* user, std::uint64_t id, std::shared_ptr<Segment> segment, bool symmetric);
   // This rank has freed its memory of the segment that joined as `id`. Local.
@@ -105,7 +106,6 @@ class GroupLink {
     std::uint64_t id;
     std::shared_ptr<Segment> segment;
     SegmentUser* user;
-    bool freed = false;
   };
 
   const std::string name_;
@@ -116,6 +116,7 @@ class GroupLink {
   SignalPadPool signal_pads_;
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Joined> joined_;
+  FreedSegments freed_;
   std::map<c10::DeviceIndex, std::unique_ptr<DeviceSignals>> signals_;
 };
 

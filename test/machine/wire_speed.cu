@@ -292,8 +292,10 @@ class Rig {
     if (direct_) options.output = {r.output, most_, BufferLocation{1} << kLocationShift};
     std::vector<TransferOp> ops;
     if (cell.transfers && rank < 2) {
-      ops.push_back({r.input, cell.bytes, 0, 1 - rank, true});
-      ops.push_back({r.output, cell.bytes, 0, 1 - rank, false});
+      const bool sends = !cell.one_way || rank == 0;
+      const bool receives = !cell.one_way || rank == 1;
+      if (sends) ops.push_back({r.input, cell.bytes, 0, 1 - rank, true});
+      if (receives) ops.push_back({r.output, cell.bytes, 0, 1 - rank, false});
     }
     check(gpuStreamBeginCapture(r.stream, gpuStreamCaptureModeRelaxed), "capture");
     for (int i = 0; i < calls; ++i) {

@@ -28,6 +28,7 @@ struct Cell {
   int blocks = 0;           // 0: as many as fit
   std::size_t columns = 0;  // of rows that are normed; 0: none are
   std::size_t width = 0;    // of norm_cells(): the columns, also where nothing is normed
+  bool one_way = false;     // of messages: rank 0 sends and rank 1 receives
 
   std::size_t rows() const { return bytes / kElement / width; }
 };
@@ -123,6 +124,7 @@ inline int expected(const Cell& cell, int world, int rank, std::size_t i) {
     case CollectiveKind::kReduceScatter:
       return i < each ? sum(own + i) : -1;
     case CollectiveKind::kBroadcast:
+      if (cell.one_way) return rank == 1 ? input_value(0, i) : -1;
       if (cell.transfers) return rank < 2 ? input_value(1 - rank, i) : -1;
       return input_value(0, i);
     case CollectiveKind::kScatter:
@@ -174,7 +176,7 @@ inline double traffic(const Cell& cell, int world) {
     case CollectiveKind::kAllToAll:
       return n * (2 * bytes + 2 * (n - 1) * part);
     case CollectiveKind::kBroadcast:
-      if (cell.transfers) return 2 * 4 * bytes;
+      if (cell.transfers) return (cell.one_way ? 1 : 2) * 4 * bytes;
       return bytes + 2 * (n - 1) * bytes + (n - 1) * bytes + bytes;
     default:  // gather, scatter
       return 2 * bytes + 2 * (n - 1) * part;
@@ -208,6 +210,9 @@ inline std::vector<Cell> cells_of(WireKind wire, bool counts, std::size_t most) 
     cells.push_back({kScatter, Algorithm::kLL, bytes, "scatter"});
     if (wire == WireKind::kLL) continue;
     cells.push_back({kBroadcast, Algorithm::kPipelined, bytes, "send + recv by messages", true});
+    cells.push_back(cells.back());
+    cells.back().name = "send to recv by messages";
+    cells.back().one_way = true;
     if (bytes < kMiB) continue;
     for (const auto& [kind, name] :
          {std::pair{kAllReduce, "all_reduce"}, std::pair{kReduceScatter, "reduce_scatter"},

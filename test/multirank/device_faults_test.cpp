@@ -203,12 +203,19 @@ TEST_F(DeviceFaultsTest, EveryReportOfAKernelBecomesAnError) {
     DeviceFault fault;
     ErrorCode code;
     std::vector<std::string> words;
+    std::uint64_t theirs = 40;
   };
   const std::vector<Case> cases = {
       {DeviceFault::kCountMismatch,
        ErrorCode::kMismatch,
        {"all_to_all", "device seq 1", "rank 1 sends 40 bytes to rank 0", "expects 12"}},
-      {DeviceFault::kAsymmetricUse, ErrorCode::kMismatch, {"rank 1", "symmetric registration"}},
+      {DeviceFault::kAsymmetricUse,
+       ErrorCode::kMismatch,
+       {"rank 1", "at different offsets", "symmetric registration"}},
+      {DeviceFault::kAsymmetricUse,
+       ErrorCode::kMismatch,
+       {"rank 1", "of different segments", "symmetric registration"},
+       std::uint64_t{2} << kLocationShift},
       {DeviceFault::kAborted, ErrorCode::kAborted, {"told to leave"}},
   };
   for (const Case& one : cases) {
@@ -223,7 +230,7 @@ TEST_F(DeviceFaultsTest, EveryReportOfAKernelBecomesAnError) {
       rank.launch(args);
       rank.meet();  // a rank that comes after the report has its launch refused
       if (rank.number() == 0) {
-        rank.kernels().give_up(one.fault, 1, 1, 40, 12);
+        rank.kernels().give_up(one.fault, 1, 1, one.theirs, 12);
         expect_error(error_of([&] { rank.engine().check(); }), one.code, one.words);
       }
       rank.meet();

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "test/support/device_ranks.hpp"
@@ -80,6 +81,24 @@ TEST_F(SuspendedGroupTest, ItsCallsSayThatItIsSuspended) {
     expect_refused(error_of([&] { group.check_segment(*memory); }));
     group.resume();
     expect_error(error_of([&] { group.resume(); }), ErrorCode::kAborted, {"is not suspended"});
+    expect_right_sum(rank);
+  });
+}
+
+// NOTE [Order of locks]: another thread suspends while this one is inside a rendezvous.
+TEST_F(SuspendedGroupTest, ARendezvousAndSuspendAtOnceBothEnd) {
+  run_group(2, [](DeviceRank& rank) {
+    std::thread other;
+    const auto begin_to_suspend = [&] {
+      other = std::thread([&] { rank.communicator.suspend(); });
+      std::this_thread::sleep_for(milliseconds(100));  // as far as it comes
+    };
+    const auto segment =
+        test::join_segment(rank.communicator, LocalSegment::allocate(host_runtime(), 4096), false,
+                           {.before_status = begin_to_suspend, .give_up = {}});
+    other.join();
+    EXPECT_TRUE(rank.communicator.is_suspended());
+    rank.communicator.resume();
     expect_right_sum(rank);
   });
 }

@@ -101,11 +101,12 @@ Error DeviceWatchdog::error_of(const DevicePage::Report& report) const {
                        "; messages of two ranks whose tags are equal modulo " +
                        std::to_string(kTagChannels) +
                        " must be received in the order of the sends");
-    case DeviceFault::kAsymmetricUse:
-      return Error(
-          ErrorCode::kMismatch,
-          name + self + " and " + peer +
-              " passed tensors at different offsets of memory with symmetric registration");
+    case DeviceFault::kAsymmetricUse: {
+      const bool same_segment = report.theirs >> kLocationShift == report.mine >> kLocationShift;
+      return Error(ErrorCode::kMismatch, name, self, " and ", peer, " passed tensors ",
+                   same_segment ? "at different offsets of memory" : "of different segments",
+                   " with symmetric registration");
+    }
     case DeviceFault::kPeerGaveUp:
       return Error(ErrorCode::kPeerLost,
                    name + peer + " gave up while " + self +
