@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from harness import GPUS, IS_SYMM
 from programs import run_module_on_hosts
-from training import STEPS, Net, here, same_as_the_reference, train, values
+from training import STEPS, Net, device_type, here, same_as_the_reference, train, values
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not IS_SYMM, reason="names symm itself")]
 
@@ -111,8 +112,9 @@ class StagedReduceScatter(_Staging, ReduceScatter):
 def _learns(rank, prepare):
     """What a model learns whose parts `prepare` has given another way to communicate."""
     model = here(Net())
+    mesh = init_device_mesh(device_type(), (dist.get_world_size(),))
     for layer in (model.up, model.down, model):
-        prepare(fully_shard(layer))
+        prepare(fully_shard(layer, mesh=mesh))
     train(model, rank, torch.optim.SGD(model.parameters(), lr=0.05))
     return values(model)
 
