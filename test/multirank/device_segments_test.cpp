@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "backend/engine/device/device_group.hpp"
@@ -178,26 +177,6 @@ TEST_F(DeviceSegmentsTest, ACallOnTheHostReadsNoMemoryOfAGpu) {
       test::pretend(communicator, record);
       while (!recv->done()) error_of([&] { engine.wait(*recv, {}); });  // with the group's failure
     }
-  });
-}
-
-// NOTE [Order of locks]: another thread makes the first collective, which meets the peers, while
-// this one is inside a rendezvous.
-TEST_F(DeviceSegmentsTest, ARendezvousAndTheFirstCollectiveAtOnceBothEnd) {
-  run_group(2, [](DeviceRank& rank) {
-    std::thread other;
-    DeviceGroup& engine = rank.engine();
-    const auto begin_collective = [&] {
-      other = std::thread([&] { rank.launch(CollectiveArgs{}); });
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // as far as it comes
-    };
-    const auto segment =
-        test::join_segment(rank.communicator, LocalSegment::allocate(rank.gpu, 4096), false,
-                           {.before_status = begin_collective, .give_up = {}});
-    other.join();
-    EXPECT_TRUE(engine.can_be_suspended());
-    EXPECT_EQ(rank.kernels().launches().size(), 1u);
-    EXPECT_TRUE(engine.knows(segment->base(rank.number()), 1));
   });
 }
 

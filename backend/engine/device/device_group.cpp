@@ -154,13 +154,7 @@ void DeviceGroup::set_peer(int peer) {
   resources_->kernels->set_peer(peer, peers.base(peer), by_lines ? WireKind::kLine : WireKind::kLL);
 }
 
-std::unique_lock<std::recursive_mutex> DeviceGroup::hold_exchanges() const {
-  if (connected_.load(std::memory_order_relaxed)) return {};
-  return context_.group.hold();
-}
-
 void DeviceGroup::connect_all(milliseconds timeout) {
-  const auto hold = hold_exchanges();
   const std::lock_guard lock(mutex_);
   check_usable();
   connect(limit(timeout), false, "connect_all");
@@ -168,7 +162,6 @@ void DeviceGroup::connect_all(milliseconds timeout) {
 
 void DeviceGroup::launch(const CollectiveArgs& args, const DeviceLaunch& to,
                          const PlanRequest& request) {
-  const auto hold = hold_exchanges();
   const std::lock_guard lock(mutex_);
   check_usable();
   validate_collective(args, rank(), world_size(), context_.group.names());

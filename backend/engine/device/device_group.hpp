@@ -196,8 +196,6 @@ class DeviceGroup {
   // Waits for all that is on the device. False where it cannot be waited for: then nothing of this
   // group runs there.
   bool synchronize() noexcept;
-  // Taken before mutex_ by what may connect(): NOTE [Order of locks] in communicator.hpp.
-  std::unique_lock<std::recursive_mutex> hold_exchanges() const;
   void connect(std::chrono::milliseconds timeout, bool captured, const std::string& call);
   // Tells the kernels of a peer that was mapped.
   void set_peer(int peer);
