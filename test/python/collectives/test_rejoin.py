@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from harness import BACKEND, DEVICE, IS_SYMM, crowded, synchronize, use_device
 from programs import free_port
 from rank_pool import RankPool
-from rank_processes import RankFailure, describe, run_processes, start_ranks
+from rank_processes import RankFailure, describe, run_processes, served_store, start_ranks
 
 pytestmark = pytest.mark.skipif(not IS_SYMM, reason="what this backend leaves in a Store")
 
@@ -31,12 +31,26 @@ ROUNDS = [3 if crowded(WORLD) else 10, pytest.param(100, marks=pytest.mark.long)
 STORES = ["file", "tcp"]
 
 
+class Served(int):
+    """The port of a TCPStore that a process of its own serves, which ranks that are killed leave
+    whole. A FileStore whose writer is killed inside set() ends inside an entry, and PyTorch's
+    FileStore reads such a file for ever, already where the next start makes it."""
+
+
 def open_store(where, rank, world=WORLD):
-    """`where`: the path of a FileStore or the port of a TCPStore."""
+    """`where`: the path of a FileStore, or the port of a TCPStore, which rank 0 serves unless it is
+    `Served`."""
     if isinstance(where, str):
         return dist.FileStore(where, -1)
+    serves = rank == 0 and not isinstance(where, Served)
     limit = datetime.timedelta(seconds=LIMIT)
-    return dist.TCPStore("127.0.0.1", where, world, rank == 0, limit, wait_for_workers=False)
+    return dist.TCPStore("127.0.0.1", where, world, serves, limit, wait_for_workers=False)
+
+
+@pytest.fixture
+def lasting_store():
+    with served_store() as (port, _):
+        yield Served(port)
 
 
 def join(store, rank, world=WORLD, timeout=LIMIT):
@@ -146,10 +160,9 @@ def killed_run(where, absent, seconds=0.3):
 @pytest.mark.parametrize(
     "absent", [(), (1,), (0, 2)], ids=["in a group", "in set-up", "most absent"]
 )
-def test_store_left_by_a_killed_run(absent, tmp_path):
-    where = str(tmp_path / "store")
-    killed_run(where, absent)
-    expect_returned(run_processes(run_rounds, WORLD, where, world_again, 3, True), 3)
+def test_store_left_by_a_killed_run(absent, lasting_store):
+    killed_run(lasting_store, absent)
+    expect_returned(run_processes(run_rounds, WORLD, lasting_store, world_again, 3, True), 3)
 
 
 def incarnation(rank, where, victims, stage):
@@ -173,13 +186,12 @@ def incarnation(rank, where, victims, stage):
 
 @pytest.mark.parametrize("restarts", [3, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("stage", ["before", "during", "after"])
-def test_ranks_started_anew_come_back(stage, restarts, tmp_path):
+def test_ranks_started_anew_come_back(stage, restarts, lasting_store):
     """As torchrun does it: some ranks are killed at init or in a collective, the launcher kills the
     others and starts all of them again over the same store."""
-    where = str(tmp_path / "store")
     for trial in range(restarts):
         victims = [{0}, {1}, {2}, {1, 2}][trial % 4]
-        ranks = start_ranks(incarnation, WORLD, (where, victims, stage))
+        ranks = start_ranks(incarnation, WORLD, (lasting_store, victims, stage))
         time.sleep(0.02 + 0.005 * (trial % 10))
         for rank in range(WORLD):
             if rank in victims and stage == "during":
@@ -188,7 +200,7 @@ def test_ranks_started_anew_come_back(stage, restarts, tmp_path):
         for rank in list(ranks.running()):
             ranks.signal(rank, signal.SIGKILL)
         ranks.finish(5.0)
-        reports = run_processes(incarnation, WORLD, where, (), stage)
+        reports = run_processes(incarnation, WORLD, lasting_store, (), stage)
         expect_returned(reports)
         assert max(report.value for report in reports) < LIMIT / 2
 
