@@ -46,4 +46,20 @@ inline LocalGroup& of(const Groups& groups, int rank) {
   return *groups[static_cast<std::size_t>(rank)];
 }
 
+// What `rank` says in exchange `number`: no two are the same, nor of the same size.
+inline std::vector<std::uint8_t> message_of(int rank, int number) {
+  std::vector<std::uint8_t> message(static_cast<std::size_t>(1 + (17 * rank + 5 * number) % 4000));
+  for (std::size_t i = 0; i < message.size(); ++i) {
+    message[i] = static_cast<std::uint8_t>(31 * rank + 7 * number + static_cast<int>(i));
+  }
+  return message;
+}
+
+// Exchange `number` of `group`, of these messages.
+inline LocalGroup::Metadata<std::uint8_t> exchange(
+    LocalGroup& group, int number, LocalGroup::Purpose purpose = LocalGroup::Purpose::kView,
+    std::chrono::milliseconds timeout = kTimeout) {
+  return group.exchange_metadata(purpose, message_of(group.rank(), number), Deadline(timeout));
+}
+
 }  // namespace symm::test
