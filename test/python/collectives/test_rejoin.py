@@ -148,21 +148,25 @@ def join_and_stay(rank, where, absent=()):
     time.sleep(60)
 
 
-def killed_run(where, absent, seconds=0.3):
-    """Ranks that are killed in a group, or while they wait for those that are absent."""
-    ranks = start_ranks(join_and_stay, WORLD, (where, absent))
+def killed_run(path, absent, seconds=0.3):
+    """Ranks that are killed in a group, or while they wait for those that are absent, and none of
+    them inside set() of the FileStore, which holds the lock of its file."""
+    ranks = start_ranks(join_and_stay, WORLD, (path, absent))
     time.sleep(seconds)
-    for rank in range(WORLD):
-        ranks.signal(rank, signal.SIGKILL)
-    ranks.finish(5.0)
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for rank in range(WORLD):
+            ranks.signal(rank, signal.SIGKILL)
+        ranks.finish(5.0)
 
 
 @pytest.mark.parametrize(
     "absent", [(), (1,), (0, 2)], ids=["in a group", "in set-up", "most absent"]
 )
-def test_store_left_by_a_killed_run(absent, lasting_store):
-    killed_run(lasting_store, absent)
-    expect_returned(run_processes(run_rounds, WORLD, lasting_store, world_again, 3, True), 3)
+def test_store_left_by_a_killed_run(absent, tmp_path):
+    path = str(tmp_path / "store")
+    killed_run(path, absent)
+    expect_returned(run_processes(run_rounds, WORLD, path, world_again, 3, True), 3)
 
 
 def incarnation(rank, where, victims, stage):
