@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "backend/hosts/wait_breaks.hpp"
 #include "symm_mem/process/deadline.hpp"
 
 namespace symm {
@@ -30,6 +31,10 @@ int tag_of(std::uint32_t call, std::size_t bytes, bool of_gpu) {
   return BackendLink::kFirstTag | (of_gpu ? kGpuBit : 0) | static_cast<int>(mixed >> 35);
 }
 
+milliseconds left(const Deadline& deadline) {
+  return std::max(milliseconds(1), deadline.remaining());
+}
+
 class BackendTransfer final : public HostTransfer {
  public:
   explicit BackendTransfer(const BackendLink& link) : link_(link), engine_(link.name()) {}
@@ -48,9 +53,7 @@ class BackendTransfer final : public HostTransfer {
     const Deadline deadline(timeout);
     for (const Message& each : messages_) {
       awaited.store(each.peer, std::memory_order_relaxed);
-      const auto left = std::chrono::duration_cast<milliseconds>(deadline.remaining());
-      wait_for(**each.work, message_text(engine_, each.peer, each.is_send),
-               std::max(milliseconds(1), left));
+      link_.wait(**each.work, message_text(engine_, each.peer, each.is_send), left(deadline));
     }
   }
 
@@ -78,10 +81,33 @@ Error engine_error(const std::string& what, const std::string& words) {
   return Error(late ? ErrorCode::kTimeout : ErrorCode::kPeerLost, what, ": ", words);
 }
 
-void wait_for(c10d::Work& work, const std::string& what, milliseconds timeout) {
+void BackendLink::wait(c10d::Work& work, const std::string& what, milliseconds timeout) const {
   // A wait that was aborted ends with false.
-  if (through_engine(what + " failed", [&] { return work.wait(timeout); })) return;
+  const auto has_come = [&](milliseconds limit) {
+    return through_engine(what + " failed", [&] { return work.wait(limit); });
+  };
+  if (!has_breaks_ || !hears_interrupts()) {
+    if (has_come(timeout)) return;
+  } else {
+    const Deadline deadline(timeout);
+    const WaitBreaks breaks(work);
+    for (milliseconds limit = timeout; !was_aborted(); limit = left(deadline)) {
+      try {
+        if (has_come(limit)) return;
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kTimeout) throw;
+        // The engine would name the time since the last break.
+        throw Error(ErrorCode::kTimeout, what, " failed: Timed out after ", timeout.count(), " ms");
+      }
+      check_interrupts_of_setup();
+    }
+  }
   throw Error(ErrorCode::kAborted, what, " was ended by a failure of the group");
+}
+
+bool BackendLink::was_aborted() const {
+  const std::lock_guard lock(mutex_);
+  return !backend_;
 }
 
 BackendLink::~BackendLink() {

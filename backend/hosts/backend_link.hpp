@@ -56,9 +56,6 @@ auto through_engine(const std::string& what, Body&& body) {
 // So when a call raises, the engine writes to its outputs no more, and has read from its inputs
 // only what was there before.
 
-// Waits for a work of the engine's. Throws Error.
-void wait_for(c10d::Work& work, const std::string& what, std::chrono::milliseconds timeout);
-
 // The engine needs send and recv that return before they are done, and messages of two ranks under
 // one tag must arrive in the order in which they were sent. Thread safe.
 class BackendLink final : public HostLink {
@@ -68,7 +65,10 @@ class BackendLink final : public HostLink {
 
   // `releases_memory`: of the engine (inter_host.hpp).
   BackendLink(std::string name, c10::intrusive_ptr<c10d::Backend> backend, bool releases_memory)
-      : name_(std::move(name)), releases_memory_(releases_memory), backend_(std::move(backend)) {}
+      : name_(std::move(name)),
+        releases_memory_(releases_memory),
+        has_breaks_(releases_memory && backend->getBackendName() == "gloo"),
+        backend_(std::move(backend)) {}
   // A forked child leaves the engine, whose threads are the parent's, alone.
   ~BackendLink() override;
 
@@ -94,6 +94,13 @@ class BackendLink final : public HostLink {
   // One message of a tensor of bytes, which is kept until the engine has done with it. Throws
   // Error.
   SharedWork message(const at::Tensor& bytes, int peer, int tag, bool is_send);
+  // Waits for a message. On the thread that hears signals handlers run meanwhile, where
+  // has_breaks(); after a break a Work of the engine says that it has completed. Throws Error and
+  // Interrupted, after which the message goes on.
+  void wait(c10d::Work& work, const std::string& what, std::chrono::milliseconds timeout) const;
+  // Whether a wait of the engine's that abort() of the Work has ended may be begun again: known of
+  // gloo over TCP.
+  bool has_breaks() const { return has_breaks_; }
   // Keeps the Work of a message that nobody waits for, as one of the last kKept: some engines take
   // back what is under way when its Work is destroyed.
   static constexpr std::size_t kKept = 64;
@@ -107,6 +114,7 @@ class BackendLink final : public HostLink {
                                       std::span<const HostMessage> from, std::uint32_t call,
                                       bool of_gpu);
   std::span<std::byte> keep(const at::Tensor& block, std::size_t bytes);
+  bool was_aborted() const;
   // The engine, while there is one; throws kAborted.
   c10::intrusive_ptr<c10d::Backend> engine();
   void track(const SharedWork& work);
@@ -114,6 +122,7 @@ class BackendLink final : public HostLink {
 
   const std::string name_;
   const bool releases_memory_;
+  const bool has_breaks_;
   mutable std::mutex aborting_;
   mutable std::mutex mutex_;  // guards what follows
   c10::intrusive_ptr<c10d::Backend> backend_;

@@ -204,8 +204,8 @@ class MessageWork final : public c10d::Work {
     if (!came_) link_->keep(std::move(work_));
   }
 
-  bool isCompleted() override { return came_ || (*work_)->isCompleted(); }
-  bool isSuccess() const override { return came_ || (*work_)->isSuccess(); }
+  bool isCompleted() override { return came_ || ((*work_)->isCompleted() && !may_go_on()); }
+  bool isSuccess() const override { return came_ || ((*work_)->isSuccess() && !may_go_on()); }
   std::exception_ptr exception() const override { return came_ ? nullptr : (*work_)->exception(); }
   int sourceRank() const override { return (*work_)->sourceRank(); }
   std::vector<at::Tensor> result() override { return {target_.defined() ? target_ : tensor_}; }
@@ -216,7 +216,8 @@ class MessageWork final : public c10d::Work {
     return with_torch_errors([&] {
       const std::lock_guard lock(waiting_);
       if (came_) return true;
-      wait_for(**work_, what_, timeout.count() > 0 ? timeout : timeout_);
+      waited_ = true;
+      link_->wait(**work_, what_, timeout.count() > 0 ? timeout : timeout_);
       came_ = true;
       if (target_.defined()) {
         const at::NoGradGuard no_grad;
@@ -227,6 +228,9 @@ class MessageWork final : public c10d::Work {
   }
 
  private:
+  // Then the engine's Work may say that it has completed, because its wait had a break.
+  bool may_go_on() const { return waited_ && link_->has_breaks() && !(*work_)->exception(); }
+
   const std::shared_ptr<BackendLink> link_;
   SharedWork work_;
   const at::Tensor tensor_;
@@ -234,6 +238,7 @@ class MessageWork final : public c10d::Work {
   const std::string what_;
   const milliseconds timeout_;
   std::mutex waiting_;
+  std::atomic<bool> waited_{false};
   std::atomic<bool> came_{false};
 };
 

@@ -5,6 +5,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <utility>
+
+#include "symm_mem/process/fork_guard.hpp"
 
 namespace symm {
 namespace {
@@ -24,6 +28,17 @@ struct WaitTimes {
 };
 thread_local WaitTimes wait_times;
 
+// System calls, which some sandboxes make slow, once a thread; that which forks is main in the
+// child.
+bool is_main_thread() noexcept {
+  thread_local std::uint32_t asked_in = ~std::uint32_t{0};
+  thread_local bool is_main = false;
+  if (std::exchange(asked_in, fork_generation()) != fork_generation()) {
+    is_main = ::syscall(SYS_gettid) == ::getpid();
+  }
+  return is_main;
+}
+
 void ask(bool of_setup) {
   const InterruptHook hook = interrupt_hook.load(std::memory_order_acquire);
   if (hook == nullptr) return;
@@ -33,7 +48,7 @@ void ask(bool of_setup) {
   times.last_call = now;
   if (now < times.next_question) return;
   times.next_question = now + kAskPeriod;
-  if (::syscall(SYS_gettid) == ::getpid()) hook();
+  if (is_main_thread()) hook();
   times.last_call = InterruptClock::now();
 }
 
@@ -41,6 +56,10 @@ void ask(bool of_setup) {
 
 void set_interrupt_hook(InterruptHook hook) noexcept {
   interrupt_hook.store(hook, std::memory_order_release);
+}
+
+bool hears_interrupts() noexcept {
+  return interrupt_hook.load(std::memory_order_acquire) != nullptr && is_main_thread();
 }
 
 void check_interrupts() { ask(false); }

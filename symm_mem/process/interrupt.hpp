@@ -27,6 +27,10 @@ using InterruptHook = void (*)();
 // Once per process. nullptr removes the hook. Thread safe.
 void set_interrupt_hook(InterruptHook hook) noexcept;
 
+// Whether the calling thread is the one that check_interrupts() calls the hook on, and there is
+// one.
+bool hears_interrupts() noexcept;
+
 // To be called every few milliseconds of a wait, without a lock that a handler could need. Calls
 // the hook on the process's main thread only, and not more often than each 20 ms. A short wait does
 // not call it at all: what the hook costs (Python's interpreter lock) is for waits that last.

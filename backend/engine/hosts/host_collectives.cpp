@@ -6,6 +6,7 @@
 #include "backend/engine/communicator.hpp"
 #include "backend/engine/group/validation.hpp"
 #include "backend/engine/hosts/host_algorithms.hpp"
+#include "symm_mem/process/interrupt.hpp"
 #include "symm_mem/process/process_identity.hpp"
 
 namespace symm {
@@ -44,6 +45,10 @@ void HostCollectives::run(const CollectiveArgs& args, std::chrono::milliseconds 
   const CallNote note = note_of(args, sequence_);
   legs_.begin(timeout, note);
   if (watch_) watch_->begin(args, note);
+  const auto end_for = [this](const std::string& reason) {
+    if (watch_) watch_->end();
+    give_up(reason);
+  };
   try {
     dispatch(args);
   } catch (const Error& error) {
@@ -58,9 +63,11 @@ void HostCollectives::run(const CollectiveArgs& args, std::chrono::milliseconds 
                       who_is_gone());
     give_up(named.what());
     throw named;
+  } catch (const Interrupted&) {
+    end_for(interrupted_error().what());
+    throw;
   } catch (...) {
-    if (watch_) watch_->end();
-    give_up("a collective over hosts was interrupted");
+    end_for("a collective over hosts was interrupted");
     throw;
   }
   if (watch_) watch_->end();

@@ -1,5 +1,6 @@
 """Ctrl-C while a call of symm waits: KeyboardInterrupt within 100 ms of a processor."""
 
+import datetime
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from errors import ERRORS
 from harness import TIMEOUT, check
+from hosts import check_on
 from machine import Pace
 from symmetric import use_symm
 
@@ -111,6 +113,8 @@ def waits_for_work(rank, issue):
     if rank == 0:
         work, tensor = issue(rank)
         problems += interrupted(work.wait)
+        if work.is_completed():
+            problems.append("the work says that it is done")
         store.set("interrupted", "yes")
     else:
         store.wait(["interrupted"])
@@ -224,3 +228,57 @@ def other_threads_wait(rank):
 
 def test_the_wait_of_another_thread_goes_on():
     check(other_threads_wait, 2, fresh=True)
+
+
+def fails_the_group_over_hosts(rank, hosts, call):
+    """Rank 1 waits with rank 0; the other host comes when rank 0 has been interrupted."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 0:
+        problems = interrupted(call)
+        store.set("interrupted", "yes")
+        return problems + aborted(call)
+    if hosts[rank] == hosts[0]:
+        return aborted(call)
+    store.wait(["interrupted"])
+    with pytest.raises(dist.DistBackendError, match=r"gloo (send to|recv from) rank [01]\b"):
+        call()
+    return []
+
+
+@pytest.mark.parametrize("call", [all_reduce, large_all_reduce, dist.barrier])
+def test_a_collective_that_waits_for_another_host_ends(call):
+    check_on("aabb", fails_the_group_over_hosts, call)
+
+
+def over_hosts(rank, hosts, function, *args):
+    dist.barrier()
+    return function(rank, *args)
+
+
+@pytest.mark.parametrize("issue", [issue_all_reduce, issue_message])
+def test_a_wait_for_work_of_another_host_ends_and_the_work_goes_on(issue):
+    check_on("ab", over_hosts, waits_for_work, issue)
+
+
+def test_a_handler_runs_during_the_wait_for_another_host():
+    check_on("ab", over_hosts, runs_handlers)
+
+
+def times_out(rank):
+    """Breaks of the wait for signals change neither its length nor what it says."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["late"])
+        return []
+    work = dist.irecv(torch.ones(4), 1)
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="Timed out after 1000 ms"):
+        work.wait(datetime.timedelta(seconds=1))
+    spent = time.monotonic() - began
+    store.set("late", "yes")
+    return [] if 1.0 <= spent < 2.0 else [f"waited for {spent:.2f} s"]
+
+
+def test_a_wait_for_another_host_has_its_time_out():
+    check_on("ab", over_hosts, times_out)
