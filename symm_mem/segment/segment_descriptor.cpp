@@ -43,6 +43,7 @@ void code_descriptor(Codec& codec, Descriptor& descriptor, Text& device_name, Co
   codec.field(descriptor.device);
   codec.field(device_name, kMaxDeviceName);
   codec.field(descriptor.gpu);
+  codec.field(descriptor.multiprocessors);
   codec.field(descriptor.with_lines);
   codec.field(descriptor.bytes);
   codec.field(descriptor.mapped_bytes);

@@ -27,10 +27,10 @@ struct GpuList {
   static GpuList read(ByteReader& reader);
 };
 
-// Little-endian: magic u32, protocol u32, device kind u32, device name, UUID, number of the GPUs
-// with lines u32 and their UUIDs, bytes u64, mapped bytes u64, user buffer u32, start u64, number
-// of chunks u32, bytes of the chunk u64, the handles, the multicast capability, the free rows,
-// error code u32 (all ones for none), error text.
+// Little-endian: magic u32, protocol u32, device kind u32, device name, UUID, multiprocessors u32,
+// number of the GPUs with lines u32 and their UUIDs, bytes u64, mapped bytes u64, user buffer u32,
+// start u64, number of chunks u32, bytes of the chunk u64, the handles, the multicast capability,
+// the free rows, error code u32 (all ones for none), error text.
 struct SegmentDescriptor {
   // Of user buffers: more chunks, and more bytes, than any device has.
   static constexpr std::uint32_t kMaxChunks = 1u << 16;
@@ -38,13 +38,14 @@ struct SegmentDescriptor {
 
   // Grows with every change of this message, of DeviceLayout, or of what a kernel expects of a
   // peer's memory.
-  static constexpr std::uint32_t kProtocol = 7;
+  static constexpr std::uint32_t kProtocol = 8;
 
   std::uint32_t protocol = kProtocol;
-  std::uint32_t device = 0;  // DeviceKind
-  std::string device_name;   // for messages; "" for the host
-  GpuUuid gpu{};             // zeros for the host
-  GpuList with_lines;        // of a group's memory: GpuRuntime::gpus_with_lines()
+  std::uint32_t device = 0;           // DeviceKind
+  std::string device_name;            // for messages; "" for the host
+  GpuUuid gpu{};                      // zeros for the host
+  std::uint32_t multiprocessors = 0;  // of a group's memory: of its GPU
+  GpuList with_lines;                 // of a group's memory: GpuRuntime::gpus_with_lines()
   std::uint64_t bytes = 0;
   std::uint64_t mapped_bytes = 0;  // of all chunks
   bool user_buffer = false;        // memory that another library has made

@@ -89,6 +89,13 @@ TEST_F(DeviceGroupTest, KernelsLearnHowManyRanksShareAGpu) {
   expect_ranks_of_gpu(1);
   gpus_[2].stand_for(0);
   expect_ranks_of_gpu(2);
+  // A smaller one has room for as many blocks as it has multiprocessors.
+  gpus_[1].have_multiprocessors(58);
+  expect_ranks_of_gpu(3);
+  gpus_[1].have_multiprocessors(64);
+  gpus_[0].have_multiprocessors(24);
+  gpus_[2].have_multiprocessors(24);
+  expect_ranks_of_gpu(11);
 }
 
 // Messages use them where their two ranks have them, also before the group has chosen a wire. One

@@ -265,12 +265,13 @@ class FakeGpu final : public GpuRuntime {
     identity_.name = "Fake GPU";
     identity_.index = index;
     stand_for(index);
-    identity_.multiprocessors = 4;
+    identity_.multiprocessors = 132;
     identity_.architecture = 90;
   }
 
   // Is the same GPU as that of another rank.
   void stand_for(int index) { identity_.uuid.fill(static_cast<std::uint8_t>(0xa0 + index)); }
+  void have_multiprocessors(int count) { identity_.multiprocessors = count; }
 
   // A stream that is being captured, and one that is not.
   static StreamHandle captured_stream() { return reinterpret_cast<StreamHandle>(2); }

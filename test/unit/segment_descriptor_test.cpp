@@ -48,12 +48,14 @@ TEST(SegmentDescriptor, SurvivesTheJourney) {
   SegmentDescriptor sent = user_buffer();
   sent.device = 1;
   sent.gpu = {7, 8, 9};
+  sent.multiprocessors = 132;
   sent.with_lines = {{{7, 8, 9}, {1}}};
   sent.free_rows.insert(3);
   sent.free_rows.insert(kMaxSegments - 1);
   const SegmentDescriptor got = SegmentDescriptor::decode(sent.encode(), 3);
   EXPECT_EQ(got.device, 1u);
   EXPECT_EQ(got.gpu, sent.gpu);
+  EXPECT_EQ(got.multiprocessors, 132u);
   EXPECT_TRUE(got.with_lines.contains({1}));
   EXPECT_EQ(got.with_lines.gpus, sent.with_lines.gpus);
   EXPECT_EQ(got.bytes, 1000u);

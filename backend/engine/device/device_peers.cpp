@@ -41,6 +41,7 @@ void DevicePeers::post() {
   own_descriptor_.device = static_cast<std::uint32_t>(runtime_.kind());
   own_descriptor_.device_name = gpu_text(runtime_);
   own_descriptor_.gpu = runtime_.identity().uuid;
+  own_descriptor_.multiprocessors = static_cast<std::uint32_t>(runtime_.identity().multiprocessors);
   own_descriptor_.with_lines.gpus = runtime_.gpus_with_lines();
   own_descriptor_.bytes = own_.bytes();
   own_descriptor_.mapped_bytes = own_.mapped_bytes();
@@ -223,15 +224,17 @@ void DevicePeers::need_lines(int peer) const {
 }
 
 int DevicePeers::most_ranks_of_a_gpu() const {
-  std::vector<GpuUuid> gpus = {own_descriptor_.gpu};
-  for (const Peer& peer : peers_) {
-    if (peer.descriptor) gpus.push_back(peer.descriptor->gpu);
+  constexpr auto kWhole = static_cast<std::uint32_t>(kMostBulkBlocksOfGpu);
+  std::uint32_t most = 0;
+  for (int one = 0; one < group_.world_size(); ++one) {
+    const SegmentDescriptor& gpu = descriptor_of(one);
+    std::uint32_t ranks = 0;
+    for (int other = 0; other < group_.world_size(); ++other) {
+      if (descriptor_of(other).gpu == gpu.gpu) ++ranks;
+    }
+    most = std::max(most, divided_up(ranks * kWhole, std::clamp(gpu.multiprocessors, 1u, kWhole)));
   }
-  int most = 0;
-  for (const GpuUuid& gpu : gpus) {
-    most = std::max(most, static_cast<int>(std::count(gpus.begin(), gpus.end(), gpu)));
-  }
-  return most;
+  return static_cast<int>(most);
 }
 
 void DevicePeers::connect_all(bool needs_lines, const Deadline& deadline, const std::string& call) {

@@ -62,7 +62,9 @@ class DevicePeers {
   void connect_all(bool needs_lines, const Deadline& deadline, const std::string& call);
   // After connect_all(), the same on all ranks: all pairs of them have lines.
   bool has_lines() const;
-  // The same: how many ranks share the GPU that has most of them.
+  // The same: how many ranks share the GPU that has most of them. Where it has fewer
+  // multiprocessors than kMostBulkBlocksOfGpu, as many as would share one that has so many, each
+  // having as much of it: two of a GPU of 64 count as four.
   int most_ranks_of_a_gpu() const;
   const std::optional<Error>& refusal() const { return refusal_; }
 

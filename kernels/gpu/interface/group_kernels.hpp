@@ -112,8 +112,9 @@ class GroupKernels {
   // the same on all ranks. Throws Error(kUnsupported) where the library has no such kernels. Local.
   virtual void set_wire(WireKind wire) = 0;
 
-  // The most ranks of the group that share a GPU, the same on all of them: so many blocks of theirs
-  // must be resident together. All, until it is called. Before the first collective. Local.
+  // The most ranks of the group that share a GPU of kMostBulkBlocksOfGpu multiprocessors, or that
+  // have as much each of a smaller one; the same on all of them: so many blocks of theirs must be
+  // resident together. All, until it is called. Before the first collective. Local.
   virtual void set_ranks_of_gpu(int ranks) = 0;
 
   // Sets row `number` (from 0) of the table of the group's symmetric segments, by rank; nulls where
