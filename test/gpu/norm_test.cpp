@@ -190,6 +190,11 @@ class NormTest : public testing::TestWithParam<WireKind> {
     const auto behind = run(rig, call, Algorithm::kBulk, inputs, weight, added, Shifted::kNone);
     EXPECT_EQ(behind[0].total, total) << what;
     EXPECT_EQ(behind[0].normed, results[0].normed) << what;
+    for (const Results& of_rank :
+         run(rig, call, Algorithm::kBulk, inputs, weight, added, Shifted::kSome)) {
+      EXPECT_EQ(of_rank.total, total) << what;
+      EXPECT_EQ(of_rank.normed, results[0].normed) << what;
+    }
     expect_same_shifted(rig, call, inputs, weight, added, results[0], what);
   }
 

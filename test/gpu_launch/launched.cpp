@@ -80,7 +80,9 @@ WireKernels barrier_kernels() {
 WireKernels copies_barrier_kernels() { return test::wire_kernels("copies"); }
 const void* transfer_kernel_address(MessageForms) { return kernel("transfer"); }
 const void* multimem_kernel_address(CollectiveKind, Dtype, ReduceOp) { return nullptr; }
-NormKernels norm_kernels(Dtype) { return {test::wire_kernels("norm"), kernel("rows")}; }
+NormKernels norm_kernels(Dtype) {
+  return {.wire = test::wire_kernels("norm"), .rows = {kernel("rows any"), kernel("rows whole")}};
+}
 LoneMessageKernels lone_message_kernels() {
   return {kernel("box whole"), kernel("box any"), kernel("boxes whole"), kernel("boxes any")};
 }

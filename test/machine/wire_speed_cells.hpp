@@ -66,8 +66,8 @@ inline std::vector<Cell> large_cells(std::size_t least, std::size_t most, int wo
 // All_reduce with a residual and a norm of its rows, beside all_reduce of as many bytes.
 inline std::vector<Cell> norm_cells(std::size_t most) {
   std::vector<Cell> cells;
-  for (const std::size_t columns : {4096, 8192, 11008, 28672}) {
-    for (const std::size_t rows : {1, 8, 64}) {
+  for (const std::size_t columns : {4096, 8192, 11008, 16384, 28672}) {
+    for (const std::size_t rows : {1, 8, 64, 512}) {
       const std::size_t bytes = rows * columns * kElement;
       if (bytes > most) continue;
       Cell cell{CollectiveKind::kAllReduce, Algorithm::kLL, bytes, "all_reduce"};

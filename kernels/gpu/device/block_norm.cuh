@@ -35,6 +35,11 @@ class BlockNorm {
       values_[k] = read(offset, bytes);
     });
   }
+  // The values of `row`.
+  __device__ void load_row(std::uint32_t part, const std::byte* row) {
+    load(part,
+         [&](std::uint32_t offset, std::size_t bytes) { return unit_at(row + offset, bytes); });
+  }
   __device__ void load_weights(std::uint32_t part) {
     each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
       weights_[k] = unit_at(norm_.weight + offset, bytes);
@@ -48,7 +53,7 @@ class BlockNorm {
     });
     each_unit(part, [&](int k, std::uint32_t offset, std::size_t bytes) {
       values_[k] = added<Rule>(values_[k], units[k]);
-      store_unit(total + offset, values_[k], bytes);
+      put(total + offset, values_[k], bytes);
     });
   }
 
@@ -73,12 +78,7 @@ class BlockNorm {
       for (int i = 0; i < Rule::kPerUnit; ++i) {
         normed.value[i] = normed.value[i] * scale * weights.value[i];
       }
-      const Unit unit = normed.rounded();
-      if constexpr (kWhole) {
-        store_data(reinterpret_cast<Unit*>(result + offset), unit);
-      } else {
-        store_unit(result + offset, unit, bytes);
-      }
+      put(result + offset, normed.rounded(), bytes);
     });
   }
 
@@ -105,6 +105,13 @@ class BlockNorm {
   __device__ static Unit unit_at(const std::byte* source, std::size_t bytes) {
     if constexpr (kWhole) return load_data(reinterpret_cast<const Unit*>(source));
     return load_unit(source, bytes);
+  }
+  __device__ static void put(std::byte* destination, const Unit& unit, std::size_t bytes) {
+    if constexpr (kWhole) {
+      store_data(reinterpret_cast<Unit*>(destination), unit);
+    } else {
+      store_unit(destination, unit, bytes);
+    }
   }
   // Of the mean of the squares.
   __device__ static float inverse_root(float squares, const NormParams& norm) {

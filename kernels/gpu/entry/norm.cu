@@ -133,23 +133,20 @@ __global__ void SYMM_LAUNCH_BOUNDS(kFewRowsWarps* kTileThreads, 1)
 
 #endif
 
-// Rows whose sums are in `total`, without the residual.
-template <Dtype dtype>
+// Rows whose sums are in `total`, without the residual. `kWhole`: of all matrices, they begin and
+// end at multiples of 16 bytes; what may be loaded byte by byte is waited for one by one.
+template <Dtype dtype, bool kWhole>
 __global__ void SYMM_LAUNCH_BOUNDS(kNormThreads, 1)
     row_norm_kernel(const SYMM_GRID_CONSTANT NormParams norm) {
-  using Rule = SumRule<dtype>;
-  __shared__ typename BlockNorm<Rule>::Shared shared;
-  BlockNorm<Rule> block(norm, shared);
+  using Norm = BlockNorm<SumRule<dtype>, kWhole>;
+  __shared__ typename Norm::Shared shared;
+  Norm block(norm, shared);
   block.load_weights(0);
   for (std::uint64_t row = blockIdx.x; row < norm.rows; row += gridDim.x) {
     const std::uint64_t begin = row * norm.row_bytes;
     std::byte* const total = norm.total + begin;
     // Each thread reads what it has written itself.
-    const auto load_again = [&](std::uint32_t part) {
-      block.load(part, [&](std::uint32_t offset, std::size_t bytes) {
-        return load_unit(total + offset, bytes);
-      });
-    };
+    const auto load_again = [&](std::uint32_t part) { block.load_row(part, total); };
     const auto load = [&](std::uint32_t part) {
       load_again(part);
       if (norm.residual != nullptr) block.add(part, norm.residual + begin, total);
@@ -184,7 +181,8 @@ NormKernels kernels_of() {
     enter_few_rows<8, dtype, 1>(kernels.few_rows[2]);
   }
 #endif
-  kernels.rows = reinterpret_cast<const void*>(&row_norm_kernel<dtype>);
+  kernels.rows.any = reinterpret_cast<const void*>(&row_norm_kernel<dtype, false>);
+  kernels.rows.whole = reinterpret_cast<const void*>(&row_norm_kernel<dtype, true>);
   return kernels;
 }
 

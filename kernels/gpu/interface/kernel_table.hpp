@@ -102,13 +102,19 @@ inline constexpr unsigned kMoveRowsThreads = 512;
 const void* matrix_sum_kernel_address(Dtype dtype);
 inline constexpr unsigned kMatrixSumThreads = 512;
 
+// `whole`: for rows that begin and end at multiples of 16 bytes.
+struct RowNormKernels {
+  const void* any = nullptr;
+  const void* whole = nullptr;
+};
+
 // norm.cu: norm_wire_kernel takes WireParams and NormParams, few_rows_kernel, by index of
 // kWireWorlds and of kFewRowsTiles, FewTilesParams and NormParams, row_norm_kernel NormParams. Null
 // for other dtypes than RowNorm has.
 struct NormKernels {
   WireKernels wire;
   const void* few_rows[kWireWorldCount][kFewRowsKernels] = {};
-  const void* rows = nullptr;
+  RowNormKernels rows;
 };
 NormKernels norm_kernels(Dtype dtype);
 

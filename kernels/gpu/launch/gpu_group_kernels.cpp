@@ -298,7 +298,9 @@ void GpuGroupKernels::norm_rows(const CollectiveArgs& args, StreamHandle stream)
   if (norm.rows == 0) return;
   const DeviceGuard guard(device_);
   const auto blocks = static_cast<unsigned>(std::min(norm.rows, kMostBlocks));
-  launch_kernel(norm_kernels(args.dtype).rows, blocks, kNormThreads, stream, norm);
+  const RowNormKernels kernels = norm_kernels(args.dtype).rows;
+  launch_kernel(has_whole_rows(norm) ? kernels.whole : kernels.any, blocks, kNormThreads, stream,
+                norm);
 }
 
 void GpuGroupKernels::start_lanes(const WireLaunch& launch, const CollectiveParams& call,

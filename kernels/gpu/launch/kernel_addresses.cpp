@@ -56,7 +56,8 @@ void load_kernels() {
     for (const auto& of_world : kernels.few_rows) {
       for (const void* kernel : of_world) load(kernel);
     }
-    load(kernels.rows);
+    load(kernels.rows.any);
+    load(kernels.rows.whole);
   }
   for (const auto& of_dtype : reduce_table()) {
     for (const ReduceKernels& kernels : of_dtype) {

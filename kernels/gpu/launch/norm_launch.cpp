@@ -35,6 +35,14 @@ NormParams norm_params(const CollectiveArgs& args) {
   return norm;
 }
 
+bool has_whole_rows(const NormParams& norm) {
+  const auto is_whole = [](const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % kUnit == 0;
+  };
+  return norm.row_bytes % kUnit == 0 && is_whole(norm.input) && is_whole(norm.residual) &&
+         is_whole(norm.weight) && is_whole(norm.total) && is_whole(norm.result);
+}
+
 bool fits_norm_launch(NormParams& norm, const NormFacts& facts, WireLaunch& launch) {
   const auto peers = static_cast<std::uint64_t>(std::max(facts.world_size - 1, 1));
   if (norm.rows == 0 || norm.row_bytes % kUnit != 0) return false;

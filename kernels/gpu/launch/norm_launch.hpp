@@ -13,6 +13,9 @@ namespace symm {
 // `args.norm` as the kernels get it; rows_per_block is left 0. `args` has been validated.
 NormParams norm_params(const CollectiveArgs& args);
 
+// Whether all rows begin and end at multiples of 16 bytes.
+bool has_whole_rows(const NormParams& norm);
+
 // What decides whether a call is one launch, the same on all ranks.
 struct NormFacts {
   int world_size = 1;

@@ -17,6 +17,7 @@
 #include "kernels/gpu/interface/lone_message_params.hpp"
 #include "kernels/gpu/interface/norm_params.hpp"
 #include "kernels/gpu/launch/launch_params.hpp"
+#include "kernels/gpu/launch/norm_launch.hpp"
 #include "kernels/protocol/device_layout.hpp"
 
 namespace symm {
@@ -124,13 +125,7 @@ bool start_few_tiles(const WireKernels& kernels, const WireLaunch& launch,
 // kFewRowsTiles; -1: none. What is asked is what this rank knows: its peers may launch another
 // kernel for the same call.
 inline int few_rows_number(const WireLaunch& launch, const NormParams& norm, int ranks_of_gpu) {
-  const auto is_whole = [](const void* data) {
-    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
-  };
-  if (!is_whole(norm.input) || !is_whole(norm.residual) || !is_whole(norm.weight) ||
-      !is_whole(norm.total) || !is_whole(norm.result)) {
-    return -1;
-  }
+  if (!has_whole_rows(norm)) return -1;
   // A block may fill a multiprocessor, and all must be resident.
   if (static_cast<int>(launch.blocks) * ranks_of_gpu > kMostBulkBlocksOfGpu) return -1;
   const bool is_part = norm.rows_per_block == 0;
