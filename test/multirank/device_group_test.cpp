@@ -96,6 +96,9 @@ TEST_F(DeviceGroupTest, KernelsLearnHowManyRanksShareAGpu) {
   gpus_[0].have_multiprocessors(24);
   gpus_[2].have_multiprocessors(24);
   expect_ranks_of_gpu(11);
+  gpus_[0].have_multiprocessors(0);  // which no GPU says
+  gpus_[2].have_multiprocessors(0);
+  expect_ranks_of_gpu(128);
 }
 
 // Messages use them where their two ranks have them, also before the group has chosen a wire. One

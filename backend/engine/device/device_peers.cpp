@@ -234,7 +234,7 @@ int DevicePeers::most_ranks_of_a_gpu() const {
     }
     most = std::max(most, divided_up(ranks * kWhole, std::clamp(gpu.multiprocessors, 1u, kWhole)));
   }
-  return static_cast<int>(most);
+  return static_cast<int>(std::min(most, kWhole));  // each has a block
 }
 
 void DevicePeers::connect_all(bool needs_lines, const Deadline& deadline, const std::string& call) {
